@@ -33,7 +33,7 @@ _LONGEST: Final = 1 << 20
 
 def load_template(model: Path, stream: Path) -> Any:
     """Makes the folder of a model whose tokenizer has learnt the words of the rows; returns its template to train."""
-    tiny_model.main([str(model), "qwen3", "1"])
+    tiny_model.main(str(model), "1")
     with chunk_files(stream)[0].open("rb") as file:
         rows = [json.loads(line) for line in itertools.islice(file, _LEARNT_ROWS)]
     texts = [message["content"] for row in rows for message in row["messages"]]

@@ -109,7 +109,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sweep_rescale_"))
     model = folder / "model"
-    subprocess.run([sys.executable, str(CPU / "tiny_model.py"), str(model), "qwen3", "2"], check=True)
+    subprocess.run([sys.executable, str(CPU / "tiny_model.py"), str(model), "2"], check=True)
     failed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         for command in arguments.command or ("swift", "megatron"):

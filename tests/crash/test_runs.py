@@ -10,9 +10,9 @@ from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_
 from tests.harness.runs.play import Played, Runs
 from tests.tiers import full
 
-BLOCKS = 10
-KILLS_A_BLOCK = 10  # 100 in all
-BLEND_BLOCKS = 4  # 40 more over blends
+BLOCKS = 7
+KILLS_A_BLOCK = 10  # 70 in all
+BLEND_BLOCKS = 3  # 30 more over blends
 MOST_RUNS = 12  # In so many runs each mistake is to be found
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)

@@ -23,20 +23,17 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-from tests.swift.warm import CPU, warm_ranks
+from tests.swift.warm import BIN, offline, warm
 
 TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
-BIN: Final = Path(sys.executable).parent
 
 TIMEOUT_S: Final = 300.0
 """For a whole run. One takes 20 to 40 s on 2 idle cores; several may share them."""
@@ -79,14 +76,6 @@ RESUMABLE: Final[dict[str, Option]] = {"no_save_optim": False, "torch_dtype": "b
 """More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
 bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
-
-_CALLERS: Final = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-
-MEGATRON_VARIABLES: Final = {
-    "PYTHONPATH": os.pathsep.join([str(CPU / "startup"), str(CPU / "standin"), *_CALLERS]),
-    "CPU_AS_CUDA": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
 
 SWIFT: Final[dict[str, Option]] = {
     **BOTH,
@@ -133,9 +122,8 @@ class Run:
     batches: list[Batch]
     losses: dict[int, float]
 
-    def tail(self, lines: int = 40) -> str:
-        """The end of the output, for messages."""
-        return "\n".join(self.output.splitlines()[-lines:])
+    def tail(self) -> str:
+        return "\n".join(self.output.splitlines()[-40:])
 
 
 def ids_by_dp(batches: Iterable[Batch]) -> dict[int, list[int]]:
@@ -153,26 +141,6 @@ def ids_by_dp(batches: Iterable[Batch]) -> dict[int, list[int]]:
     return by_dp
 
 
-def read_trace(directory: Path) -> list[Batch]:
-    """All batches so far, by time. A line that is being written is left for the next call."""
-    lines = [line for path in directory.glob("rank_*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
-    facts = [json.loads(line) for line in lines if line.endswith(b"\n") and b'"batch"' in line]
-    batches = [Batch(**{**one, "ids": tuple(one["ids"])}) for one in facts if one.pop("event") == "batch"]
-    return sorted(batches, key=lambda batch: batch.time)
-
-
-def read_losses(output_dir: Path) -> dict[int, float]:
-    """Loss by step, from logging.jsonl."""
-    losses = {}
-    path = output_dir / "logging.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        facts = json.loads(line)
-        position = facts.get("iteration", facts.get("global_step/max_steps"))
-        if "loss" in facts and position is not None:
-            losses[int(str(position).partition("/")[0])] = float(facts["loss"])
-    return losses
-
-
 @dataclass(frozen=True)
 class Process:
     pid: int
@@ -181,29 +149,8 @@ class Process:
     @property
     def trains(self) -> bool:
         """Whether it runs the training script itself; its forks, DataLoader workers, do too."""
-        return any(part.endswith(("cli/sft.py", "cli/_megatron/sft.py")) for part in self.argv[:4]) and (
-            "torch.distributed.run" not in self.argv[:4]
-        )
-
-
-def processes_of(mark: str, sessions: Iterable[int] = ()) -> list[Process]:
-    """The live processes that carry a mark, whoever their parents are, and those of these sessions."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-            status = (folder / "stat").read_text()
-            argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has just ended, or is another user's
-            continue
-        state, _, _, session = status.rpartition(")")[2].split()[:4]
-        if state in "ZX" or (wanted not in environment and int(session) not in sessions):
-            continue
-        found.append(Process(int(folder.name), tuple(argv)))
-    return found
+        words = self.argv[:4]
+        return any(word.endswith("/sft.py") for word in words) and "torch.distributed.run" not in words
 
 
 class Training:
@@ -230,9 +177,7 @@ class Training:
     def __enter__(self) -> Training:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         self.process.wait()
 
@@ -242,18 +187,29 @@ class Training:
 
     @property
     def batches(self) -> list[Batch]:
-        return read_trace(self.trace)
+        """All so far, by time. A line that is being written is left for the next call."""
+        data = [line for path in self.trace.glob("rank_*.jsonl") for line in path.read_bytes().splitlines(True)]
+        facts = [json.loads(line) for line in data if line.endswith(b"\n")]
+        batches = [Batch(**{**one, "ids": tuple(one["ids"])}) for one in facts if one.pop("event") == "batch"]
+        return sorted(batches, key=lambda batch: batch.time)
 
     @property
     def losses(self) -> dict[int, float]:
-        return read_losses(self.output_dir)
+        losses: dict[int, float] = {}
+        path = self.output_dir / "logging.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            facts = json.loads(line)
+            if "loss" in facts:
+                step = str(facts.get("iteration", facts.get("global_step/max_steps")))
+                losses[int(step.partition("/")[0])] = float(facts["loss"])
+        return losses
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Waits until `condition()`; fails if the command ends before, or after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits until `condition()`; fails if the command ends before, or does not come to it."""
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self.process.poll() is None, f"ended with {self.process.poll()} before {what}\n{self.output}"
-            assert time.monotonic() < deadline, f"no {what} after {timeout_s} s\n{self.output}"
+            assert time.monotonic() < deadline, f"no {what} after {TIMEOUT_S} s\n{self.output}"
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> Run:
@@ -265,19 +221,30 @@ class Training:
             raise AssertionError(f"not through after {timeout_s} s\n{self.output}") from None
         return Run(returncode, self.output, self.output_dir, self.batches, self.losses)
 
-    def end(self, code: int | None = 0, timeout_s: float = TIMEOUT_S) -> Run:
-        """Waits for the end, which must come with this exit code; None takes any."""
-        run = self.wait(timeout_s)
-        assert code in (None, run.returncode), run.tail()
+    def end(self) -> Run:
+        """Waits for the end, which must be a good one."""
+        run = self.wait()
+        assert run.returncode == 0, run.tail()
         return run
 
     def processes(self) -> list[Process]:
-        """Its live processes, torchrun, DataLoader workers and warm ranks included."""
+        """Its live processes, whoever their parents are: torchrun, DataLoader workers and warm ones included."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
         # Each fork of a warm server, which has the server's environment, begins a session and leaves its number.
-        return processes_of(self.mark, {int(path.name[5:]) for path in self.trace.glob("warm_*")})
+        sessions = {path.name[5:] for path in self.trace.glob("warm_*")}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it has just ended, or is another user's
+                continue
+            if state not in "ZX" and (wanted in environment or session in sessions):
+                found.append(Process(int(folder.name), tuple(argv)))
+        return found
 
     def kill(self) -> None:
-        """Sends SIGKILL to every process of the command at once."""
         while pids := [process.pid for process in self.processes()]:  # again for forks that were just being made
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -293,61 +260,54 @@ class Training:
         return left
 
 
-def start_megatron_sft(
-    work: Path, model: Path, *, processes: int = 4, command: Sequence[str] = ("megatron", "sft"), **more: Any
-) -> Training:
-    """Starts `megatron sft` by so many processes of torchrun, in a folder of this run alone; see `_start`."""
-    given = {**MEGATRON_VARIABLES, "NPROC_PER_NODE": str(processes)}
-    return _start("megatron", work, model, command, given, MEGATRON, **more)
+def start_megatron_sft(work: Path, model: Path, *, processes: int = 4, **more: Any) -> Training:
+    """Starts `megatron sft` by so many processes of torchrun; see `_start`."""
+    return _start("megatron", work, model, {"NPROC_PER_NODE": str(processes)}, MEGATRON, **more)
 
 
-def start_swift_sft(
-    work: Path, model: Path, *, processes: int = 2, command: Sequence[str] = ("swift", "sft"), **more: Any
-) -> Training:
-    """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun, and nothing warm."""
+def start_swift_sft(work: Path, model: Path, *, processes: int = 2, **more: Any) -> Training:
+    """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun."""
     given = {"NPROC_PER_NODE": str(processes)} if processes > 1 else {}
-    return _start("swift", work, model, command, given, SWIFT, **more)
+    return _start("swift", work, model, given, SWIFT, **more)
 
 
-def megatron_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `megatron sft` to its end; other arguments as of `start_megatron_sft`."""
+def megatron_sft(work: Path, model: Path, **options: Any) -> Run:
     with start_megatron_sft(work, model, **options) as training:
-        return training.end(code, timeout_s)
+        return training.end()
 
 
-def swift_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `swift sft` to its end; other arguments as of `start_swift_sft`."""
+def swift_sft(work: Path, model: Path, **options: Any) -> Run:
     with start_swift_sft(work, model, **options) as training:
-        return training.end(code, timeout_s)
+        return training.end()
 
 
 def _start(
     kind: str,
     work: Path,
     model: Path,
-    command: Sequence[str],
     variables: Mapping[str, str],
     defaults: Mapping[str, Option],
     *,
+    command: Sequence[str] | None = None,
     plugins: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
     packages: Path | None = None,
-    warm: bool = True,
+    cold: bool = False,
     **options: Option,
 ) -> Training:
     """Starts a command.
 
     Args:
         kind: "megatron" or "swift".
-        work: folder, made here: output.log, trace/, output/ (unless `output_dir` is given).
+        work: folder of this run alone, made here: output.log, trace/, output/ (unless `output_dir` is given).
         model: see `cpu/tiny_model.py`.
-        command: the console command, found beside Python, and its arguments before the options.
+        command: the console command, found beside Python, and its arguments before the options; by default `KIND sft`.
         variables, environment: of the environment.
         defaults, options: of the command.
         plugins: more `--external_plugins`, imported before the one that traces.
         packages: folder of packages that are taken before the installed ones.
-        warm: whether the ranks are forks of a process that has imported what they need, see `warm.py`; not where
-            packages are replaced, or where a rank's own process is looked at.
+        cold: no process is a fork of one that has imported what they need, see `warm.py`. For tests that look at a
+            process or send it signals other than SIGKILL.
     """
     complete: dict[str, Option] = {
         "model": model,
@@ -357,14 +317,12 @@ def _start(
         **defaults,
         **options,
     }
-    whole = {**_environment(work), **variables, **(environment or {})}
-    if packages is not None:
-        whole["PYTHONPATH"] = os.pathsep.join((str(packages), whole["PYTHONPATH"]))
-    elif warm and "NPROC_PER_NODE" in variables and "PYTHONPATH" not in (environment or {}):
-        server = {**_environment(Path.cwd()), **variables, "MASTER_PORT": "", "NPROC_PER_NODE": ""}
-        whole |= warm_ranks(kind, tuple(sorted(server.items())))
-    program, *leading = command
+    whole = {**offline(work, kind, packages), "MASTER_PORT": str(free_port()), **variables, **(environment or {})}
+    program, *leading = command or (kind, "sft")
     arguments = [str(BIN / program), *leading, *_arguments(complete)]
+    if not cold:
+        whole |= warm(kind, packages)
+        arguments.insert(0, whole["PYTHON_EXEC"])
     return Training(work, arguments, whole, Path(str(complete["output_dir"])))
 
 
@@ -376,27 +334,6 @@ def _arguments(options: Mapping[str, Option]) -> list[str]:
         several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         arguments += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
     return arguments
-
-
-def _environment(work: Path) -> dict[str, str]:
-    """All that the commands see of this machine: offline, one thread, nothing of the caller's but PYTHONPATH."""
-    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
-    return {
-        **kept,
-        "PATH": os.pathsep.join([str(BIN), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "PYTHONPATH": os.pathsep.join([str(CPU / "startup"), *_CALLERS]),
-        "HOME": str(work),  # caches of data sets, models and fonts
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        "NO_COLOR": "1",
-    }
 
 
 def free_port() -> int:

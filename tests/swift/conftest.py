@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tests.swift.commands import missing_stack
-from tests.swift.warm import CPU
+from tests.swift.warm import CPU, run_warm
 
 ModelMaker = Callable[..., Path]
 
@@ -30,7 +30,7 @@ LOWEST: Final = (
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ModelMaker:
-    """Makes a model folder: `make_model("qwen3", layers=4)`. Skips where the ms-swift stack is not installed."""
+    """Makes a model folder: `make_model(layers=4)`. Skips where the ms-swift stack is not installed."""
     reason = missing_stack()
     if reason is not None:
         pytest.skip(reason)
@@ -38,13 +38,12 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     if hasattr(request.config, "workerinput"):  # a process of pytest-xdist: its parent folder is the session's
         root = root.parent
 
-    def make(kind: str = "qwen3", layers: int = 2) -> Path:
-        folder = root / f"model_{kind}_{layers}"
+    def make(layers: int) -> Path:
+        folder = root / f"model_{layers}"
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 building = folder.with_suffix(".building")
-                command = [sys.executable, str(CPU / "tiny_model.py"), str(building), kind, str(layers)]
-                subprocess.run(command, check=True, capture_output=True, timeout=300)
+                run_warm(root, CPU / "tiny_model.py", building, layers)
                 building.rename(folder)
         return folder
 
@@ -53,8 +52,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 
 @pytest.fixture(scope="session")
 def model(make_model: ModelMaker) -> Path:
-    """A qwen3 of two layers."""
-    return make_model("qwen3", 2)
+    return make_model(2)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,8 +15,6 @@ from lazyshard.stream import read_cursor
 from lazyshard.stream.run_state import course_of
 from lazyshard_swift.checkpoints import Position, load_position
 from tests.swift.commands import Batch, Run, Training, ids_by_dp
-from tests.swift.programs import environment
-from tests.swift.programs import run as run_program
 from tests.swift.streams import producing, write_jsonl
 
 SIZE: Final = 4
@@ -29,10 +26,10 @@ MICRO: Final = 2
 TP2_DP2: Final[dict[str, Any]] = {"tensor_model_parallel_size": 2}
 
 
-def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int) -> set[int]:
+def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int, unit: int = SIZE) -> set[int]:
     """Checks one epoch: no sample twice, each rank as many, its own ones alone. Returns the samples that are left over.
 
-    Own are the chunks k with k % ranks == rank; of what fills no whole stripe of ranks chunks, every ranks-th row.
+    Own are the units k with k % ranks == rank; of what fills no whole stripe of ranks units, every ranks-th row.
     """
     ranks = len(by_dp)
     assert sorted(by_dp) == list(range(ranks))
@@ -40,9 +37,9 @@ def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int) -> set[int]:
     times = Counter(chain.from_iterable(by_dp.values()))
     assert not {number: n for number, n in times.items() if n > 1}, "samples that were trained more than once"
     assert not set(times) - set(range(samples)), "samples that the stream does not have"
-    tail = samples // (ranks * SIZE) * ranks * SIZE
+    tail = samples // (ranks * unit) * ranks * unit
     for rank, ids in by_dp.items():
-        foreign = [number for number in ids if (number // SIZE if number < tail else number) % ranks != rank]
+        foreign = [number for number in ids if (number // unit if number < tail else number) % ranks != rank]
         assert not foreign, f"rank {rank} of {ranks} trained samples of others"
     return set(range(samples)) - set(times)
 
@@ -69,23 +66,12 @@ def position_of(checkpoint: Path) -> Position:
     return position
 
 
-def audited(directory: Path | str, output: Path) -> dict[str, Any]:
-    """What `lazyshard audit` says of the only epoch that the checkpoints in a folder have trained."""
-    done = lazyshard("audit", directory, output, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (epoch,) = json.loads(done.stdout)["epochs"]
-    found: dict[str, Any] = epoch
-    return found
-
-
-def lazyshard(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command of `lazyshard`."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    return run_program(["-m", "lazyshard.cli", *arguments], environment(**variables))
+def encoded_in(log: Path) -> Counter[int]:
+    """How often each row was encoded, by what a run with `$ENCODED` has written down."""
+    return Counter(map(int, log.read_text().split()) if log.exists() else ())
 
 
 def sealed_in(directory: Path) -> dict[int, float]:
-    """When each sample of a stream was published, in seconds since 1970."""
     found: dict[int, float] = {}
     for path in directory.glob("*.completed"):
         seal = json.loads(path.read_bytes())

@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tests.harness.processes.producing import run_arguments
-from tests.swift.warm import CPU
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-PATHS: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
-DEADLINE_S: Final = 200.0
+from tests.swift.warm import PATHS, ROOT, run_warm
 
 _RANKS: Final = ("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "NPROC_PER_NODE", "NNODES")
+_ENCODE: Final = """
+import json, sys
+from lazyshard_producer.cli import main
+sys.exit(max(main(arguments) for arguments in json.loads(sys.argv[1])))
+"""
 
 
 def environment(*paths: Path, **variables: str) -> dict[str, str]:
@@ -29,13 +30,6 @@ def environment(*paths: Path, **variables: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": path} | variables
 
 
-def offline(folder: Path) -> dict[str, str]:
-    """Returns the environment of a process that imports ms-swift, which keeps its files in a folder."""
-    own = {name: str(folder / name) for name in ("MODELSCOPE_CACHE", "HF_HOME")}
-    quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return environment(CPU / "startup", *PATHS, HOME=str(folder), OMP_NUM_THREADS="1", **own, **quiet)
-
-
 def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -44,14 +38,38 @@ def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.Comp
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=200,
         check=False,
     )
 
 
 def python(code: str, *paths: Path, site: bool = True, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Runs code with these folders on the path, without site-packages unless `site`."""
     return run([*([] if site else ["-S"]), "-c", code], environment(*paths, **variables))
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def make_packages(folder: Path, modules: Iterable[str], text: str = "") -> Path:
+    """Writes the modules, and the packages that hold them, and returns the folder."""
+    for module in modules:
+        parts = module.split(".")
+        for depth in range(1, len(parts)):
+            package = folder.joinpath(*parts[:depth], "__init__.py")
+            if not package.exists():
+                write(package)
+        write(folder.joinpath(*parts).with_suffix(".py"), text)
+    return folder
+
+
+def package_folder() -> Path:
+    """The folder that holds `lazyshard_swift`, wherever it is installed."""
+    import lazyshard_swift
+
+    return Path(lazyshard_swift.__path__[0]).parent
 
 
 MAX_LENGTH: Final = 512
@@ -71,19 +89,5 @@ def encode(model: Path, folder: Path, streams: dict[str, tuple[Path, int, tuple[
         run_arguments(folder / name, [source], size, *common, *options, "--no-progress")
         for name, (source, size, options) in streams.items()
     ]
-    code = """
-import json, sys
-from lazyshard_producer.cli import main
-sys.exit(max(main(arguments) for arguments in json.loads(sys.argv[1])))
-"""
-    ended = run(["-c", code, json.dumps(commands)], offline(folder))
-    assert ended.returncode == 0, ended.stderr
+    run_warm(folder, write(folder / "encode.py", _ENCODE), json.dumps(commands))
     return {name: folder / name for name in streams}
-
-
-def found_by(program: Path, folder: Path, *arguments: object) -> Any:
-    """Runs a program that imports ms-swift; returns what it has found, which it writes to the file that it is told."""
-    found = folder / f"{program.stem}.json"
-    ended = run([program, found, *arguments], offline(folder))
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(found.read_text(encoding="utf-8"))

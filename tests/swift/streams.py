@@ -6,14 +6,13 @@ import json
 import os
 import random
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import ChunkWriter
+from tests.swift.warm import BIN
 
 WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "what", "is", "sum", "of", "one", "and")
 PRODUCER_DEADLINE_S: Final = 60.0
@@ -24,18 +23,24 @@ def row(number: int) -> dict[str, Any]:
     words = random.Random(number)
     question = " ".join(words.choice(WORDS) for _ in range(words.randint(1, 24)))
     answer = " ".join(words.choice(WORDS) for _ in range(words.randint(2, 24)))
-    return {
-        "messages": [
-            {"role": "user", "content": f"sample {number:05d} {question}"},
-            {"role": "assistant", "content": answer},
-        ]
-    }
+    user = {"role": "user", "content": f"sample {number:05d} {question}"}
+    return {"messages": [user, {"role": "assistant", "content": answer}]}
+
+
+def text(number: int) -> dict[str, Any]:
+    """The same in one answer, without any chat around it."""
+    question, answer = row(number)["messages"]
+    return {"messages": [{"role": "assistant", "content": f"{question['content']} {answer['content']}"}]}
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    return path
 
 
 def write_jsonl(path: Path, first: int, last: int) -> Path:
-    """Rows `first` up to, not including, `last`, as JSON lines. Returns the path."""
-    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, last)), encoding="utf-8")
-    return path
+    """Rows `first` up to, not including, `last`. Returns the path."""
+    return write_rows(path, map(row, range(first, last)))
 
 
 def write_stream(directory: Path, first: int, last: int, samples_per_chunk: int, *, end: bool = True) -> Path:
@@ -53,14 +58,11 @@ def producing(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The real `lazyshard-producer run`, in a process of its own, publishing `source` at `rate` rows a second.
 
-    Leaving the block waits for a producer that is finishing by itself, and kills it after a minute. Killing it earlier,
-    or starting another one on the same directory afterwards, is the caller's affair.
+    Leaving the block waits for a producer that is finishing by itself, and kills it after a minute.
     """
-    command: Sequence[str] = [
-        *(os.path.join(os.path.dirname(sys.executable), "lazyshard-producer"), "run", "--no-progress"),
-        *("--source", str(source), "--out", str(directory)),
-        *("--samples-per-chunk", str(samples_per_chunk), "--rate", str(rate)),
-        *map(str, arguments),
+    command = [
+        *(str(BIN / "lazyshard-producer"), "run", "--no-progress", "--source", str(source), "--out", str(directory)),
+        *("--samples-per-chunk", str(samples_per_chunk), "--rate", str(rate), *map(str, arguments)),
     ]
     directory.parent.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -84,16 +86,8 @@ def producing(
 
 
 def published(directory: Path) -> int:
-    """Samples that readers can have now."""
     try:
         samples: int = json.loads((directory / "head.json").read_bytes())["samples"]
     except FileNotFoundError:
         return 0
     return samples
-
-
-def wait_for_samples(directory: Path, samples: int, timeout_s: float = PRODUCER_DEADLINE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while published(directory) < samples:
-        assert time.monotonic() < deadline, f"{published(directory)} of {samples} samples after {timeout_s} s"
-        time.sleep(0.02)

@@ -1,11 +1,8 @@
-"""`--encode swift` and `--sharded_lazy_encode_cache`: the trainer gets what its template would have returned."""
+"""What the producer encoded, measured or packed by ms-swift's template, in real runs: it trains as ms-swift's own."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +11,19 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
-from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
-from tests.swift.consumption import MICRO
-from tests.swift.programs import MAX_LENGTH, TEMPLATE, encode, found_by
-from tests.swift.streams import row, write_jsonl, write_stream
+from lazyshard.stream import read_cursor
+from tests.stream.lengths import lengths_of
+from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
+from tests.swift.consumption import MICRO, SIZE, encoded_in, position_of
+from tests.swift.programs import MAX_LENGTH, TEMPLATE, encode
+from tests.swift.streams import producing, row, text, write_jsonl, write_rows
+from tests.swift.warm import run_warm
 
 pytestmark = [pytest.mark.timeout(1000)]
 ROWS: Final = 60
-SIZE: Final = 8
+SAMPLES: Final = 61
+"""Of the stream whose rows are measured."""
+
 TOKENS: Final = 96
 """More than any text has."""
 
@@ -37,63 +39,28 @@ ODD: Final[list[dict[str, Any]]] = [
 ]
 
 
-def text(number: int) -> dict[str, Any]:
-    """The answer of a row behind its number, without any chat around it."""
-    question, answer = row(number)["messages"]
-    return {"messages": [{"role": "assistant", "content": f"{question['content']} {answer['content']}"}]}
-
-
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Path]:
-    """Rows of many kinds, of which one is too long; and texts, encoded, cut, or padded. By one process."""
+    """Rows of many kinds, of which one is too long; texts, encoded, cut, or padded; rows that are measured."""
     folder = tmp_path_factory.mktemp("encoded")
-    chat, lone = folder / "chat.jsonl", folder / "lone.jsonl"
-    for path, rows in ((chat, [*map(row, range(ROWS)), LONG, *ODD]), (lone, map(text, range(ROWS)))):
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    chat = write_rows(folder / "chat.jsonl", [*map(row, range(ROWS)), LONG, *ODD])
+    lone = write_rows(folder / "lone.jsonl", map(text, range(ROWS)))
     texts = ("--encode", "swift", "--encode-option", "use_chat_template=false", "--encode-option", "loss_scale=all")
-    whole = ("--encode", "swift", "--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")
+    whole = ("--encode", "swift", "--max-length", MAX_LENGTH, "--on-bad-row", "quarantine")
     made: dict[str, tuple[Path, int, tuple[object, ...]]] = {
         "whole": (chat, SIZE, whole),
         "texts": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH)),
         "split": (lone, SIZE, (*texts, "--split", TOKENS)),
         "padded": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH, "--pad", TOKENS)),
+        "measured": (write_jsonl(folder / "rows.jsonl", 0, SAMPLES), SIZE, ("--measure", "swift")),
     }
     return encode(model, folder, made)
 
 
 def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(one) + "\n" for one in [*map(row, range(ROWS)), *ODD]), encoding="utf-8")
-    program = Path(__file__).with_name("encoded_program.py")
-    result = found_by(program, tmp_path, rows, model, *streams.values())
-    assert result["same"] == [True] * (ROWS + len(ODD))
-    assert result["kinds"] == {"input_ids": "list", "labels": "list", "length": "int", "lengths": "list"}
-    assert result["batches"] == [True] * 4
-    assert result["calls"] == 0
-    length, texts = result["refused"]
-    assert "max_length is 512 there and 99 here" in length
-    assert "system is" in texts
-    assert "loss_scale is 'default' there and 'all' here" in texts
-    assert result["sequences"] == [True] * 4
-    assert result["padded"] == [True] * (ROWS + 1)
-    # Of two sequences of several documents each, none of which attends to another.
-    assert len(result["lengths"]) > 4
-    assert result["borders"] == [0, *itertools.accumulate(result["lengths"])]
-    assert_packs(result["packs"])
-
-
-def assert_packs(found: dict[str, Any]) -> None:
-    """Checks the lists of ms-swift's packing data set, and in batches the positions and borders of every row."""
-    groups, ours = found["groups"], found["ours"]
-    assert sorted(itertools.chain(*groups)) == list(range(24))
-    assert any(len(group) > 2 for group in groups)
-    assert ours == found["encoded"] == found["ordinary"]
-    assert [len(sample) for sample in ours["samples"]] == [len(group) for group in groups]
-    for number, batch in enumerate(ours["batches"]):
-        lengths = [found["lengths"][row] for group in groups[2 * number : 2 * number + 2] for row in group]
-        assert batch["position_ids"] == [list(itertools.chain(*map(range, lengths)))]
-        assert batch["cu_seqlens"] == [0, *itertools.accumulate(lengths)]
-        assert len(batch["input_ids"][0]) == len(batch["labels"][0]) == sum(lengths)
+    rows = write_rows(tmp_path / "rows.jsonl", [*map(row, range(ROWS)), *ODD])
+    made = [streams[name] for name in ("whole", "texts", "split", "padded")]
+    run_warm(tmp_path, Path(__file__).with_name("encoded_program.py"), rows, model, *made)
 
 
 def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(streams: dict[str, Path]) -> None:
@@ -114,76 +81,47 @@ def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(str
 
 def test_sequences_are_trained_by_megatron_pt(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
     sequences = sum(1 for _ in StreamReader(streams["split"]))
-    run = megatron_sft(
-        tmp_path / "run",
-        model,
-        command=("megatron", "pt"),
-        processes=2,
-        dataset=streams["split"],
-        sharded_lazy=True,
-        max_length=TOKENS,
-        micro_batch_size=1,
-        global_batch_size=4,
-        num_train_epochs=1,
-    )
+    options: dict[str, Any] = {"command": ("megatron", "pt"), "processes": 2, "dataset": streams["split"]}
+    options |= {"sharded_lazy": True, "max_length": TOKENS, "micro_batch_size": 1, "global_batch_size": 4}
+    options |= {"num_train_epochs": 1, "environment": {"ENCODED": str(tmp_path / "encoded")}}
+    run = megatron_sft(tmp_path / "run", model, **options)
+    assert not encoded_in(tmp_path / "encoded")
     assert len(run.losses) == sequences // 4 >= 4
     # All are full, but for the last one of the stream.
     assert sum(batch.tokens != TOKENS for batch in run.batches) <= 1
     assert max(len(batch.ids) for batch in run.batches) > 1
 
 
-CACHED: Final = 24
+def test_batches_are_of_rows_of_about_one_length(streams: dict[str, Path], tmp_path: Path, model: Path) -> None:
+    directory = streams["measured"]
+    lengths = lengths_of(directory)
+    options: dict[str, Any] = {"dataset": directory, "sharded_lazy": True, "group_by_length": True}
+    options |= {"num_train_epochs": 1, "save_strategy": "epoch", "dataloader_num_workers": 2}
+    run = swift_sft(tmp_path / "run", model, **options)
+    # 15 steps of 4: the last sample of the stream is left over.
+    assert sorted(number for batch in run.batches for number in batch.ids) == list(range(SAMPLES - 1))
+    assert run.output.count("lazyshard: --group_by_length true: ms-swift's sampler goes through the whole") == 1
+    for batch in run.batches:
+        assert batch.tokens == MICRO * max(lengths[number] for number in batch.ids), "lengths of other samples"
+    trained = sum(lengths[: SAMPLES - 1])
+    padding = sum(batch.tokens for batch in run.batches) - trained
+    in_order = sum(MICRO * max(pair) for pair in zip(lengths[0::2], lengths[1::2], strict=False)) - trained
+    assert padding < in_order / 2, "batches of any lengths"
+    position = position_of(run.output_dir / "checkpoint-15")
+    cursor = read_cursor(directory, position.consumer)
+    assert cursor is not None
+    assert (position.layout, position.consumed, cursor.consumed, cursor.chunks_before) == ("grouped", 60, 60, 0)
 
 
-def trained(run: Run) -> list[tuple[Any, ...]]:
-    return sorted((batch.step, batch.micro, batch.rank, batch.ids, batch.tokens) for batch in run.batches)
-
-
-def counting(log: Path) -> dict[str, Any]:
-    """Options of a run that writes down which rows it encodes."""
-    return {"sharded_lazy": True, "environment": {"ENCODED": str(log)}, "timeout_s": 400}
-
-
-def encoded_in(log: Path) -> Counter[int]:
-    """How often each row was encoded."""
-    return Counter(map(int, log.read_text().split()) if log.exists() else ())
-
-
-def test_swift_encodes_each_row_once_over_epochs_and_starts(tmp_path: Path, model: Path) -> None:
-    options: dict[str, Any] = {
-        "dataset": write_stream(tmp_path / "stream", 0, CACHED, 8),
-        "num_train_epochs": 2,
-        "sharded_lazy_encode_cache": tmp_path / "cache",
-        "sharded_lazy_encode_cache_size": "64MiB",
-    }
-    first = swift_sft(tmp_path / "first", model, **options, **counting(tmp_path / "1"))
-    assert encoded_in(tmp_path / "1") == Counter(range(CACHED)), first.tail()
-    more = {"dataloader_num_workers": 2}
-    second = swift_sft(tmp_path / "second", model, **options | more, **counting(tmp_path / "2"))
-    assert encoded_in(tmp_path / "2") == Counter()
-    assert trained(first) == trained(second)
-    assert first.losses == second.losses
-    assert len(first.losses) == 2 * CACHED // 4
-    told = re.findall(r"--sharded_lazy_encode_cache \S+: this rank encoded (\d+) rows and found", second.output)
-    assert told == ["0"]
-
-
-def test_cached_and_encoded_rows_train_alike_on_four_processes(tmp_path: Path, model: Path) -> None:
-    """Two tensor-parallel peers of each of two data-parallel ranks, which share one file."""
-    options: dict[str, Any] = {"tensor_model_parallel_size": 2, "num_train_epochs": 1, "sharded_lazy_unit": "batch"}
-    raw = write_stream(tmp_path / "raw", 0, CACHED, CACHED)
-    cache: dict[str, Any] = {"sharded_lazy_encode_cache": tmp_path / "cache"}
-    cached = megatron_sft(tmp_path / "cached", model, dataset=raw, **options, **cache, **counting(tmp_path / "1"))
-    assert encoded_in(tmp_path / "1") == Counter(range(CACHED)), cached.tail()
-    source = write_jsonl(tmp_path / "rows.jsonl", 0, CACHED)
-    encode(model, tmp_path, {"made": (source, CACHED, ("--encode", "swift", "--max-length", MAX_LENGTH))})
-    ready = megatron_sft(tmp_path / "ready", model, dataset=tmp_path / "made", **options, **counting(tmp_path / "2"))
-    assert encoded_in(tmp_path / "2") == Counter()
-    assert trained(cached) == trained(ready)
-    assert len(cached.losses) == CACHED // 8
-    assert cached.losses == ready.losses
-    # Each rank shuffles its own batches of the file.
-    by_dp = ids_by_dp(cached.batches)
-    assert sorted(by_dp[0] + by_dp[1]) == list(range(CACHED))
-    assert all(number // MICRO % 2 == rank for rank, ids in by_dp.items() for number in ids)
-    assert all(ids != sorted(ids) for ids in by_dp.values())
+def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path) -> None:
+    stream = tmp_path / "stream"
+    # 128 are more tokens than any row has.
+    source = write_rows(tmp_path / "rows.jsonl", (row(number) | {"length": 128} for number in range(64)))
+    options: dict[str, Any] = {"processes": 2, "micro_batch_size": 1, "global_batch_size": 4, "train_iters": 9}
+    options |= {"sharded_lazy": True, "packing": True, "packing_length": 512}
+    with producing(stream, source, 1, 2.0, "--pack", 512, "--pack-buffer", 16, "--balance", 2):
+        run = megatron_sft(tmp_path / "lazy", model, dataset=stream, **options)
+    by_rank = ids_by_dp(run.batches)
+    assert sorted(by_rank[0] + by_rank[1]) == list(range(64))
+    assert all(len(batch.ids) == 512 // 128 for batch in run.batches)
+    assert "the stream has ended with 16 samples: training stops after step 4 of 9" in run.output

@@ -26,7 +26,6 @@ OTHER: Final = 500
 
 
 def options_of(work: Path, *streams: Path, **more: Any) -> dict[str, Any]:
-    """Options of all starts of a run."""
     return {
         "dataset": streams,
         "output_dir": work / "output",
@@ -60,20 +59,22 @@ def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> No
     assert "with 2 data-parallel ranks and micro batches of 2, before with 4 and 2" in second.output
 
 
+def consumed(directory: Path) -> int:
+    cursor = read_cursor(directory, CONSUMER)
+    return 0 if cursor is None else cursor.consumed
+
+
 def of_streams(ids: Sequence[int]) -> list[int]:
     """Which stream of a blend each of these samples is of."""
     return [int(number >= OTHER) for number in ids]
 
 
 def trained_by(run: Run, until: int = 10_000) -> list[int]:
-    """The samples of all data-parallel ranks up to a step."""
     by_dp = ids_by_dp(batch for batch in run.batches if batch.step <= until)
     return [number for ids in by_dp.values() for number in ids]
 
 
-def test_swift_blends_a_live_stream_with_one_that_has_ended_then_with_other_weights(
-    tmp_path: Path, model: Path
-) -> None:
+def test_swift_blends_a_live_stream_with_an_ended_one_then_with_other_weights(tmp_path: Path, model: Path) -> None:
     first = write_stream(tmp_path / "first", 0, 32, SIZE, end=False)
     second = write_stream(tmp_path / "second", OTHER, OTHER + 60, SIZE)
     options = options_of(tmp_path, first, second, interleave_prob=[0.25, 0.75], save_strategy="steps", max_steps=200)
@@ -98,8 +99,9 @@ def test_swift_blends_a_live_stream_with_one_that_has_ended_then_with_other_weig
     assert f"lazyshard: {first} has ended with 50 samples: training stops after step" in ended.output
     assert f"; not trained: {60 - counts[1]} of the 60 of {second}" in ended.output
     for number, directory in enumerate((first, second)):
+        assert consumed(directory) == counts[number]
         cursor = read_cursor(directory, CONSUMER)
-        assert cursor is not None and cursor.consumed == counts[number]
+        assert cursor is not None
         assert cursor.chunks_before * SIZE <= cursor.consumed
         told = [(one.stream, one.weight, one.consumed) for one in cursor.blend]
         assert told == [(str(first), 0.75, counts[0]), (str(second), 0.25, counts[1])], "what watch shows of it"
@@ -107,15 +109,19 @@ def test_swift_blends_a_live_stream_with_one_that_has_ended_then_with_other_weig
     assert position_of(tmp_path / "output" / f"checkpoint-{last}").consumed == len(trained)
 
 
-def test_megatron_blends_with_tp2_dp2_then_dp2(tmp_path: Path, model: Path) -> None:
+def test_megatron_blends_with_tp2_dp2_and_async_saves_then_dp2(tmp_path: Path, model: Path) -> None:
     first = write_stream(tmp_path / "first", 0, 64, SIZE)
     second = write_stream(tmp_path / "second", OTHER, OTHER + 60, SIZE)
     # The last one, or Megatron cannot load its optimizer with another tensor parallelism.
     own = {"interleave_prob": [2, 1], "save_safetensors": False, "dist_ckpt_optim_fully_reshardable": True}
     options = {**RESUMABLE, **options_of(tmp_path, first, second, train_iters=60, **own)}
-    with start_megatron_sft(tmp_path / "run1", model, **options, **TP2_DP2) as training:
-        begun, checkpoint = killed_at(training, first, CONSUMER, random.Random(4).randint(3, 5))
+    with start_megatron_sft(tmp_path / "run1", model, async_save=True, **options, **TP2_DP2) as training:
+        training.wait_for(lambda: consumed(first) > 0, "cursor")
+        begun, checkpoint = killed_at(training, first, CONSUMER, 1)
+    # The position lies there from the beginning of the save on, Megatron's metadata only at its end.
     saved = position_of(checkpoint).step
+    assert (checkpoint / f"iter_{saved:07d}" / "metadata.json").exists()
+    assert max(batch.step for batch in begun.batches) > saved, "training went on during the save"
     # When it was killed not all peers had as much.
     for ids in ids_by_dp(batch for batch in begun.batches if batch.step <= saved).values():
         assert of_streams(ids) == BlendTable((2, 1)).streams(0, len(ids))

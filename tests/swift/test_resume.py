@@ -5,12 +5,14 @@ What was trained after the checkpoint and before the kill is trained again: thos
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard.stream import read_cursor
 from tests.swift.commands import RESUMABLE, Batch, Run, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.consumption import (
     SIZE,
@@ -18,11 +20,12 @@ from tests.swift.consumption import (
     assert_cursor,
     assert_dealt,
     by_epoch,
+    encoded_in,
     fed_live,
     position_of,
     sealed_in,
 )
-from tests.swift.streams import published, write_stream
+from tests.swift.streams import published, write_jsonl, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 
@@ -82,58 +85,38 @@ def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) 
     assert_cursor(output_dir / "checkpoint-17", directory, 136, set(range(samples)) - left_over)
 
 
-def test_megatron_async_save_moves_the_cursor_when_it_is_durable(tmp_path: Path, model: Path) -> None:
-    directory, output_dir = write_stream(tmp_path / "stream", 0, 2000, SIZE), tmp_path / "output"
-
-    def consumed() -> int:
-        cursor = read_cursor(directory, "async")
-        return 0 if cursor is None else cursor.consumed
-
-    with start_megatron_sft(
-        tmp_path / "run",
-        model,
-        processes=2,
-        dataset=directory,
-        output_dir=output_dir,
-        sharded_lazy=True,
-        sharded_lazy_consumer="async",
-        num_train_epochs=1,
-        global_batch_size=4,
-        no_save_optim=False,
-        save_safetensors=False,
-        async_save=True,
-        save_steps=30,
-    ) as training:
-        training.wait_for(lambda: consumed() > 0, "cursor")
-        training.kill()
-        run = training.wait()
-    step = consumed() // 4
-    # The position lies there from the beginning of the save on, Megatron's metadata only at its end.
-    assert position_of(output_dir / f"checkpoint-{step}").consumed == 4 * step
-    assert (output_dir / f"checkpoint-{step}" / f"iter_{step:07d}" / "metadata.json").exists()
-    assert step % 30 == 0
-    assert max(batch.step for batch in run.batches) > step, "written during the save, not some steps later"
-
-
-def test_swift_killed_in_its_second_epoch(tmp_path: Path, model: Path) -> None:
-    samples = 47  # 23 micro batches: 8 steps of 3, the last of 2
+def test_swift_killed_in_its_second_epoch_encodes_nothing_again(tmp_path: Path, model: Path) -> None:
+    samples = 95  # 23 micro batches for each process: 8 steps of 3, the last of 2
     options: dict[str, Any] = {
-        "processes": 1,
         "dataset": write_stream(tmp_path / "stream", 0, samples, SIZE),
         "sharded_lazy": True,
+        "sharded_lazy_encode_cache": tmp_path / "cache",
+        "sharded_lazy_encode_cache_size": "64MiB",
         "num_train_epochs": 2,
         "gradient_accumulation_steps": 3,
         "save_strategy": "steps",
         "save_steps": 5,
+        "val_dataset": write_jsonl(tmp_path / "validation.jsonl", 1000, 1004),
+        "eval_strategy": "epoch",
     }
-    with start_swift_sft(tmp_path / "run1", model, **options) as training:
+    logs = [tmp_path / "encoded1", tmp_path / "encoded2"]
+    with start_swift_sft(tmp_path / "run1", model, environment={"ENCODED": str(logs[0])}, **options) as training:
         training.wait_for(lambda: 12 in training.losses, "loss of step 12")
         training.kill()
         killed = training.wait()
     # With another number of workers: what they had read ahead does not count.
     more: dict[str, Any] = {"resume_from_checkpoint": killed.output_dir / "checkpoint-10", "dataloader_num_workers": 2}
-    resumed = swift_sft(tmp_path / "run2", model, **options, **more)
+    resumed = swift_sft(tmp_path / "run2", model, environment={"ENCODED": str(logs[1])}, **options, **more)
     assert_goes_on(killed, resumed, 10)
+    micros = Counter((batch.rank, batch.step) for batch in [*until(killed, 10), *resumed.batches])
+    assert micros == {(rank, step): 2 if step % 8 == 0 else 3 for rank in (0, 1) for step in range(1, 17)}
     first, second = by_epoch(ids_by_dp([*until(killed, 10), *resumed.batches]), samples)
-    assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 1
-    assert position_of(resumed.output_dir / "checkpoint-16").consumed == 92
+    assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 3
+    assert all(first[dp] != second[dp] for dp in (0, 1)), "both epochs in the same order"
+    assert position_of(resumed.output_dir / "checkpoint-16").consumed == 184
+    logged = [json.loads(line) for line in (resumed.output_dir / "logging.jsonl").read_text().splitlines()]
+    assert {line["global_step/max_steps"] for line in logged if "eval_loss" in line} == {"16/16"}
+    # What the first epoch trained is encoded; the validation data are ms-swift's own affair.
+    times = encoded_in(logs[0]) + encoded_in(logs[1])
+    assert {times[number] for ids in first.values() for number in ids} == {1}
+    assert not set(encoded_in(logs[1])) & set(itertools.chain.from_iterable(first.values()))

@@ -15,8 +15,8 @@ import pytest
 
 from lazyshard import LazyShardedDataset, Order
 from tests.swift.commands import RESUMABLE, Run, ids_by_dp, megatron_sft, swift_sft
-from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
-from tests.swift.streams import row, write_jsonl, write_stream
+from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, encoded_in, position_of
+from tests.swift.streams import row, write_jsonl, write_rows, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 SAMPLES: Final = 75
@@ -25,18 +25,13 @@ EPOCH: Final = 72
 
 RANKS: Final = 2
 STEP: Final = 2 * RANKS * MICRO
-SEED: Final = 42
-"""ms-swift's default for --data_seed."""
-
-WINDOW: Final = 8
-"""Our default for a stream that has ended."""
-
 IN_ORDER: Final = {"train_dataloader_shuffle": False, "dataset_shuffle": False}
 
 
 def drawn(directory: Path, count: int) -> list[int]:
     """The samples that the first indices of all ranks together draw: index i is that of rank i % ranks."""
-    order = Order(layout="strided", shuffle_window=WINDOW, seed=SEED)
+    # Our default window of a stream that has ended, and ms-swift's default seed.
+    order = Order(layout="strided", shuffle_window=8, seed=42)
     dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=RANKS, batch_size=MICRO, order=order, num_samples=count)
     return [dataset.draw(index).sample for index in range(count)]
 
@@ -57,14 +52,17 @@ def train_both(work: Path, model: Path, command: Callable[..., Run], **options: 
     order = drawn(directory, 2 * EPOCH)
     options |= {"processes": RANKS}
     own = {"dataset": directory, "sharded_lazy": True, "num_train_epochs": 2, "save_strategy": "epoch"}
-    stream = command(work / "lazy", model, **own, **options)
-    rows = work / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row(number)) + "\n" for number in order), encoding="utf-8")
+    cache = {"sharded_lazy_encode_cache": work / "cache", "environment": {"ENCODED": str(work / "encoded")}}
+    stream = command(work / "lazy", model, **own, **cache, **options)
+    rows = write_rows(work / "rows.jsonl", map(row, order))
     ordinary = command(work / "ordinary", model, dataset=rows, num_train_epochs=1, **IN_ORDER, **options)
     assert fed(stream) == fed(ordinary)
     assert ids_by_dp(ordinary.batches) == by_rank(order)
     assert stream.losses == pytest.approx(ordinary.losses, rel=1e-5)
     assert len(stream.losses) == len(order) // STEP
+    encoded = encoded_in(work / "encoded")
+    assert set(order) <= set(encoded) <= set(range(SAMPLES))
+    assert set(encoded.values()) == {1}, "rows that were encoded again in the second epoch"
     # Without the flag there is nothing of ours but the arguments, all off.
     assert not list(ordinary.output_dir.rglob("lazyshard.json"))
     assert "lazyshard: " not in ordinary.output and ":lazyshard]" not in ordinary.output
@@ -79,7 +77,6 @@ def test_megatron(tmp_path: Path, model: Path) -> None:
     assert all(first[dp] != second[dp] for dp in range(RANKS)), "both epochs in the same order"
     consumed = {path.name: position_of(path).consumed for path in run.output_dir.glob("checkpoint-*")}
     assert consumed == {"checkpoint-9": 72, "checkpoint-18": 144}
-    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in run.output
 
 
 def test_swift(tmp_path: Path, model: Path) -> None:
@@ -119,21 +116,25 @@ def test_lowest_megatron_stopped_and_resumed(tmp_path: Path, model: Path, lowest
     assert ids_by_dp([*first.batches, *second.batches]) == by_rank(drawn(directory, 2 * EPOCH))
 
 
+UNHOOKED: Final = """
+import importlib.util, runpy, sys
+found = [finder for finder in sys.meta_path if getattr(finder, "lazyshard_swift", False)]
+for finder in found:
+    sys.meta_path.remove(finder)
+print("unhooked", len(found), flush=True)
+sys.argv[0] = importlib.util.find_spec("swift.cli.sft").origin
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_swift_without_the_flag_is_the_same_as_without_the_hook(tmp_path: Path, model: Path) -> None:
     data = write_jsonl(tmp_path / "rows.jsonl", 0, 8)
     options: dict[str, Any] = {"processes": 1, "dataset": data, "num_train_epochs": 1, "save_strategy": "epoch"}
     hooked = swift_sft(tmp_path / "hooked", model, **options)
-    # Python runs this after the .pth files: what lazyshard_swift.pth has put there is taken away again.
-    site = tmp_path / "site" / "sitecustomize.py"
-    site.parent.mkdir()
-    site.write_text(
-        "import sys\n"
-        "found = [finder for finder in sys.meta_path if getattr(finder, 'lazyshard_swift', False)]\n"
-        "for finder in found:\n"
-        "    sys.meta_path.remove(finder)\n"
-        "print('unhooked', len(found), flush=True)\n"
-    )
-    bare = swift_sft(tmp_path / "bare", model, environment={"PYTHONPATH": str(site.parent)}, **options)
+    # What lazyshard_swift.pth has put there is taken away again, in the process that trains.
+    script = tmp_path / "unhooked.py"
+    script.write_text(UNHOOKED)
+    bare = swift_sft(tmp_path / "bare", model, command=(str(script),), **options)
     assert "unhooked 1" in bare.output
     assert fed(hooked) == fed(bare)
     assert hooked.losses == bare.losses

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import pytest
 
+from tests.stream.streams import wait_until
 from tests.swift.commands import Run, Training, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.consumption import SIZE, assert_dealt, position_of
-from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
+from tests.swift.streams import producing, published, write_jsonl
 
 pytestmark = [pytest.mark.timeout(600)]
 SAMPLES: Final = 140
@@ -28,13 +29,8 @@ TO_THE_END_S: Final = 60.0
 """What a command may take beyond that: 3 s in which a rank lets the others come to their own end, some for torchrun."""
 
 UNTIL_GONE_S: Final = 60.0
-
-WAITING: Final[dict[str, Any]] = {
-    "sharded_lazy": True,
-    "dataloader_num_workers": 2,
-    "sharded_lazy_max_wait": 500,
-    "warm": False,
-}
+WAITING: Final[dict[str, Any]] = {"sharded_lazy": True, "dataloader_num_workers": 2, "max_steps": 100}
+GIVING_UP: Final[dict[str, Any]] = WAITING | {"sharded_lazy_max_wait": MAX_WAIT_S}
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def stream(tmp_path: Path) -> Path:
     directory = tmp_path / "stream"
     source = write_jsonl(tmp_path / "rows.jsonl", 0, SAMPLES)
     with producing(directory, source, SIZE, 60) as producer:
-        wait_for_samples(directory, 40)
+        wait_until(lambda: published(directory) >= 40, "40 samples")
         producer.kill()
         producer.wait()
     return directory
@@ -82,7 +78,7 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     assert sorted(who for who, _ in said.elements()) == sorted(ranks), run.tail()
     for _, message in said:
         assert "waiting for chunk" in message and str(stream) in message and "--sharded_lazy_max_wait" in message
-    tracebacks = re.findall(r"Traceback \(most recent call last\):\n.*\n.*\n.*", run.output)
+    tracebacks = re.findall(r"Traceback \(most recent call last\):(?:\n  .*)*", run.output)
     assert all("torch/distributed/run.py" in text for text in tracebacks), "a traceback that is not torchrun's own"
     assert not training.leftover_processes()
     checkpoint = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
@@ -97,7 +93,7 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
 
 def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
-    options = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S, "train_iters": 100, "global_batch_size": 4}
+    options = {**GIVING_UP, "max_steps": None, "train_iters": 100, "global_batch_size": 4}
     with start_megatron_sft(tmp_path / "run", model, processes=2, dataset=stream, **options) as training:
         run, _ = assert_gave_up(training, stream, ("rank 0", "rank 1"))
         assert run.returncode == 1
@@ -109,8 +105,8 @@ def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, m
 
 def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
-    options: dict[str, Any] = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S, "max_steps": 200, "dataset": stream}
-    options |= {"save_strategy": "steps", "save_steps": 1000, "processes": 1}
+    options: dict[str, Any] = {**GIVING_UP, "dataset": stream, "processes": 1}
+    options |= {"save_strategy": "steps", "save_steps": 1000}
     with start_swift_sft(tmp_path / "run", model, **options) as training:
         run, checkpoint = assert_gave_up(training, stream, ("",))
         # Without torchrun the rank's own code is passed on.
@@ -127,35 +123,20 @@ def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream
     assert len(left_over) == SAMPLES - position_of(last).consumed < 8
 
 
-def assert_all_gone(training: Training, stream: Path, before: list[str]) -> int:
-    """Checks that the command ends and nothing of it stays. Returns its exit code."""
-    code = training.wait(UNTIL_GONE_S).returncode
-    assert not training.leftover_processes()
-    assert files(stream) == before
-    return code
-
-
-def test_ctrl_c_without_torchrun_and_a_second_run_of_that_name(tmp_path: Path, model: Path, stream: Path) -> None:
-    before = files(stream)
-    options = {**WAITING, "sharded_lazy_consumer": "ours", "processes": 1, "dataset": stream, "max_steps": 100}
-    with start_swift_sft(tmp_path / "run", model, **options) as training:
-        wait_until_it_waits(training, stream, ranks=1)
-        refused = swift_sft(tmp_path / "refused", model, code=2, **options)
-        assert "--sharded_lazy_take_over true" in refused.tail()
-        assert not refused.batches
-        os.killpg(training.process.pid, signal.SIGINT)
-        assert assert_all_gone(training, stream, before) == 130
-        assert "lazyshard: interrupted (exit code 130)" in training.output
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_end_of_the_command_or_of_torchrun_takes_the_ranks_with_it(
-    tmp_path: Path, model: Path, stream: Path, number: signal.Signals
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGKILL)])
+def test_ctrl_c_and_the_end_of_torchrun_take_all_with_them(
+    tmp_path: Path, model: Path, stream: Path, ranks: int, number: signal.Signals
 ) -> None:
     before = files(stream)
-    with start_swift_sft(tmp_path / "run", model, dataset=stream, max_steps=100, **WAITING) as training:
-        wait_until_it_waits(training, stream, ranks=2)
-        (launcher,) = {one.pid for one in training.processes() if "torch.distributed.run" in one.argv}
-        os.kill(launcher if number == signal.SIGKILL else training.process.pid, number)
-        code = assert_all_gone(training, stream, before)
-        assert code == 137 if number == signal.SIGKILL else code != 0
+    options: dict[str, Any] = {**WAITING, "processes": ranks, "dataset": stream, "cold": True}
+    with start_swift_sft(tmp_path / "run", model, **options) as training:
+        wait_until_it_waits(training, stream, ranks)
+        if number == signal.SIGINT:
+            os.killpg(training.process.pid, number)
+        else:
+            (launcher,) = {one.pid for one in training.processes() if "torch.distributed.run" in one.argv}
+            os.kill(launcher, number)
+        assert training.wait(UNTIL_GONE_S).returncode == 128 + number
+        assert not training.leftover_processes()
+        assert ("lazyshard: interrupted (exit code 130)" in training.output) == (number == signal.SIGINT)
+    assert files(stream) == before

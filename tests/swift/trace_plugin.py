@@ -34,27 +34,18 @@ class _Trace:
         self._micro: dict[tuple[bool, int], tuple[int, int]] = {}
 
     def write(self, event: str, **facts: Any) -> None:
-        if os.getpid() != self._pid:
-            return
-        line = {"event": event, "rank": self._rank, "time": time.time(), **facts}
-        self._file.write(json.dumps(line) + "\n")
+        if os.getpid() == self._pid:
+            line = {"event": event, "rank": self._rank, "time": time.time(), **facts}
+            self._file.write(json.dumps(line) + "\n")
 
     def batch(self, tokenizer: Any, inputs: Any, step: int, train: bool, **place: int) -> None:
         tokens = inputs["input_ids"].tolist()
-        texts = [tokenizer.decode(row) for row in tokens]
-        stream = (train, place.get("vp", 0))
-        last_step, last_micro = self._micro.get(stream, (0, 0))
+        ids = [int(number) for row in tokens for number in PATTERN.findall(tokenizer.decode(row))]
+        place = dict.fromkeys(("dp", "tp", "pp", "cp", "vp"), 0) | place
+        last_step, last_micro = self._micro.get((train, place["vp"]), (0, 0))
         micro = last_micro + 1 if last_step == step else 0
-        self._micro[stream] = step, micro
-        self.write(
-            "batch",
-            step=step,
-            micro=micro,
-            train=train,
-            ids=[int(number) for text in texts for number in PATTERN.findall(text)],
-            tokens=sum(map(len, tokens)),
-            **{name: place.get(name, 0) for name in ("dp", "tp", "pp", "cp", "vp")},
-        )
+        self._micro[train, place["vp"]] = step, micro
+        self.write("batch", step=step, micro=micro, train=train, ids=ids, tokens=sum(map(len, tokens)), **place)
 
 
 def _trace_megatron(trace: _Trace) -> None:
@@ -86,13 +77,8 @@ def _trace_transformers(trace: _Trace) -> None:
     training_step = Trainer.training_step
 
     def traced(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        trace.batch(
-            self.template.tokenizer,
-            inputs,
-            step=self.state.global_step + 1,
-            train=True,
-            dp=self.accelerator.process_index,
-        )
+        step, rank = self.state.global_step + 1, self.accelerator.process_index
+        trace.batch(self.template.tokenizer, inputs, step, train=True, dp=rank)
         return training_step(self, model, inputs, *args, **kwargs)
 
     Trainer.training_step = traced

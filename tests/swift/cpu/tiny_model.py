@@ -1,8 +1,6 @@
 """A Hugging Face model folder of half a megabyte: random weights and a small tokenizer, the same ones every time.
 
-    python tests/swift/cpu/tiny_model.py FOLDER [qwen3] [LAYERS]
-
-It is run as a process of its own, so that importing transformers neither slows nor warns in the tests' process.
+python tests/swift/cpu/tiny_model.py FOLDER LAYERS
 """
 
 from __future__ import annotations
@@ -86,9 +84,7 @@ def make_model(layers: int, tokenizer: Any) -> Any:
     return transformers.Qwen3ForCausalLM(config).to(torch.float32)
 
 
-def main(arguments: list[str]) -> None:
-    folder, kind, layers = (*arguments, *("qwen3", "2")[len(arguments) - 1 :])
-    assert kind == "qwen3"
+def main(folder: str, layers: str) -> None:
     os.makedirs(folder, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -96,4 +92,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

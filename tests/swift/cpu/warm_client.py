@@ -1,4 +1,4 @@
-"""Stands in for `python -u SCRIPT ...`: runs the script in a fork of the `warm_server.py` of the socket $WARM_SOCKET.
+"""Stands in for Python: runs a script, or a module, in a fork of the `warm_server.py` of the socket $WARM_SOCKET.
 
 Signals are passed on, and it ends as the fork does.
 """
@@ -15,6 +15,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[0] == "-u":
         del arguments[0]
+    if arguments[0].startswith("-") and arguments[0] != "-m":
+        os.execv(sys.executable, [sys.executable, *arguments])
     server = socket.socket(socket.AF_UNIX)
     server.connect(os.environ["WARM_SOCKET"])
     asked = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}

@@ -1,11 +1,11 @@
 """Runs Python scripts in forks of a process that has imported what ms-swift needs, but neither ms-swift nor our hook.
 
-    warm_server.py SOCKET swift|megatron KNOWN.json
+    warm_server.py SOCKET swift|megatron OWNER
 
-To begin with, another process imports what the ranks of the command import, and lists all modules, unless KNOWN lists
-them already; this one imports the same and prints `ready`. Then it serves `warm_client.py`: the fork takes the client's
-arguments, environment, working directory and files, and runs the script as `python -u` does. When the client is killed,
-so is the fork with all of its session. The server ends with its parent.
+To begin with, a fork imports what the ranks of the command import, and lists all modules; this one imports the same.
+Then it serves `warm_client.py`: the fork takes the client's arguments, environment, working directory and files, and
+runs the script or module as Python does. When the client is killed, so is the fork with all of its session. The server
+ends with the process OWNER.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterable
@@ -29,27 +28,29 @@ from typing import Any, Final
 OURS: Final = ("swift", "lazyshard", "lazyshard_swift", "mcore_bridge", "__main__", "sitecustomize")
 """Packages that each fork imports by itself: what they do at their import depends on the rank."""
 
+FIRST: Final = ("torch", "transformers", "datasets", "accelerate", "transformers.models.qwen3.modeling_qwen3")
+"""What both commands import anyway, and what is heavy of it: by this process alone."""
+
 COMMANDS: Final = {
-    "swift": "from swift.pipelines import sft_main; import swift.trainers.seq2seq_trainer",
-    "megatron": "from swift.megatron import megatron_sft_main; import swift.megatron.trainers.trainer",
+    "swift": {"swift.pipelines": "sft_main", "swift.trainers.seq2seq_trainer": "Seq2SeqTrainer"},
+    "megatron": {"swift.megatron": "megatron_sft_main", "swift.megatron.trainers.trainer": "MegatronTrainer"},
 }
 """What the ranks of a command import; most modules of ms-swift are imported once something of them is asked for."""
 
-_LISTED: Final = "import json, sys; {}; print(json.dumps(list(sys.modules)))"
 
-_MODEL: Final = "transformers.models.qwen3.modeling_qwen3"
-"""Of the models that the tests train."""
-
-
-def imported_by(name: str, known: Path) -> list[str]:
-    """Returns what the ranks of a command import, from a file if another server has looked already."""
-    if not known.exists():
-        command = [sys.executable, "-c", _LISTED.format(f"{COMMANDS[name]}; import {_MODEL}")]
-        listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        own = known.with_suffix(f".{os.getpid()}")
-        own.write_text(listed.stdout.splitlines()[-1], encoding="utf-8")
-        own.rename(known)
-    names: list[str] = json.loads(known.read_text(encoding="utf-8"))
+def imported_by(command: str) -> list[str]:
+    """Returns what the ranks of a command import, as a fork finds out."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        for module, name in COMMANDS[command].items():
+            getattr(importlib.import_module(module), name)
+        with open(writing, "w", encoding="utf-8") as file:
+            json.dump(list(sys.modules), file)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as file:
+        names: list[str] = json.load(file)
+    os.wait()
     return names
 
 
@@ -74,16 +75,19 @@ class Fork(Exception):
 class Server:
     """Forks for each client, and tells each how its fork has ended."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path, owner: int) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
+        new = path.with_suffix(".new")
+        self._listener.bind(str(new))
         self._listener.listen(64)
+        # Whoever sees it can connect.
+        new.rename(path)
         self._clients: dict[socket.socket, int] = {}
-        self._parent = os.getppid()
+        self._owner = Path("/proc", str(owner))
 
     def serve(self) -> None:
-        """Serves until the parent has gone. Raises Fork in each fork."""
-        while os.getppid() == self._parent:
+        """Serves until the owner has gone. Raises Fork in each fork."""
+        while self._owner.exists():
             ready, _, _ = select.select([self._listener, *self._clients], [], [], 0.05)
             for one in ready:
                 if one is self._listener:
@@ -124,32 +128,40 @@ class Server:
                 client.close()
 
 
-def main() -> None:
-    """Imports, serves; in a fork runs the script."""
-    path, name, known = sys.argv[1:]
-    import_all(imported_by(name, Path(known)))
-    # Else a full collection in a fork would write to all objects, and so make a copy of its memory.
-    gc.freeze()
-    server = Server(path)
-    print("ready", flush=True)
-    try:
-        server.serve()
-    except Fork as fork:
-        asked = fork.asked
-    else:
-        return
+def run(asked: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     if "TRACE_DIR" in os.environ:
         # By this the tests find the process, whose environment as the system shows it is still the server's.
         Path(os.environ["TRACE_DIR"], f"warm_{os.getpid()}").touch()
     os.chdir(asked["directory"])
-    sys.argv = asked["arguments"]
-    script = sys.argv[0]
-    sys.path[0] = str(Path(script).parent)
+    # What it starts is warm too.
+    sys.executable = os.environ["PYTHON_EXEC"]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    runpy.run_path(script, run_name="__main__")
+    sys.argv = asked["arguments"]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def main() -> None:
+    path, command, owner = sys.argv[1:]
+    import_all(FIRST)
+    import_all(imported_by(command))
+    # Else a full collection in a fork would write to all objects, and so make a copy of its memory.
+    gc.freeze()
+    try:
+        Server(Path(path), int(owner)).serve()
+    except Fork as fork:
+        asked = fork.asked
+    else:
+        return
+    run(asked)
 
 
 if __name__ == "__main__":

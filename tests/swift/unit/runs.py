@@ -136,7 +136,6 @@ def checkpoint(folder: Path, saved: Position | None = None) -> str:
 
 
 def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
-    """Returns what a reader finds of a stream, as `open_train_stream` does."""
     reader = StreamReader(directory, samples_per_chunk, max_wait=0)
     published = reader.refresh()
     assert reader.stream_id is not None
@@ -144,12 +143,10 @@ def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
 
 
 def decide_one(args: Any, directory: object, found: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
-    """Plans a run over one stream."""
     return decide(args, Streams((str(directory),), (found,)), found, rank, lengths)
 
 
 def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_chunk: int = 4) -> RunPlan:
-    """Plans a run over a stream of which the facts alone are known."""
     return decide_one(args, DIRECTORY, facts(samples, ended, per_chunk), Rank(0, dp))
 
 
@@ -160,13 +157,11 @@ def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     return decide_one(args, directory, found, Rank(rank, dp), lengths)
 
 
-def sampler_of(megatron: bool) -> type[Any]:
+def sampler_of(megatron: bool) -> Any:
     """Returns ms-swift's real sampler, without ms-swift around it."""
     if megatron:
-        found: type[Any] = load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
-    else:
-        found = load("dataloader/shard.py").BatchSamplerShard
-    return found
+        return load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
+    return load("dataloader/shard.py").BatchSamplerShard
 
 
 def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
@@ -179,7 +174,6 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
 
 
 def open_streams(args: Any, directory: Path, dp: int) -> list[TrainStream]:
-    """Opens the stream on all ranks."""
     return [open_stream(plan(args, directory, rank, dp)) for rank in range(dp)]
 
 

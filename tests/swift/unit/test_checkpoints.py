@@ -12,22 +12,14 @@ import pytest
 
 from lazyshard.errors import CursorTaken, FileRefused
 from lazyshard.format.cursor import Cursor
-from lazyshard.plan.course import Course
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retention import retire
 from lazyshard_swift import checkpoints, parallel
-from lazyshard_swift.checkpoints import (
-    Checkpoints,
-    Position,
-    is_whole,
-    load_position,
-    parse,
-    save_position,
-)
+from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
-from tests.stream.streams import names, produce
+from tests.stream.streams import names, produce, raising
 from tests.swift.unit import runs
 from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, open_streams, plan, position, refused
 
@@ -63,21 +55,18 @@ def assert_refused(data: bytes, *words: str) -> None:
         parse(data, FILE)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_position_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    assert orjson.loads(position().to_bytes()) == LATEST, "the documented one"
+    folder = tmp_path / "new" / "checkpoint-3"
+    # Each replaces an earlier one.
+    for changes in (
         {"consumed": 0, "step": 0, "window": 0, "seed": 0},
         {"seed": 2**63 - 1, "consumed": 2**53},
         {"by_steps": True, "layout": "block"},
         {"skipped": ("steps 3:4", "chunks 0:2")},
         {"directory": '/数据/a"b\\c', "consumer": "é"},
-    ],
-)
-def test_position_comes_back_as_it_was_saved(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert orjson.loads(position().to_bytes()) == LATEST, "the documented one"
-    folder = tmp_path / "new" / "checkpoint-3"
-    # The second time it replaces an earlier one.
-    for saved in (position(consumed=16), position(**changes)):
+    ):
+        saved = position(**changes)
         save_position(saved, folder)
         assert load_position(folder) == saved
         assert os.listdir(folder) == ["lazyshard.json"]
@@ -160,13 +149,9 @@ def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["write_all", "sync", "rename"])
-@pytest.mark.parametrize("before", [None, position(consumed=16)])
-def test_save_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: Position | None
-) -> None:
-    if before is not None:
-        save_position(before, tmp_path)
-    there, write_all = os.listdir(tmp_path), durable.write_all
+def test_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    save_position(position(consumed=16), tmp_path)
+    write_all = durable.write_all
 
     def fail(*arguments: Any) -> None:
         if step == "write_all":
@@ -176,9 +161,9 @@ def test_save_that_fails_leaves_what_was_there(
     monkeypatch.setattr(durable, step, fail)
     with pytest.raises(OSError):
         save_position(position(), tmp_path)
-    assert load_position(tmp_path) == before
+    assert load_position(tmp_path) == position(consumed=16)
     # Nor is anything left behind in a folder that is copied, uploaded and listed as a checkpoint.
-    assert os.listdir(tmp_path) == there
+    assert os.listdir(tmp_path) == ["lazyshard.json"]
 
 
 BLOCK = {"layout": "block", "window": 0}
@@ -190,7 +175,6 @@ RESUMES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str] | None]
     ({}, {"seed": 43}, ("--data_seed 42", "42", "43")),
     ({}, {"window": 0}, ("--train_dataloader_shuffle true", "8", "0")),
     ({"window": 0}, {"window": 2}, ("--train_dataloader_shuffle false", "0", "2")),
-    (BLOCK, {"window": 0}, ("--data_sharding", "block", "strided")),
     ({"window": 0}, BLOCK, ("--data_sharding", "strided", "block")),
     # ms-swift's own shuffle asks for more.
     (BLOCK, BLOCK | {"dp_size": 200}, ("without --data_sharding", "2", "200")),
@@ -206,16 +190,14 @@ RESUMES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str] | None]
 ]
 
 
-@pytest.mark.parametrize(("before", "now", "differs"), RESUMES)
-def test_resume_is_refused_where_the_next_sample_would_not_be_the_next_one(
-    before: dict[str, Any], now: dict[str, Any], differs: tuple[str, str, str] | None
-) -> None:
-    if differs is None:
-        check_fits(position(**before), position(**now), CHECKPOINT)
-        return
-    way_out, expected, actual = differs
-    with refused(ResumeRefused, way_out, checkpoint=CHECKPOINT, expected=expected, actual=actual):
-        check_fits(position(**before), position(**now), CHECKPOINT)
+def test_resume_is_refused_where_the_next_sample_would_not_be_the_next_one() -> None:
+    for before, now, differs in RESUMES:
+        if differs is None:
+            check_fits(position(**before), position(**now), CHECKPOINT)
+            continue
+        way_out, expected, actual = differs
+        with refused(ResumeRefused, way_out, checkpoint=CHECKPOINT, expected=expected, actual=actual):
+            check_fits(position(**before), position(**now), CHECKPOINT)
 
 
 CONSUMER = "run 1"
@@ -234,13 +216,8 @@ def output(tmp_path: Path) -> Path:
 
 def args_of(output: Path, resumed: Path | None = None, **changes: Any) -> Any:
     """Arguments of 12 steps of 4 samples, on two ranks."""
-    common: dict[str, Any] = {
-        "train_iters": 12,
-        "global_batch_size": 4,
-        "sharded_lazy_consumer": CONSUMER,
-        "output_dir": str(output),
-        "sharded_lazy_shuffle_window": 0,
-    }
+    common: dict[str, Any] = {"train_iters": 12, "global_batch_size": 4, "sharded_lazy_consumer": CONSUMER}
+    common |= {"output_dir": str(output), "sharded_lazy_shuffle_window": 0}
     if resumed is not None:
         common |= {"finetune": False, "mcore_model": runs.checkpoint(resumed)}
     return megatron(**{**common, **changes})
@@ -269,12 +246,6 @@ def told(directory: Path) -> tuple[int, int]:
     return cursor(directory).consumed, cursor(directory).chunks_before
 
 
-def drawn_from(course: Course, position_: int, total: int) -> set[int]:
-    """The samples that all lanes draw from a position to the end of the epoch."""
-    places = range(position_, course.epoch_length(total))
-    return {course.draw(lane, place, total).sample for lane in range(course.dp) for place in places}
-
-
 def test_cursor_says_what_the_newest_checkpoint_holds(directory: Path, output: Path) -> None:
     run = plan(args_of(output), directory, 0, 2)
     save(Checkpoints(run, str(output)), output, 5)
@@ -290,12 +261,8 @@ def test_cursor_says_what_the_newest_checkpoint_holds(directory: Path, output: P
     assert (where.consumed, where.step, where.stream) == (20, 5, run.facts.stream)
 
 
-@pytest.mark.parametrize("window", [0, 2])
-@pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("limit", [1, 3])
-def test_no_chunk_is_given_up_that_a_checkpoint_still_needs(
-    tmp_path: Path, output: Path, window: int, live: bool, limit: int
-) -> None:
+@pytest.mark.parametrize(("window", "live", "limit"), [(0, False, 1), (2, False, 3), (0, True, 3), (2, True, 1)])
+def test_no_chunk_is_given_up_that_is_needed(tmp_path: Path, output: Path, window: int, live: bool, limit: int) -> None:
     directory = produce(tmp_path / "s", 46, 3, end=not live)
     run = plan(args_of(output, sharded_lazy_shuffle_window=window), directory, 0, 2)
     saves, given_up = Checkpoints(run, str(output)), []
@@ -304,21 +271,27 @@ def test_no_chunk_is_given_up_that_a_checkpoint_still_needs(
         shutil.rmtree(output / f"checkpoint-{step - limit}", ignore_errors=True)
         save(saves, output, step)
         oldest, chunks = max(1, step - limit + 1), cursor(directory).chunks_before
-        for total in (46,) if not live else (46, 47, 60):
-            assert min(drawn_from(run.course, oldest * 2, total)) >= chunks * 3, (step, total)
+        for total in (46, 47, 60) if live else (46,):
+            needed = {
+                run.course.draw(lane, place, total).sample
+                for lane in range(2)
+                for place in range(oldest * 2, run.course.epoch_length(total))
+            }
+            assert min(needed) >= chunks * 3, (step, total)
         given_up.append(chunks)
     assert given_up == sorted(given_up)
     assert given_up[-1] > 0, "it does move"
 
 
-# ms-swift gives each start a folder of its own (--add_version true, its default); the cursor is that of the run.
-@pytest.mark.parametrize("folders", [("out/v0-20261121-010200", "out/v1-20261121-010201"), ("out", "other")])
-def test_checkpoints_of_the_starts_before_count(tmp_path: Path, directory: Path, folders: tuple[str, str]) -> None:
-    first, second = (tmp_path / name for name in folders)
-    save(kept(directory, first), first, 3)
-    save(kept(directory, second, first / "checkpoint-3"), second, 9)
-    # The first one's checkpoint is still there.
-    assert told(directory) == (36, 4)
+def test_checkpoints_of_the_starts_before_count(tmp_path: Path) -> None:
+    # ms-swift gives each start a folder of its own (--add_version true, its default); the cursor is that of the run.
+    for folders in (("v0-20261121-010200", "v1-20261121-010201"), ("out", "other")):
+        directory = produce(tmp_path / f"of {folders[0]}", 48, 3)
+        first, second = (tmp_path / name for name in folders)
+        save(kept(directory, first), first, 3)
+        save(kept(directory, second, first / "checkpoint-3"), second, 9)
+        # The first one's checkpoint is still there.
+        assert told(directory) == (36, 4)
 
 
 def test_checkpoint_that_is_saved_over_counts_as_torn_until_it_is_whole(directory: Path, output: Path) -> None:
@@ -346,24 +319,22 @@ def test_checkpoint_is_due_once_a_step_was_trained(directory: Path, output: Path
     assert [kept(directory, output, output / "checkpoint-6").is_due(step) for step in (6, 7)] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("changes", "given_up"),
-    [
+def test_stream_is_given_up_at_its_end(tmp_path: Path, output: Path) -> None:
+    shuffled = {"data_sharding": True, "sharded_lazy_shuffle_window": None}
+    cases: list[tuple[dict[str, Any], int]] = [
         ({}, 16),
-        # Another epoch may follow.
+        # Unless another epoch may follow.
         ({"sharded_lazy_on_end": "repeat"}, 0),
         ({"train_iters": None, "num_train_epochs": 2}, 0),
-        # ms-swift's own shuffle.
-        ({"train_iters": None, "num_train_epochs": 1, "data_sharding": True, "sharded_lazy_shuffle_window": None}, 0),
-        ({"data_sharding": True, "sharded_lazy_shuffle_window": None}, 0),
-    ],
-)
-def test_stream_is_given_up_at_its_end_unless_it_is_needed_again(
-    directory: Path, output: Path, changes: dict[str, Any], given_up: int
-) -> None:
-    save(kept(directory, output, **changes), output, 12)
-    assert told(directory) == (48, given_up)
-    assert (cursor(directory).state is None) == ("data_sharding" in changes)
+        # Or in ms-swift's own shuffle.
+        ({"train_iters": None, "num_train_epochs": 1, **shuffled}, 0),
+        (shuffled, 0),
+    ]
+    for number, (changes, given_up) in enumerate(cases):
+        directory = produce(tmp_path / str(number), 48, 3)
+        save(kept(directory, output / str(number), **changes), output / str(number), 12)
+        assert told(directory) == (48, given_up)
+        assert (cursor(directory).state is None) == ("data_sharding" in changes)
 
 
 def test_position_is_there_before_the_weights_and_the_cursor_after_them(directory: Path, output: Path) -> None:
@@ -382,9 +353,7 @@ def test_position_is_there_before_the_weights_and_the_cursor_after_them(director
     assert cursor(directory).consumed == 24
 
 
-def test_start_registers_the_run_and_puts_the_cursor_where_it_goes_on(
-    tmp_path: Path, directory: Path, output: Path
-) -> None:
+def test_start_puts_the_cursor_where_it_goes_on(tmp_path: Path, directory: Path, output: Path) -> None:
     saves = kept(directory, output)
     saves.register()
     assert told(directory) == (0, 0)
@@ -421,19 +390,15 @@ def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
 
 @pytest.mark.parametrize("failure", ["no folder", "no space", "no checkpoint"])
 def test_cursor_that_cannot_be_written_is_told_and_not_raised(
-    tmp_path: Path, directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch, cautions: list[str], failure: str
+    directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch, cautions: list[str], failure: str
 ) -> None:
     saves = kept(directory, output)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     if failure == "no folder":
         (directory / "cursors").touch()
         saves.register()
         assert cautions.pop() and not cautions
     elif failure == "no space":
-        monkeypatch.setattr(checkpoints, "put_cursor", fail)
+        monkeypatch.setattr(checkpoints, "put_cursor", raising(OSError(28, "No space left on device")))
     saves.begin(20, 5)
     if failure == "no checkpoint":
         shutil.rmtree(output)
@@ -447,9 +412,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     assert cursor(directory).consumed == 24
 
 
-def test_checkpoint_that_the_cursor_has_seen_is_gone_on_from_after_the_chunks_before_are_gone(
-    directory: Path, output: Path
-) -> None:
+def test_chunks_before_the_cursor_may_go(directory: Path, output: Path) -> None:
     whole = open_streams(args_of(output, sharded_lazy_shuffle_window=2), directory, 2)
     expected = [[stream[rank + 2 * place] for place in range(14, 24)] for rank, stream in enumerate(whole)]
     save(Checkpoints(whole[0].plan, str(output)), output, 7)
@@ -467,9 +430,7 @@ def other_run(directory: Path, *, take_over: bool = False) -> CursorOwner:
     return CursorOwner(directory, CONSUMER, take_over=take_over)
 
 
-def test_second_run_of_a_name_is_refused_on_all_ranks_naming_the_ways_out(
-    directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_run_of_a_name_is_refused(directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways_out = "--sharded_lazy_consumer NAME", "--sharded_lazy_take_over true"
     with other_run(directory), refused(CursorTaken, *ways_out, consumer=CONSUMER):
         kept(directory, output).register()
@@ -486,9 +447,7 @@ def test_second_run_of_a_name_is_refused_on_all_ranks_naming_the_ways_out(
         kept(directory, output).register()
 
 
-def test_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(
-    directory: Path, output: Path, cautions: list[str]
-) -> None:
+def test_first_run_writes_no_more_once_another_takes_over(directory: Path, output: Path, cautions: list[str]) -> None:
     first = kept(directory, output)
     first.register()
     with other_run(directory, take_over=True) as second:

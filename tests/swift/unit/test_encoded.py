@@ -14,17 +14,8 @@ import torch
 
 from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank, Stats
-from lazyshard_swift import ms_swift
-from lazyshard_swift.encoding import (
-    _variables,
-    cache_facts,
-    encode_cache,
-    fingerprint,
-    of_producer,
-    pack,
-    tell_cache,
-    unpack,
-)
+from lazyshard_swift import encoding, ms_swift
+from lazyshard_swift.encoding import cache_facts, encode_cache, fingerprint, of_producer, pack, tell_cache, unpack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, encoders
 from lazyshard_swift.run_plan import Facts, Streams
@@ -76,15 +67,6 @@ def formed(directory: Path, form: str, row: dict[str, Any]) -> str:
     return write(directory, [pack(row)], {**FACTS, "form": form})
 
 
-def encoded_packs(directory: Path) -> str:
-    """Packs of two samples each, of 2 and 3 tokens."""
-    made = [
-        [pack({"input_ids": [number] * size, "length": size, "lengths": [size]}) for size in (2, 3)]
-        for number in (0, 1)
-    ]
-    return write(directory, [{"pack": samples, "lengths": [2, 3]} for samples in made])
-
-
 def first(stream: str) -> Any:
     return next(iter(StreamReader(stream)))
 
@@ -112,59 +94,52 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
 
 
-@pytest.mark.parametrize(("packs", "most"), [(True, None), (True, 4), (False, 4)])
-def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | None, tmp_path: Path) -> None:
-    directory = (encoded_packs if packs else encoded)(tmp_path / "stream")
-    (encoder,) = encoders([directory], template(), of_raw, most)
-    with pytest.raises(ValueError, match="pack"):
-        encoder(first(directory))
-    if packs:
-        (encoder,) = encoders([directory], template(), of_raw, 5)
-        assert encoder(first(directory)) == [
-            {"input_ids": [0, 0], "length": 2, "lengths": [2]},
-            {"input_ids": [0, 0, 0], "length": 3, "lengths": [3]},
-        ]
+def test_packs_are_taken_where_there_are_to_be_some(tmp_path: Path) -> None:
+    samples = [pack({"input_ids": [7] * size, "length": size, "lengths": [size]}) for size in (2, 3)]
+    packs, alone = write(tmp_path / "packs", [{"pack": samples, "lengths": [2, 3]}]), encoded(tmp_path / "alone")
+    for stream, most in ((packs, None), (packs, 4), (alone, 4)):
+        (encoder,) = encoders([stream], template(), of_raw, most)
+        with pytest.raises(ValueError, match="pack"):
+            encoder(first(stream))
+    (encoder,) = encoders([packs], template(), of_raw, 5)
+    assert encoder(first(packs)) == [
+        {"input_ids": [7, 7], "length": 2, "lengths": [2]},
+        {"input_ids": [7, 7, 7], "length": 3, "lengths": [3]},
+    ]
 
 
 SEQUENCE = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
 BARE = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "attention_mask": [1, 1, 0, 0], "length": 2}
+PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100]}
+MASK = {"attention_mask": [1, 1, 0, 0], "length": 2, "lengths": [2]}
 
 
-@pytest.mark.parametrize(
-    ("form", "row", "own", "expected"),
-    [
-        # The first token of a sequence is nobody's label; positions stay, from which the collator takes the borders.
-        # How long a document might be is nothing for who trains sequences.
-        ("split", SEQUENCE, {"max_length": 5}, SEQUENCE | {"labels": [-100, 6, -100, 8, 9]}),
-        ("split", BARE, {"truncation_strategy": "delete"}, BARE),
-        # Documents are kept apart as those of a pack are.
-        (
-            "split",
-            SEQUENCE,
-            {"padding_free": True},
-            [
-                {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
-                {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
-            ],
-        ),
-        # A padded row is one of all its tokens.
-        (
-            "pad",
-            PADDED | {"lengths": [2]},
-            {},
-            {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "length": 4, "lengths": [4]},
-        ),
-    ],
-)
-def test_rows_that_were_cut_or_padded(form: str, row: Any, own: dict[str, Any], expected: Any, tmp_path: Path) -> None:
-    directory, mine = formed(tmp_path, form, row), template(**own)
-    (encoder,) = encoders([directory], mine, of_raw)
-    assert encoder(first(directory)) == expected
-    assert getattr(mine, "packing", False) is isinstance(expected, list)
-    if form == "pad":
-        with refused(SettingsRefused, "max_length is 512 there and 4 here"):
-            encoders([directory], template(max_length=4), of_raw)
+DOCUMENTS = [
+    {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
+    {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
+]
+
+# Form, row, settings of the template, and the sample.
+FORMED: list[tuple[str, Any, dict[str, Any], Any]] = [
+    # The first token of a sequence is nobody's label; positions stay, from which the collator takes the borders.
+    # How long a document might be is nothing for who trains sequences.
+    ("split", SEQUENCE, {"max_length": 5}, SEQUENCE | {"labels": [-100, 6, -100, 8, 9]}),
+    ("split", BARE, {"truncation_strategy": "delete"}, BARE),
+    # Documents are kept apart as those of a pack are.
+    ("split", SEQUENCE, {"padding_free": True}, DOCUMENTS),
+    # A padded row is one of all its tokens.
+    ("pad", PADDED | MASK, {}, PADDED | {"length": 4, "lengths": [4]}),
+]
+
+
+def test_rows_that_were_cut_or_padded(tmp_path: Path) -> None:
+    for number, (form, row, own, expected) in enumerate(FORMED):
+        directory, mine = formed(tmp_path / str(number), form, row), template(**own)
+        (encoder,) = encoders([directory], mine, of_raw)
+        assert encoder(first(directory)) == expected
+        assert getattr(mine, "packing", False) is isinstance(expected, list)
+    with refused(SettingsRefused, "max_length is 512 there and 4 here"):
+        encoders([directory], template(max_length=4), of_raw)
 
 
 def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
@@ -176,22 +151,18 @@ def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
     assert len(encoders([one, other], template(padding_free=False), of_raw)) == 2
 
 
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
+def test_rows_that_were_encoded_otherwise_are_refused_naming_what_differs(tmp_path: Path) -> None:
+    stream = encoded(tmp_path / "a")
+    for other, text in (
         (template(max_length=1024), "max_length is 512 there and 1024 here"),
         (template("a", "c"), "tokenizer is '"),
         (template(mode="rlhf"), "mode is 'train' there and 'rlhf' here"),
         (template(template_meta=Meta(default_system=None)), "system is 'be brief' there and null here"),
         (template(template_meta=Meta(prefix=("",))), "template_text is '"),
-    ],
-)
-def test_rows_that_were_encoded_otherwise_are_refused_naming_what_differs(
-    other: Any, text: str, tmp_path: Path
-) -> None:
-    with refused(SettingsRefused, text, argument="dataset") as error:
-        encoders([encoded(tmp_path / "a")], other, of_raw)
-    assert str(error.value).count(" there and ") == 1
+    ):
+        with refused(SettingsRefused, text, argument="dataset") as error:
+            encoders([stream], other, of_raw)
+        assert str(error.value).count(" there and ") == 1
     by_function = write(tmp_path / "function", [], {"kind": "function", "function": "my_rows:encode"})
     woven = formed(tmp_path / "woven", "woven", {"input_ids": [5, 6], "length": 2})
     for directory, word in ((by_function, "my_rows:encode"), (woven, "form is 'woven'")):
@@ -246,12 +217,12 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_sample_comes_back_through_a_stream_as_it_was(name: str, tmp_path: Path) -> None:
+def test_samples_come_back_through_a_stream_as_they_were(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 1, arrays=True) as writer:
-        writer.write(pack(SAMPLES[name]))
-    found = unpack(StreamReader(tmp_path).read(0))
-    assert same(found, SAMPLES[name]), found
+        for sample in SAMPLES.values():
+            writer.write(pack(sample))
+    for (name, sample), row in zip(SAMPLES.items(), StreamReader(tmp_path), strict=True):
+        assert same(unpack(row), sample), name
 
 
 def test_tensors_share_the_memory_of_the_row() -> None:
@@ -260,37 +231,29 @@ def test_tensors_share_the_memory_of_the_row() -> None:
     assert packed["a"]["$tensor"].dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
+def test_what_is_of_a_subclass_or_another_kind_is_kept_as_what_it_is() -> None:
+    for value, plain in (
         (OrderedDict(b=OrderedDict(c=1)), {"b": {"c": 1}}),
         ([OrderedDict(c=1)], [{"c": 1}]),
         (np.str_("text"), "text"),
-    ],
-)
-def test_what_is_of_a_subclass_is_kept_as_what_it_is(value: Any, plain: Any) -> None:
-    assert unpack(pack({"a": value})) == {"a": plain}
-
-
-def test_arrays_and_tensors_of_other_kinds_are_kept_by_their_numbers() -> None:
+    ):
+        assert unpack(pack({"a": value})) == {"a": plain}
     found = unpack(pack({"a": torch.ones(2, requires_grad=True), "b": np.ones(2, ">f4")}))
     assert found["a"].tolist() == found["b"].tolist() == [1, 1]
     assert not found["a"].requires_grad
 
 
-@pytest.mark.parametrize(
-    ("sample", "text"),
-    [
+def test_what_no_row_can_hold_is_named() -> None:
+    bad: list[tuple[Any, str]] = [
         ({"a": object()}, "the template returned a builtins.object at 'a', which no row can hold"),
         ({"a": {"b": {1, 2}}}, "a builtins.set at 'a'"),
         ({"$tensor": 1}, "the key '\\$tensor' at"),
         ({"a": {3: 1}}, "the key 3 at 'a'"),
         ({3: [1]}, "a key that is no text at 3"),
-    ],
-)
-def test_what_no_row_can_hold_is_named(sample: dict[str, Any], text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        pack(sample)
+    ]
+    for sample, text in bad:
+        with pytest.raises(TypeError, match=text):
+            pack(sample)
 
 
 def arguments(**changes: Any) -> Any:
@@ -308,31 +271,21 @@ def test_data_set_is_told_where_how_much_and_what_encodes(tmp_path: Path) -> Non
     assert dataset.stats().not_cached == 0
 
 
-@pytest.mark.parametrize(
-    ("args", "settings"),
-    [
-        ({"columns": {"text": "query"}}, {}),
-        ({"disable_auto_column_mapping": True}, {}),
-        ({"remove_unused_columns": False}, {}),
-        ({"packing": True}, {}),
-        ({"external_plugins": [__file__]}, {}),
-        ({"external_plugins": ["missing.py"]}, {}),
-        *(({}, changes) for changes in ({"max_length": 513}, {"padding_free": True}, {"num_frames": 8})),
-        *(({}, changes) for changes in ({"sizes": [1, 2]}, {"packing": True})),
-    ],
-)
-def test_each_thing_that_decides_about_samples_makes_other_facts(
-    args: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_each_thing_that_decides_about_samples_makes_other_facts() -> None:
     made = cache_facts(arguments(), template())
     # What a template remembers of its work is no setting.
     assert made == cache_facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
-    assert cache_facts(arguments(**args), template(**settings)) != made
+    others: list[dict[str, Any]] = [
+        *({"columns": {"text": "query"}}, {"disable_auto_column_mapping": True}, {"remove_unused_columns": False}),
+        *({"packing": True}, {"external_plugins": [__file__]}, {"external_plugins": ["missing.py"]}),
+    ]
+    assert made not in [cache_facts(arguments(**changes), template()) for changes in others]
+    settings: list[dict[str, Any]] = [{"max_length": 513}, {"padding_free": True}, {"num_frames": 8}]
+    settings += [{"sizes": [1, 2]}, {"packing": True}]
+    assert made not in [cache_facts(arguments(), template(**changes)) for changes in settings]
 
 
-def test_variables_and_plugins_that_templates_read_make_other_facts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_variables_and_plugins_make_other_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "template" / "templates").mkdir(parents=True)
     text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
     (tmp_path / "template" / "templates" / "one.py").write_text(text)
@@ -343,7 +296,7 @@ def test_variables_and_plugins_that_templates_read_make_other_facts(
     def facts() -> Any:
         return cache_facts(arguments(external_plugins=[str(plugin)]), template())
 
-    _variables.cache_clear()
+    encoding._variables.cache_clear()
     try:
         for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
             before = facts()
@@ -355,7 +308,7 @@ def test_variables_and_plugins_that_templates_read_make_other_facts(
         plugin.write_text("a = 2")
         assert facts() != before
     finally:
-        _variables.cache_clear()
+        encoding._variables.cache_clear()
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,24 +64,20 @@ def caught(kind: type[library.LazyShardError], text: str) -> library.LazyShardEr
     return kind(f"{where}\nOriginal {trace}{kind.__module__}.{kind.__name__}: {text}\n")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
+def test_message_is_that_of_the_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    for error, message in (
         (caught(library.ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
         (caught(library.BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
         # In the text of an error there may be anything.
         (caught(library.BadSample, "row 3: ValueError: BadSample: a"), "row 3: ValueError: BadSample: a"),
         (library.BadSample("Caught nothing"), "Caught nothing"),
+        # It speaks of our argument.
         (library.WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
-    ],
-)
-def test_message_is_that_of_the_error_and_speaks_of_our_argument(
-    error: library.LazyShardError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "_exit", lambda code: None)
-    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
-    errors.end_within(0, error).join()
-    assert capsys.readouterr().err.strip().startswith(f"lazyshard: error: {message} (exit code ")
+    ):
+        errors.end_within(0, error).join()
+        assert capsys.readouterr().err.strip().startswith(f"lazyshard: error: {message} (exit code ")
 
 
 PROGRAM: Final = """
@@ -102,36 +98,29 @@ def run(failure: str, **variables: Any) -> subprocess.CompletedProcess[str]:
     return python(PROGRAM + failure, **variables)
 
 
-@pytest.mark.parametrize(
-    ("failure", "code", "message"),
-    [
-        (WAIT, 75, "error: no chunk 3"),
-        ("raise SettingsRefused('no --packing')", 2, "error: no --packing"),
-        ("raise KeyboardInterrupt", 130, "interrupted"),
-        (
-            "try:\n    raise ChunkCorrupt('row 7')\nexcept ValueError:\n    raise RuntimeError('clean-up failed')",
-            5,
-            "error: row 7",
-        ),
-        # One that cannot save in time.
-        ("import time; errors.end_within(0.01, WaitTimeout('no chunk 3')); time.sleep(60)", 75, "error: no chunk 3"),
-    ],
-)
-def test_process_ends_with_one_message_and_the_code(failure: str, code: int, message: str) -> None:
-    ended = run(failure)
-    assert (ended.returncode, ended.stdout) == (code, "")
-    assert ended.stderr == f"\nlazyshard: {message} (exit code {code})\n"
+FAILURES: Final[list[tuple[str, int, str]]] = [
+    (WAIT, 75, "error: no chunk 3"),
+    ("raise SettingsRefused('no --packing')", 2, "error: no --packing"),
+    ("raise KeyboardInterrupt", 130, "interrupted"),
+    ("try:\n    raise ChunkCorrupt('row 7')\nexcept ValueError:\n    raise RuntimeError", 5, "error: row 7"),
+    # One that cannot save in time.
+    ("import time; errors.end_within(0.01, WaitTimeout('no chunk 3')); time.sleep(60)", 75, "error: no chunk 3"),
+]
 
 
-def test_other_errors_go_to_the_hook_that_was_there_before() -> None:
+def test_process_ends_with_one_message_and_the_code() -> None:
+    for failure, code, message in FAILURES:
+        ended = run(failure)
+        assert (ended.returncode, ended.stdout) == (code, "")
+        assert ended.stderr == f"\nlazyshard: {message} (exit code {code})\n"
+    # Other errors go to the hook that was there before.
     ended = run("raise ValueError('a bug')")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "before: a bug\n", "")
 
 
 def test_exit_handlers_run_and_what_was_printed_is_not_lost() -> None:
-    assert run(f"import atexit; atexit.register(print, 'handled'); sys.stdout.write('printed ')\n{WAIT}").stdout == (
-        "printed handled\n"
-    )
+    handled = run(f"import atexit; atexit.register(print, 'handled'); sys.stdout.write('printed ')\n{WAIT}")
+    assert handled.stdout == "printed handled\n"
     # But a process that does not wind up is cut off.
     before = "import atexit, signal; errors._FINISH_S = 0.05; atexit.register(signal.pause); sys.stdout.write('p')\n"
     ended = run(before + WAIT)
@@ -170,17 +159,14 @@ print(child.pid, flush=True)
 
 
 def test_end_of_a_stream(notices: list[str]) -> None:
-    """As the README has it."""
     args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
     gate = SimpleNamespace(gave_up=None, published=lambda: [Published(1, 203, True)])
     stream: Any = SimpleNamespace(plan=decided(args, 203), gate=gate)
-    told = (
-        "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
-        "samples trained and 3 left over, fewer than the 8 of a step"
-    )
-    for checkpoint, end in ((None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")):
-        TrainStream.tell_stop(stream, 200, 25, 60, checkpoint)
-        assert notices.pop() == f"lazyshard: {told}{end}"
+    told = "training stops after step 25 of 60, on all ranks alike, with 200 samples trained and 3 left over"
+    TrainStream.tell_stop(stream, 200, 25, 60, None)
+    TrainStream.tell_stop(stream, 200, 25, 60, "output/checkpoint-25")
+    assert all(told in text for text in notices)
+    assert [text.endswith(". Checkpoint: output/checkpoint-25") for text in notices] == [False, True]
 
 
 @contextlib.contextmanager
@@ -195,18 +181,11 @@ def clean() -> Iterator[logging.Logger]:
         (logger.handlers[:], logger.propagate, logger.level), root.handlers[:] = before
 
 
-def test_notice_goes_through_ms_swifts_logger(notices: list[str]) -> None:
-    ms_swift.notice("100% of {what} %s is there")
-    assert notices == ["lazyshard: 100% of {what} %s is there"]
-
-
-def test_notice_without_ms_swift_is_not_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_notice_without_ms_swift(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "swift.utils", None)
     with caplog.at_level(logging.INFO, "lazyshard"):
-        ms_swift.notice("told")
-    assert [(record.name, record.getMessage()) for record in caplog.records] == [("lazyshard", "lazyshard: told")]
+        ms_swift.notice("100% of {what} %s is there")
+    assert [record.getMessage() for record in caplog.records] == ["lazyshard: 100% of {what} %s is there"]
 
 
 def test_lines_of_the_library_are_seen_once(capsys: pytest.CaptureFixture[str]) -> None:

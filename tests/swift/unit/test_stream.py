@@ -1,35 +1,31 @@
-"""`stream`: what a start refuses, and a resume, before any sample is trained; and packs, which `--packing` needs."""
+"""`stream`: what a start or a resume refuses; packs; `StepGate`: the same decision on every rank, without a word."""
 
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from torch.utils.data import Subset
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.errors import LazyShardError, SkipSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream import list_consumers
 from lazyshard.stream.retention import retire
-from lazyshard_swift import rows
+from lazyshard_swift import parallel, rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.stream import StepGate
+from tests.data.options import grouped
 from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import (
-    Template,
-    checkpoint,
-    hugging_face,
-    megatron,
-    open_stream,
-    opened,
-    plan,
-    position,
-    refused,
-)
+from tests.swift.unit import runs
+from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, refused
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
 
@@ -40,9 +36,7 @@ def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
     return {**changes, "mcore_model": checkpoint(folder, opened(directory, **changes).plan.position(step, step))}
 
 
-def test_how_much_was_trained_is_told_now_and_then_and_at_checkpoints(
-    tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_told_now_and_then(tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     directory = produce(tmp_path / "s", 8, 2, end=False)
     stream = opened(directory)
     notices.clear()
@@ -57,32 +51,20 @@ def test_how_much_was_trained_is_told_now_and_then_and_at_checkpoints(
     assert [words in text for words, text in zip(told, notices, strict=True)] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("ended", "weights", "consumed", "why", "left"),
-    [
-        # Steps of 4 samples; the first that the next step would draw past its end.
-        ((True, True), [0.5, 0.5], 16, "{0} has ended with 8 samples", "; not trained: 12 of the 20 of {1}"),
-        ((True, False), [0.5, 0.5], 16, "{0} has ended with 8 samples", "; not trained: 12 of the 20 of {1}"),
-        (
-            (False, True),
-            [0.25, 0.75],
-            24,
-            "{1} has ended with 20 samples",
-            "; not trained: 2 of the 8 of {0}, 2 of the 20 of {1}",
-        ),
-    ],
-)
-def test_end_of_a_blend_tells_which_stream_has_ended_and_what_was_not_trained(
-    tmp_path: Path, ended: tuple[bool, bool], weights: list[float], consumed: int, why: str, left: str
-) -> None:
-    sizes = {"a": 8, "b": 20}
-    directories = [
-        str(produce(tmp_path / name, sizes[name], 2, end=end)) for name, end in zip(sizes, ended, strict=True)
-    ]
-    options = {"interleave_prob": weights, "stopping_strategy": "first_exhausted", "sharded_lazy_shuffle_window": 0}
-    blend = opened(tmp_path, dataset=directories, micro_batch_size=4, global_batch_size=4, **options)
-    found = blend.plan.end(consumed, blend.gate.published())
-    assert found == (why.format(*directories), left.format(*directories))
+def test_end_of_a_blend(tmp_path: Path) -> None:
+    made = [produce(tmp_path / f"ended {size}", size, 2) for size in (8, 20)]
+    live = [produce(tmp_path / f"live {size}", size, 2, end=False) for size in (8, 20)]
+    # Steps of 4 samples; the first stream that the next step would draw past its end.
+    first, last = "{0} has ended with 8 samples", "{1} has ended with 20 samples"
+    for directories, weights, consumed, why, left in (
+        ([made[0], made[1]], [0.5, 0.5], 16, first, "; not trained: 12 of the 20 of {1}"),
+        ([made[0], live[1]], [0.5, 0.5], 16, first, "; not trained: 12 of the 20 of {1}"),
+        ([live[0], made[1]], [0.25, 0.75], 24, last, "; not trained: 2 of the 8 of {0}, 2 of the 20 of {1}"),
+    ):
+        options = {"interleave_prob": weights, "stopping_strategy": "first_exhausted", "sharded_lazy_shuffle_window": 0}
+        names = list(map(str, directories))
+        blend = opened(tmp_path, dataset=names, micro_batch_size=4, global_batch_size=4, **options)
+        assert blend.plan.end(consumed, blend.gate.published()) == (why.format(*names), left.format(*names))
 
 
 def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
@@ -108,30 +90,23 @@ def test_directory_that_another_program_fills_is_known_by_its_first_row(tmp_path
     assert all(run.facts.stream.startswith("first-row-") for run in found)
 
 
-@pytest.mark.parametrize("retired", [3, 4])
-def test_resume_refuses_where_chunks_of_the_open_window_were_deleted(tmp_path: Path, retired: int) -> None:
+def test_resume_refuses_where_chunks_of_the_open_window_are_gone(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 18, 2)
-    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
-    opened(directory, **changes)
     # Position 7 lies in the second window: chunks 3, 4 and 5.
-    retire(directory, retired, 9)
-    if retired == 3:
-        opened(directory, **changes)
-        return
-    with refused(ResumeRefused, checkpoint=changes["mcore_model"], expected="chunk 3", actual="chunks from 4 on"):
-        opened(directory, **changes)
-
-
-@pytest.mark.parametrize("chunk", [4, 5, 6])
-def test_resume_refuses_where_any_chunk_of_the_open_window_is_gone(tmp_path: Path, chunk: int) -> None:
-    directory = produce(tmp_path / "s", 18, 2)
     changes = resumable(directory, tmp_path / "checkpoint-7", 7)
-    # By hand, not by the producer. Position 7 lies in the second window: chunks 3, 4 and 5.
-    (directory / f"chunk_{chunk:05d}.jsonl").unlink()
-    if chunk == 6:
-        opened(directory, **changes)
-        return
-    with refused(ResumeRefused, expected=f"chunk {chunk}", actual="deleted"):
+    fields = {"checkpoint": changes["mcore_model"], "expected": "chunk 3", "actual": "chunks from 4 on"}
+    retire(directory, 3, 9)
+    opened(directory, **changes)
+    # By hand, not by the producer.
+    for chunk in (6, 5, 4):
+        (directory / f"chunk_{chunk:05d}.jsonl").unlink()
+        if chunk == 6:
+            opened(directory, **changes)
+            continue
+        with refused(ResumeRefused, expected=f"chunk {chunk}", actual="deleted"):
+            opened(directory, **changes)
+    retire(directory, 4, 9)
+    with refused(ResumeRefused, **fields):
         opened(directory, **changes)
 
 
@@ -208,35 +183,135 @@ def pack(*rows: dict[str, Any]) -> dict[str, Any]:
     return check_row(encode_pack([encode_row(row) for row in given], [row["tokens"] for row in given]))
 
 
-def write_packs(directory: Path, count: int) -> Path:
-    with ChunkWriter(directory, 2) as writer:
-        for number in range(count):
-            writer.write(pack({"id": number}))
-    return directory
-
-
-@pytest.mark.parametrize(
-    ("row", "most", "error", "message"),
-    [
+def test_what_cannot_be_trained_says_why() -> None:
+    for row, most, error, message in (
         ({"id": 3, "tokens": 1}, 4, ValueError, "--pack"),
         (pack({"id": 3}), None, ValueError, "--packing true"),
         (pack({"id": 3}, {"id": 4, "long": True}), 4, SkipSample, "row 1 of its pack"),
         (pack({"id": 3, "bad": True}, {"id": 4}), 4, ValueError, "row 0 of its pack"),
         (pack({"id": 3}, {"id": 4}), 3, ValueError, r"\[2, 2\]"),
-    ],
-)
-def test_what_cannot_be_trained_says_why(row: Any, most: int | None, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        rows.encode_packs(row, most, encode_one)
+    ):
+        with pytest.raises(error, match=message):
+            rows.encode_packs(row, most, encode_one)
 
 
 @pytest.mark.parametrize("make", [megatron, hugging_face])
 def test_a_stream_of_packs_and_packing_need_each_other(make: Any, tmp_path: Path) -> None:
-    packs, template, options = write_packs(tmp_path / "packs", 40), Template(), {"num_train_epochs": 1}
+    template, options = runs.Template(), {"num_train_epochs": 1}
+    with ChunkWriter(tmp_path / "packs", 2) as packs:
+        for number in range(40):
+            packs.write(pack({"id": number}))
     with refused(SettingsRefused, argument="packing"):
-        opened(packs, make, **options)
+        opened(packs.directory, make, **options)
     with refused(SettingsRefused, argument="packing"):
         opened(produce(tmp_path / "rows", 40, 2), make, packing=True, packing_length=64, **options)
     # The template is made to take packs as PackingDataset makes it.
-    opened(packs, make, template, packing=True, packing_length=None, **options)
+    opened(packs.directory, make, template, packing=True, packing_length=None, **options)
     assert (template.packing, template.padding_free) == (True, True)
+
+
+PER_CHUNK = 3
+
+# Ranks, samples of a micro batch, micro batches of a step, and the window.
+SETTINGS = [(1, 2, 3, 2), (2, 1, 2, 2), (2, 2, 1, 0), (3, 1, 3, 0), (3, 2, 2, 2), (2, 1, 3, 0), (1, 1, 1, 0)]
+
+
+def gate(
+    directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
+) -> StepGate:
+    place: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "batch_size": batch, "layout": "strided"}
+    dataset = LazyShardedDataset(
+        directory, num_samples=2**50, max_wait=max_wait, **grouped(**place, shuffle_window=window)
+    )
+    return StepGate(dataset, stop_at_end)
+
+
+def decisions(asked: StepGate, per_step: int, steps: int, first_step: int = 0) -> list[bool | str]:
+    """What the gate says of each step: whether it is trained, or the name of an error."""
+    found: list[bool | str] = []
+    for step in range(first_step, steps):
+        try:
+            found.append(asked.allows(step * per_step, (step + 1) * per_step))
+        except (StreamTooShort, WaitTimeout) as error:
+            found.append(type(error).__name__)
+    return found
+
+
+@pytest.mark.parametrize("total", [0, 8, 13])
+def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end(tmp_path: Path, total: int) -> None:
+    directory = produce(tmp_path / "s", 0, PER_CHUNK, end=False)
+    gates = {(one, rank): gate(directory, rank, *one[:2], one[3]) for one in SETTINGS for rank in range(one[0])}
+    trained = dict.fromkeys(gates, 0)
+    for published in range(0, total + 1, PER_CHUNK):
+        produce(directory, published, PER_CHUNK, end=False)
+        for key, asked in gates.items():
+            (_, batch, accumulation, _), _ = key
+            size = batch * accumulation
+            while (found := decisions(asked, size, trained[key] + 1, trained[key])) == [True]:
+                trained[key] += 1
+            # Never the end, as long as there may be more.
+            assert found == ["WaitTimeout"]
+        for setting in SETTINGS:
+            assert len({trained[setting, rank] for rank in range(setting[0])}) == 1
+    produce(directory, total, PER_CHUNK, end=True)
+    for key, asked in gates.items():
+        (dp, batch, accumulation, _), _ = key
+        # A step takes so many of all samples; what is not a whole one is left over.
+        steps = total // (dp * batch * accumulation)
+        after: list[bool | str] = [False] * 3 if steps else ["StreamTooShort"]
+        found = decisions(asked, batch * accumulation, steps + len(after), trained[key])
+        assert found == [True] * (steps - trained[key]) + after, key
+        assert (asked.stopped, asked.published_samples()) == (bool(steps), total)
+
+
+def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
+    asked = gate(directory, 1, 2, 1, max_wait=0.05)
+    assert asked.allows(0, 3)
+    # Its stripe is chunks 2 and 3. The deadline is that of each wait alone.
+    for _ in range(3):
+        with refused(WaitTimeout, chunk=3, directory=str(directory)) as timeout:
+            asked.allows(3, 4)
+        assert timeout.value.waited is not None and 0.05 <= timeout.value.waited < 5
+    assert not asked.stopped
+    produce(directory, 12, PER_CHUNK, end=False)
+    assert asked.allows(3, 4)
+
+
+@pytest.mark.parametrize("all_come", [True, False])
+def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_come: bool) -> None:
+    asks = mock.Mock(return_value=all_come)
+    monkeypatch.setattr(parallel, "all_come", asks)
+    asked = gate(produce(tmp_path / "s", 6, PER_CHUNK, end=False), 1, 2, 1, max_wait=0.01)
+    with pytest.raises(WaitTimeout):
+        asked.allows(3, 4)
+    assert not asks.called, "there is nothing to be saved, so nobody is asked"
+    if not all_come:
+        with pytest.raises(WaitTimeout):
+            asked.allows(3, 4, saves=True)
+        asked.end()
+        assert not asked.stopped
+        return
+    assert not asked.allows(3, 4, saves=True)
+    with refused(WaitTimeout, chunk=3) as timeout:
+        asked.end()
+    assert timeout.value is asked.gave_up
+    assert (asked.stopped, asks.call_count) == (True, 1)
+
+
+HashStore: Any = vars(dist)["HashStore"]
+
+
+def come(ranks: int, store: Any, patience: float) -> list[bool]:
+    """What so many ranks of 3 find that come at the same time."""
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(lambda _: parallel._all_come(store, "key", 3, patience), range(ranks)))
+
+
+def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_POLL_S", 0.01)
+    assert come(3, HashStore(), 60.0) == [True, True, True]
+    store = HashStore()
+    assert come(2, store, 0.05) == [False, False]
+    # It comes when the others have given it up: it is not alone in thinking that all are there.
+    assert come(1, store, 60.0) == [False]

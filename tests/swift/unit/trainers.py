@@ -38,21 +38,22 @@ def resumed(plan: RunPlan) -> TrainStream:
 
 
 def train(
-    kind: str, directory: Path, args: Any, dp: int, *, kill: int | None = None
+    kind: str, directory: Path, args: Any, dp: int, kill: int | None = None
 ) -> tuple[list[RunPlan], list[Trained]]:
-    """Trains on all ranks, one after the other; returns their plans, and what they have trained."""
+    """Trains on all ranks, one after the other; returns their plans, and what they have trained.
+
+    Up to step `kill`, counted from 0, or to the end. Arguments also have `save_steps`.
+    """
     trainer = train_hugging_face if kind == "swift" else train_megatron
-    plans = [plan(args, directory, rank, dp) for rank in range(dp)]
-    found = []
+    plans, found = [plan(args, directory, rank, dp) for rank in range(dp)], []
     for rank, each in enumerate(plans):
         with as_rank(rank):
-            found.append(trainer(each, args, kill=kill))
+            found.append(trainer(each, args, kill))
     assert len({(tuple(each.steps), tuple(each.saved), each.ended) for each in found}) == 1, "ranks that differ"
     return plans, found
 
 
-def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
-    """Trains as `swift sft`, up to step `kill`, counted from 0, or to the end; arguments also have `save_steps`."""
+def train_hugging_face(plan: RunPlan, args: Any, kill: int | None) -> Trained:
     module, found = _hugging_face(plan.rank.dp_rank, plan.rank.dp_size), Trained()
     trainer = module.SwiftMixin()
     own = args.training_args
@@ -65,12 +66,10 @@ def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> 
     # transformers.Trainer.set_initial_training_values
     loader = trainer.get_train_dataloader()
     per_epoch = max(math.ceil(len(loader) / accumulation), 1)
-    if trainer.args.max_steps > 0:
-        max_steps = trainer.args.max_steps
-        epochs = math.ceil(max_steps / per_epoch)
-    else:
-        max_steps = math.ceil(trainer.args.num_train_epochs * per_epoch)
-        epochs = math.ceil(trainer.args.num_train_epochs)
+    # The stream may have set them.
+    own_steps, own_epochs = trainer.args.max_steps, trainer.args.num_train_epochs
+    max_steps = own_steps if own_steps > 0 else math.ceil(own_epochs * per_epoch)
+    epochs = math.ceil(own_steps / per_epoch if own_steps > 0 else own_epochs)
     # _init_training_state
     done = 0 if plan.saved is None else plan.saved.step
     trainer.state = SimpleNamespace(global_step=done, max_steps=max_steps)
@@ -156,8 +155,7 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
     return module
 
 
-def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
-    """Trains as `megatron sft`; see `train_hugging_face`."""
+def train_megatron(plan: RunPlan, args: Any, kill: int | None) -> Trained:
     module, found = _megatron(), Trained()
     trainer = module.BaseMegatronTrainer()
     dataset, rank = resumed(plan), plan.rank

@@ -82,7 +82,6 @@ def _type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def install() -> None:
-    """For the whole process and for good."""
     cuda: Any = torch.cuda
     cuda.current_device = _returning(torch.device("cpu"))
     for name in (

@@ -1,5 +1,4 @@
-"""Attention: `sbhd` (sequence, batch, head, width) and packed `thd` (token, head, width) inputs, also with the context
-split over processes.
+"""Attention over packed sequences: (token, head, width) inputs, also with the context split over processes.
 
 With context parallelism each process holds, of every sequence of L tokens, 2 of 2n equal pieces: process r has piece r
 and piece 2n - 1 - r (megatron-core's zigzag, which evens out the work of a causal mask). Here every process gathers all
@@ -49,19 +48,8 @@ def zigzag(length: int, rank: int, size: int) -> Tensor:
 
 
 class DotProductAttention(nn.Module):
-    def __init__(
-        self,
-        num_attention_heads: int,
-        kv_channels: Any,
-        num_gqa_groups: int | None = None,
-        attention_dropout: float = 0.0,
-        attn_mask_type: str = "causal",
-        softmax_scale: float | None = None,
-        cp_group: Any = None,
-        **others: Any,
-    ) -> None:
+    def __init__(self, *args: Any, softmax_scale: float | None = None, cp_group: Any = None, **others: Any) -> None:
         super().__init__()
-        self.mask_type = attn_mask_type
         self.scale = softmax_scale
         self.cp_group = cp_group
 
@@ -75,46 +63,25 @@ class DotProductAttention(nn.Module):
         value: Tensor,
         attention_mask: Tensor | None,
         qkv_format: str = "sbhd",
-        attn_mask_type: str | None = None,
         cu_seqlens_q: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        mask_type = attn_mask_type or self.mask_type
+        if qkv_format != "thd" or cu_seqlens_q is None:
+            raise NotImplementedError(f"attention of {qkv_format}: only packed sequences are trained here")
         size = 1 if self.cp_group is None else dist.get_world_size(self.cp_group)
-        packed = qkv_format == "thd"
-        if packed:
-            assert cu_seqlens_q is not None
-            bounds = cu_seqlens_q.tolist()
-            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-            mask_type, attention_mask = "causal", None
-        else:
-            bounds = [0, query.shape[0] * size]
-        if size == 1:
-            keys, values = key.unsqueeze(0), value.unsqueeze(0)
-        elif "causal" not in mask_type:
-            raise NotImplementedError(f"context parallelism with the mask {mask_type}")
-        else:
+        if size > 1:
             keys, values = _Gather.apply(key, self.cp_group), _Gather.apply(value, self.cp_group)
-            attention_mask = None
         outputs = []
-        for start, end in pairwise(bounds):
+        for start, end in pairwise(cu_seqlens_q.tolist()):
             own = slice(start // size, end // size)
             if size == 1:
-                output = self._attend(query[own], keys[0, own], values[0, own], mask_type, attention_mask)
+                outputs.append(self._product(query[own], key[own], value[own], None))
             else:
-                output = self._attend_split(query[own], keys[:, own], values[:, own], end - start)
-            outputs.append(output)
-        joined = torch.cat(outputs)
-        return joined.squeeze(1) if packed else joined
+                outputs.append(self._split(query[own], keys[:, own], values[:, own], end - start))
+        return torch.cat(outputs)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask_type: str, mask: Tensor | None) -> Tensor:
-        """(sequence, batch, head, width) each; `mask` is True where nothing is to be seen."""
-        explicit = mask is not None and ("arbitrary" in mask_type or "causal" not in mask_type)
-        seen = ~mask.bool() if explicit and mask is not None else None
-        return self._product(query, key, value, seen, causal=not explicit and "causal" in mask_type)
-
-    def _attend_split(self, query: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
-        """`keys` and `values` as (process, sequence, batch, head, width)."""
+    def _split(self, query: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
+        """`keys` and `values` as (process, token, head, width)."""
         size = keys.shape[0]
         places = [zigzag(length, rank, size) for rank in range(size)]
         order = torch.argsort(torch.cat(places))
@@ -122,11 +89,11 @@ class DotProductAttention(nn.Module):
         seen = torch.arange(length)[None, :] <= places[dist.get_rank(self.cp_group)][:, None]
         return self._product(query, key, value, seen)
 
-    def _product(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, causal: bool = False) -> Tensor:
-        sequence, batch, heads, _ = query.shape
-        grouped = key.shape[2] != heads
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    def _product(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+        """Causal, unless it is told what is seen."""
+        grouped = key.shape[1] != query.shape[1]
+        heads = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, is_causal=causal, scale=self.scale, enable_gqa=grouped
+            *heads, attn_mask=seen, is_causal=seen is None, scale=self.scale, enable_gqa=grouped
         )
-        return output.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
+        return output.squeeze(0).transpose(0, 1).flatten(1)

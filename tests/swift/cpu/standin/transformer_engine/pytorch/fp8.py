@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
@@ -17,15 +15,8 @@ class FP8GlobalStateManager:
         return False, "no fp8 in this stand-in"
 
 
-@contextmanager
-def fp8_autocast(enabled: bool = False, *args: Any, **kwargs: Any) -> Iterator[None]:
-    if enabled:
-        raise NotImplementedError("no fp8 in this stand-in")
-    yield
+def fp8_autocast(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("no fp8 in this stand-in")
 
 
-@contextmanager
-def fp8_model_init(enabled: bool = False, *args: Any, **kwargs: Any) -> Iterator[None]:
-    if enabled:
-        raise NotImplementedError("no fp8 in this stand-in")
-    yield
+fp8_model_init = fp8_autocast

@@ -16,12 +16,10 @@ class FusedAdam(torch.optim.Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        adam_w_mode: bool = True,
         weight_decay: float = 0.0,
         **others: Any,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.adam_w_mode = adam_w_mode
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -36,10 +34,7 @@ class FusedAdam(torch.optim.Optimizer):
         gradient, state = parameter.grad, self.state[parameter]
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        if self.adam_w_mode:
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        else:
-            gradient = gradient + group["weight_decay"] * parameter
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
         state["exp_avg"].lerp_(gradient, 1 - first)
         state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
         deviation = (state["exp_avg_sq"] / (1 - second ** group["step"])).sqrt_().add_(group["eps"])

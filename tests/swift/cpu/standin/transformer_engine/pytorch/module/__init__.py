@@ -37,7 +37,6 @@ class Linear(TransformerEngineBaseModule):
         self,
         in_features: int,
         out_features: int,
-        sequence_parallel: bool = False,
         fuse_wgrad_accumulation: bool = False,
         tp_group: Any = None,
         tp_size: int = 1,
@@ -52,7 +51,7 @@ class Linear(TransformerEngineBaseModule):
         super().__init__()
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
         self.tp_size, self.tp_group, self.parallel_mode = tp_size, tp_group, parallel_mode
-        self.sequence_parallel, self.return_bias = sequence_parallel and tp_size > 1, return_bias
+        self.sequence_parallel, self.return_bias = False, return_bias
         self.fuse_wgrad_accumulation, self.apply_bias = fuse_wgrad_accumulation, bias and not return_bias
         outputs = out_features // tp_size if parallel_mode == "column" else out_features
         inputs = in_features // tp_size if parallel_mode == "row" else in_features
@@ -63,7 +62,7 @@ class Linear(TransformerEngineBaseModule):
         if self.bias is not None and parallel_mode == "column":
             _split(self.bias, 0)
         if self.bias is not None and parallel_mode == "row":
-            self.bias.sequence_parallel = sequence_parallel
+            self.bias.sequence_parallel = False
 
     def forward(self, x: Tensor, is_first_microbatch: Any = None, **others: Any) -> Any:
         y = self._leave(F.linear(self._enter(x), self.weight))
@@ -76,8 +75,6 @@ class Linear(TransformerEngineBaseModule):
 
         if self.parallel_mode != "column" or self.tp_size == 1:
             return x
-        if self.sequence_parallel:
-            return mappings.gather_from_sequence_parallel_region(x, group=self.tp_group)
         return mappings.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
 
     def _leave(self, y: Tensor) -> Tensor:
@@ -85,47 +82,25 @@ class Linear(TransformerEngineBaseModule):
 
         if self.parallel_mode != "row" or self.tp_size == 1:
             return y
-        if self.sequence_parallel:
-            return mappings.reduce_scatter_to_sequence_parallel_region(y, group=self.tp_group)
         return mappings.reduce_from_tensor_model_parallel_region(y, group=self.tp_group)
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
-    """Layer norm with a bias, root mean square norm without; in 32 bits."""
-    wide = x.float()
-    scale = (weight + 1 if zero_centered else weight).float()
-    if bias is not None:
-        return F.layer_norm(wide, (x.shape[-1],), scale, bias.float(), eps).to(x.dtype)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * scale).to(x.dtype)
-
-
 class RMSNorm(TransformerEngineBaseModule):
-    has_bias = False
-
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        zero_centered_gamma: bool = False,
-        params_dtype: Any = None,
-        **others: Any,
-    ) -> None:
+    def __init__(self, hidden_size: int, eps: float = 1e-5, params_dtype: Any = None, **others: Any) -> None:
         super().__init__()
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        fill = nn.init.zeros_ if zero_centered_gamma else nn.init.ones_
-        self.weight = _parameter((hidden_size,), params_dtype, fill)
-        self.weight.sequence_parallel = sequence_parallel
-        self.bias = _parameter((hidden_size,), params_dtype, nn.init.zeros_) if self.has_bias else None
-        if self.bias is not None:
-            self.bias.sequence_parallel = sequence_parallel
+        self.eps = eps
+        self.weight = _parameter((hidden_size,), params_dtype, nn.init.ones_)
+        self.weight.sequence_parallel = False
+        self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return _norm(x, self.weight, self.bias, self.eps, self.zero_centered_gamma)
+        return _norm(x, self.weight, self.eps)
 
 
-class LayerNorm(RMSNorm):
-    has_bias = True
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm, in 32 bits."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
 class LayerNormLinear(Linear):
@@ -135,27 +110,22 @@ class LayerNormLinear(Linear):
         out_features: int,
         eps: float = 1e-5,
         normalization: str = "LayerNorm",
-        zero_centered_gamma: bool = False,
-        return_layernorm_output: bool = False,
         params_dtype: Any = None,
-        sequence_parallel: bool = False,
         **others: Any,
     ) -> None:
-        super().__init__(
-            in_features, out_features, params_dtype=params_dtype, sequence_parallel=sequence_parallel, **others
-        )
-        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
-        fill = nn.init.zeros_ if zero_centered_gamma else nn.init.ones_
-        self.layer_norm_weight = _parameter((in_features,), params_dtype, fill)
-        self.layer_norm_weight.sequence_parallel = sequence_parallel
+        if normalization != "RMSNorm":
+            raise NotImplementedError(normalization)
+        super().__init__(in_features, out_features, params_dtype=params_dtype, **others)
+        self.eps = eps
+        self.layer_norm_weight = _parameter((in_features,), params_dtype, nn.init.ones_)
+        self.layer_norm_weight.sequence_parallel = False
         self.layer_norm_bias = None
-        if normalization == "LayerNorm":
-            self.layer_norm_bias = _parameter((in_features,), params_dtype, nn.init.zeros_)
-            self.layer_norm_bias.sequence_parallel = sequence_parallel
 
     def forward(self, x: Tensor, is_first_microbatch: Any = None, **others: Any) -> Any:
-        normed = _norm(x, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma)
-        return super().forward(normed)
+        return super().forward(_norm(x, self.layer_norm_weight, self.eps))
+
+
+class LayerNorm(TransformerEngineBaseModule): ...
 
 
 class GroupedLinear(TransformerEngineBaseModule): ...

@@ -346,7 +346,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         if rank.dp_rank != 0:
             return False
         position = self._after(consumed)
-        states = [position, *map(self._read, keep)]
+        states: list[EpochPosition | SequenceState] = [position, *map(self._read, keep)]
         if self._workers_read[0]:
             # A state of a DataLoader worker stands in the micro batch that it has handed out last.
             micro = rank.dp_size * self._settings.batch_size

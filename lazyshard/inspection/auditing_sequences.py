@@ -53,9 +53,10 @@ class _Counting:
         self.counts: dict[int, Counts] = {}
         self._tracing, self._report, self._epoch = tracing, report, tracing.of.epoch
         self._seen: dict[int, npt.NDArray[np.bool_]] = {}
-        # Rows that are to be counted, by kind; the sequences of the micro batch at hand.
+        # Rows that are to be counted, by kind; the sequences of the micro batch at hand, and the row that ended last.
         self._rows: dict[int, list[int]] = {}
         self._known: set[SplitSequence] = set()
+        self._last = -1
         # Where what is left over begins, and the windows from there on.
         self._behind = tracing.first.position
         self._windows: list[tuple[int, RowDraws]] = []
@@ -83,8 +84,9 @@ class _Counting:
             self._known.clear()
         if sequence not in self._known:
             self._known.add(sequence)
-            rows = self._rows.setdefault(_KINDS[tracing.fate_of(number, 0).became], [])
-            rows += tracing.ends_in(number, sequence)
+            ended = [row for row in tracing.ends_in(sequence) if row != self._last]
+            self._rows.setdefault(_KINDS[tracing.fate_of(number, 0).became], []).extend(ended)
+            self._last = ended[-1] if ended else self._last
 
     def finish(self) -> None:
         """Counts what is in no sequence so far."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from itertools import accumulate, takewhile
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -69,7 +69,8 @@ def _never() -> RunState:
 def _form(rule: dict[str, Any]) -> Form:
     if rule["form"] == "Split":
         return Split(rule["size"], **{name: 0 for name in _IDS if rule[name]}, overlap=rule["overlap"])
-    return {"Pack": Pack, "Pad": Pad}[rule["form"]](rule["size"])
+    made: Form = {"Pack": Pack, "Pad": Pad}[rule["form"]](rule["size"])
+    return made
 
 
 class Numbered(NamedTuple):
@@ -100,7 +101,8 @@ class SequenceTracing(Tracing):
         skips = skips_of(of.parts)
         self.planner.skips = lambda epoch: skips
         deleted = any(read_retired(one.directory, one.stream_id) for one in self.rows.readers)
-        self.first, self.count = of.place if deleted else WindowPlace(), None
+        self.first = of.place if deleted else WindowPlace()
+        self.count: int | None = None
         self.total, self.end = facts.samples if facts.ended else None, facts.samples
         self.epochs, parts = range(of.epoch, of.epoch + 1), self.state.parts
         self.begins = list(accumulate((one.dp * one.draws for one in parts[:-1]), initial=0))
@@ -148,7 +150,8 @@ class SequenceTracing(Tracing):
         micro = own.dp * own.batch_size
         batch, within = divmod(number - begin, micro)
         rank, at = divmod(within, own.batch_size)
-        position, became = batch * own.batch_size + at, cast("Became", "to come")
+        position = batch * own.batch_size + at
+        became: Became = "to come"
         if position < own.draws:
             became = "trained" if own.trained else "skipped"
         elif self.count is not None and begin + (batch + 1) * micro > self.count:
@@ -174,25 +177,26 @@ class SequenceTracing(Tracing):
             yield from (fate._replace(sample=sample) for sample in samples)
 
     def samples_of(self, sequence: SplitSequence) -> list[int]:
-        """Returns the samples of this stream in a sequence, in order."""
-        placed = (self.rows.place(piece.document, self.of.epoch) for piece in sequence.pieces)
+        """Returns the samples of this stream of which a sequence has tokens, in order."""
+        own = (piece.document for piece in sequence.pieces if piece.stop > piece.start)
+        placed = (self.rows.place(row, self.of.epoch) for row in own)
         return [sample for stream, sample in placed if stream == self.stream]
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample: once for each sequence that has tokens of it."""
-        epoch, rows, whole = self.of.epoch, set[int](), self.first
+        epoch, rows, whole = self.of.epoch, set[int](), self.first.position
 
         def see(window: PlannedWindow) -> None:
             nonlocal whole
             drawn, first = self.rows.of_window(window.place.window, epoch), window.place.window * self.rows.rows
             own = np.flatnonzero((drawn.streams == self.stream) & (drawn.samples == sample))
             rows.update((own + first).tolist())
-            whole = window.after or window.place._replace(position=first + len(drawn.samples))
+            whole = first + len(drawn.samples) if window.after is None else window.after.position
 
         numbers = [
             one.number
             for one in self.sequences(see)
-            if rows and any(piece.document in rows for piece in one.sequence.pieces)
+            if rows and any(piece.document in rows and piece.stop > piece.start for piece in one.sequence.pieces)
         ]
         part = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
         if sample >= self.facts.samples:
@@ -201,7 +205,7 @@ class SequenceTracing(Tracing):
             yield from (self.fate_of(number, sample) for number in numbers)
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
-        elif rows and max(rows) < whole.position:
+        elif rows and max(rows) < whole:
             yield Fate.undrawn(epoch, sample, "in no sequence")
         elif sample in self.before().samples[self.before().streams == self.stream].tolist():
             yield Fate.undrawn(epoch, sample, "before")
@@ -224,15 +228,14 @@ class SequenceTracing(Tracing):
         """Returns the rows before `first`: that their samples were trained, the state alone says."""
         return self.rows.draws(0, self.first.position, self.of.epoch)
 
-    def ends_in(self, number: int, sequence: SplitSequence) -> list[int]:
-        """Returns the rows whose last token is in a sequence, but for one that an overlap has there once more."""
+    def ends_in(self, sequence: SplitSequence) -> list[int]:
+        """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""
         form, rows = self.form, [piece.document for piece in sequence.pieces]
         if not isinstance(form, Split):
             return rows
-        (_, start, stop, bos, eos), (*_, last) = sequence.pieces[0], sequence.pieces
+        last = sequence.pieces[-1]
         whole = last.eos if form.eos is not None else last.stop == self.planner.length_of(rows[-1], self.of.epoch)
-        again = form.overlap and number and stop - start + bos + eos == 1
-        return rows[1 if again else 0 : len(rows) - (not whole)]
+        return rows if whole else rows[:-1]
 
     def _check_certain(self, step: int, place: StepPlace) -> None:
         """What is not published yet of a step is not told."""

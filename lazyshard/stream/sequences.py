@@ -224,7 +224,7 @@ class SequencePlanner:
             begin = max(number - place.before, 0)
             if not begin or begin < len(sequences):
                 gone = np.array([self._source.place(row, epoch)[1] in gaps for row in rows.tolist()], bool)
-                start = Cut(int(np.argmax(kept)), place.offset)
+                start = Cut(int(np.argmax(kept)) if len(kept) else 0, place.offset)
                 kept &= ~gone
                 sequences, cut = made.without((sequences, cut), begin, start, kept, begun=place.before > 0)
         after = None

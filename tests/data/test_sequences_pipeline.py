@@ -124,9 +124,9 @@ def test_what_is_skipped_comes_no_more_and_all_else_once(
         whole = int(length > 0) if isinstance(form, Pack) else length
         if row not in out:
             # An overlap has tokens twice.
-            assert met[row] >= whole and (met[row] == whole or getattr(form, "overlap", 0))
+            assert met[row] >= whole and (met[row] == whole or getattr(form, "overlap", False))
         else:
-            assert met[row] <= whole or getattr(form, "overlap", 0)
+            assert met[row] <= whole or getattr(form, "overlap", False)
 
 
 def test_next_steps_are_passed_over(tmp_path: Path) -> None:
@@ -289,7 +289,13 @@ def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
     trained: dict[tuple[int, int], list[int]] = {}
     state, consumed, step, skipped = None, 0, 0, False
     for dp, size, per_step, steps, skips in parts:
-        options = {"seed": seed, "at_end": at_end, "micro_batches_per_step": per_step, "batch_size": size, "window": 2}
+        options: dict[str, Any] = {
+            "seed": seed,
+            "at_end": at_end,
+            "micro_batches_per_step": per_step,
+            "batch_size": size,
+            "window": 2,
+        }
         runs = []
         for rank in range(dp):
             source: Any = blend_of(directory, num_samples=2 * len(lengths)) if blended else directory / "a"
@@ -311,6 +317,7 @@ def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
         if taken or state is None:
             state = runs[0].state_dict(consumed)
         consumed = state["consumed"]
+    assert state is not None
     stream, checkpoint = directory / "a", save(directory / "out", step, state)
     tracing = tracing_of(stream, checkpoint)
     assert tracing.steps.trained == step

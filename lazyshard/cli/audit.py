@@ -191,7 +191,7 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
         "consistent": found.consistent,
         **asdict(found.facts),
         "audited": str(found.head.file),
-        "counted": "samples" if found.head.sequences is None else "sequences",
+        **({} if found.head.sequences is None else {"counted": "sequences"}),
         "consumed": found.head.state.consumed,
         "steps": _steps(found.tracing),
         "states": [_state_values(one) for one in found.states],
@@ -227,7 +227,7 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
     chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
     yield f"{values['stream']}: {chunks}{deleted}, {samples}, {ended}"
     states = [(folder_of(Path(one["file"])), one) for one in values["states"]]
-    width, what = max(len(name) for name, _ in states), values["counted"].removesuffix("s")
+    width, what = max(len(name) for name, _ in states), values.get("counted", "samples").removesuffix("s")
     for name, one in states:
         within = "" if one["steps"] is None else f" in {count(one['steps'], 'step')}"
         yield f"  {name:{width}}  {one['relation']:13}  {count(one['consumed'], what)}{within}"

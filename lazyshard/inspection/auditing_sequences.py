@@ -43,7 +43,9 @@ def count_sequences(
     for branch in branches:
         if isinstance(branch.tracing, SequenceTracing):
             _count_branch(branch, branch.tracing, counting.counts)
-    return [audit_of(counts) for _, counts in sorted(counting.counts.items())]
+    # Of a stream that has no row yet, too.
+    counted = counting.counts or {tracing.of.epoch: Counts(tracing.end, tracing.of.epoch)}
+    return [audit_of(counts) for _, counts in sorted(counted.items())]
 
 
 class _Counting:

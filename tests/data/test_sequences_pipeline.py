@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedSequences, Map, Order, Pack, Pad, Split, load
+from lazyshard import (
+    BlendedDataset,
+    EncodeCache,
+    LazyShardedDataset,
+    LazyShardedSequences,
+    Map,
+    Order,
+    Pack,
+    Pad,
+    Split,
+    load,
+)
 from lazyshard.errors import ConfigInvalid, StateMismatch
 from lazyshard.inspection.auditing import Audit, audit
 from lazyshard.inspection.tracing import facts_of
@@ -198,6 +209,15 @@ def test_a_data_set_in_its_plain_order_is_the_same_as_its_directory(tmp_path: Pa
     again = open_sequences(tmp_path / "s", Pack(9))
     again.load_state_dict(run.state_dict(3))
     assert all_written(run)[3:] == all_written(again)
+
+
+def test_rows_are_encoded_once_with_the_cache_of_a_data_set(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+    cache = EncodeCache(tmp_path / "cache", fingerprint={"version": 1})
+    dataset = LazyShardedDataset(tmp_path / "s", number, cache=cache)
+    run = LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=1, window=2)
+    assert all_written(run) == all_written(run)
+    assert run.stats()[5:7] == (len(LENGTHS), len(LENGTHS))
 
 
 SEQUENCES: dict[str, Any] = {"form": "pack", "size": 9, "window": 2}

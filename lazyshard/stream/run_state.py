@@ -53,7 +53,8 @@ def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 
     `draws_per_step`: positions of a lane in a step; 0 where it is not known. `step`: steps trained so far; None to
     count them by the part that ends, where it knows.
     """
-    return replace(state, parts=resumed_parts(state.parts, dp, batch_size, draws_per_step=draws_per_step, step=step))
+    parts = resumed_parts(state.parts, dp, batch_size, draws_per_step=draws_per_step, step=step)
+    return state if parts is state.parts else replace(state, parts=parts)
 
 
 def resumed_parts(
@@ -76,7 +77,8 @@ def steps_of(part: Part) -> int:
 
 def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunState:
     """Returns the state of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
-    return replace(state, parts=parts_without(state.parts, ranges))
+    parts = parts_without(state.parts, ranges)
+    return state if parts is state.parts else replace(state, parts=parts)
 
 
 def parts_without(parts: tuple[Part, ...], ranges: Iterable[tuple[int, int]]) -> tuple[Part, ...]:

@@ -191,6 +191,7 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
         "consistent": found.consistent,
         **asdict(found.facts),
         "audited": str(found.head.file),
+        **({} if found.head.sequences is None else {"counted": "sequences"}),
         "consumed": found.head.state.consumed,
         "steps": _steps(found.tracing),
         "states": [_state_values(one) for one in found.states],
@@ -226,14 +227,14 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
     chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
     yield f"{values['stream']}: {chunks}{deleted}, {samples}, {ended}"
     states = [(folder_of(Path(one["file"])), one) for one in values["states"]]
-    width = max(len(name) for name, _ in states)
+    width, what = max(len(name) for name, _ in states), values.get("counted", "samples").removesuffix("s")
     for name, one in states:
         within = "" if one["steps"] is None else f" in {count(one['steps'], 'step')}"
-        yield f"  {name:{width}}  {one['relation']:13}  {count(one['consumed'], 'sample')}{within}"
+        yield f"  {name:{width}}  {one['relation']:13}  {count(one['consumed'], what)}{within}"
     for name, one in states:
         if one["trained_again"] is None:
             continue
-        after, beyond = count(one["left_after"], "sample"), f"{one['trained_beyond']:,} more"
+        after, beyond = count(one["left_after"], what), f"{one['trained_beyond']:,} more"
         yield f"{name} left the course after {after}: it trained {beyond}, which are not in the audited model"
         for epoch, again in one["trained_again"].items():
             where = f"on the course in epoch {epoch}: {ranges_text(again['ranges'])}"

@@ -26,6 +26,7 @@ from lazyshard.cli.output import StreamArgument, check_stream, chunk_bar, compla
 from lazyshard.format.cursor import check_consumer
 from lazyshard.inspection.inspection import ShownRow, read_rows
 from lazyshard.inspection.tracing import Fate, Tracing, facts_of
+from lazyshard.inspection.tracing_sequences import traced
 from lazyshard.inspection.tracing_sources import Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
 from lazyshard.store.urls import stream_path
@@ -154,7 +155,7 @@ def _open(
         return None
     stream = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
     facts = facts_of(stream)
-    tracing = Tracing(saved, facts, str(directory))
+    tracing = traced(saved, facts, str(directory))
     if origins and facts.stream_id is None:
         _misused("--origins", "another program fills this directory, and keeps no positions in sources")
     found = Origins(directory, range(facts.retired, facts.chunks)) if origins else None
@@ -179,8 +180,9 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
         complain(f"{directory}: consumer {consumer!r} has no cursor; give a checkpoint by --state")
     elif saved is None:
         complain(
-            f"{directory}: the cursor of {consumer!r} holds no state of its run; give a checkpoint by --state. A run "
-            f"under the trainer's own sampler (--data_sharding, --group_by_length) has none and cannot be traced"
+            f"{directory}: the cursor of {consumer!r} holds no state of its run; give a checkpoint by --state. The "
+            f"cursor of a run over sequences has none; nor has one under the trainer's own sampler (--data_sharding, "
+            f"--group_by_length), which cannot be traced"
         )
     return saved
 
@@ -344,13 +346,14 @@ def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     state, steps, member = saved.state, tracing.steps, saved.member
     told = f" in {count(steps.trained, 'step')}" if steps.unknown is None else ""
     epoch = "" if not state.consumed else f", the last of them in epoch {tracing.epochs[-1]}"
-    yield f"{saved.file}: {count(state.consumed, 'sample')} trained{told}{epoch}"
+    what = "sample" if saved.sequences is None else "sequence"
+    yield f"{saved.file}: {count(state.consumed, what)} trained{told}{epoch}"
     if member is not None:
         streams, samples = len(member.blend.parts[-1].members), member.blend.consumed
         own = f"; this one gives {member.share:.2%} now" if member.blended else ", in which this one is no more"
         others = f"of a blend of {count(streams, 'stream')}, {count(samples, 'sample')} of all"
         yield f"{others}{own}; positions and samples below are this stream's"
-    rows = [("part", "ranks", "micro batch", "steps", "positions", "samples")]
+    rows = [("part", "ranks", "micro batch", "steps", "positions", f"{what}s")]
     for number, (part, own_steps) in enumerate(zip(state.parts, steps.parts, strict=True)):
         first, stop = own_steps.first_step, own_steps.stop_step
         which = f"{first + 1} to {stop}" if stop > first else "none yet"
@@ -371,7 +374,7 @@ def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
 def _course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
     """Returns the same as JSON values."""
     return {
-        "state": saved.state.to_dict(),
+        "state": (saved.sequences or saved.state).to_dict(),
         "file": str(saved.file),
         "steps": tracing.steps.trained if tracing.steps.unknown is None else None,
         "consumed": saved.state.consumed,
@@ -394,6 +397,8 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
             "left out": "not trained: its stream is blended no more",
             "left over": "left over at the epoch's end, where less than a batch for every rank is left",
             "cut short": "not trained: another epoch was begun before this one was over",
+            "in no sequence": "not trained: it has no tokens, or more than a sequence",
+            "before": "trained, or left out: its chunk is deleted, so its sequence cannot be made again",
             "beyond the end": f"not trained: it lies beyond max_total_samples = {tracing.state.max_total_samples}",
         }[fate.became]
         return f"epoch {fate.epoch}: {text}"

@@ -147,6 +147,39 @@ class LoaderConfig(_Section):
         return value
 
 
+class SequencesConfig(_Section):
+    """``sequences:``. Attributes as the arguments of `LazyShardedSequences` and of its form, and `max_error_count`."""
+
+    form: Literal["pack", "split", "pad"]
+    size: _FromOne
+    bos: _FromZero | None = None
+    eos: _FromZero | None = None
+    every_bos: _FromZero | None = None
+    every_eos: _FromZero | None = None
+    overlap: Literal[0, 1] = 0
+    token: _FromZero = 0
+    window: _FromOne | None = None
+    seed: _FromZero | None = None
+    at_end: Literal["drop", "complete"] = "drop"
+    too_long: Literal["raise", "drop"] = "raise"
+    max_error_count: _FromZero | None = 100
+
+    @field_validator("bos", "eos", "every_bos", "every_eos", "overlap", "token")
+    @classmethod
+    def _of_its_form(cls, value: Any, info: ValidationInfo) -> Any:
+        form, own = info.data.get("form"), "pad" if info.field_name == "token" else "split"
+        if value and form not in (None, own):
+            raise ValueError(f"goes with `form: {own}` alone, and it is {form}")
+        return value
+
+    @property
+    def of_form(self) -> dict[str, Any]:
+        """The arguments of the form."""
+        names = {"pack": {"size"}, "pad": {"size", "token"}}
+        more = {"size", "bos", "eos", "every_bos", "every_eos", "overlap"}
+        return self.model_dump(include=names.get(self.form, more))
+
+
 class Config(_Section):
     """The whole. Attributes as the arguments of `LazyShardedDataset` and `BlendedDataset`, but for the sections."""
 
@@ -159,6 +192,7 @@ class Config(_Section):
     seed: _FromZero = 0
     max_wait: _Positive = 600.0
     consumer: _Text | None = None
+    sequences: SequencesConfig | None = None
     dataloader: Annotated[LoaderConfig, BeforeValidator(lambda value: {} if value is None else value)] = LoaderConfig()
 
     @field_validator("datasets")
@@ -177,6 +211,8 @@ class Config(_Section):
     @field_validator("dataloader")
     @classmethod
     def _ends_by_itself(cls, loader: LoaderConfig, info: ValidationInfo) -> LoaderConfig:
+        if info.data.get("sequences") is not None and (loader.form, loader.at_end) != ("stream", "drop"):
+            raise ValueError("expected `form: stream`, and `at_end` under `sequences`, which have no index")
         if loader.at_end != "drop":
             expected = f"expected at_end: drop, found {loader.at_end}"
             if len(info.data.get("datasets", ())) > 1:
@@ -188,6 +224,7 @@ class Config(_Section):
 
 _SECTIONS: Final[dict[str, type[_Section]]] = {
     **{"tokenizer": TokenizerConfig, "datasets": DatasetConfig, "steps": StepConfig, "dataloader": LoaderConfig},
+    "sequences": SequencesConfig,
     **{"message_transform": _CallSection, "filter_fn": _IndexedCall, "map": _MapCall},
 }
 

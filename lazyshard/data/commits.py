@@ -130,13 +130,17 @@ def _check_ranks(state: RunState, where: str) -> None:
 
 
 class Commits:
-    """The commits of one process, which owns the cursor from the first one on. `blend`: how streams are blended."""
+    """The commits of one process, which owns the cursor from the first one on.
+
+    `blend`: how streams are blended; `sequences`: how those made of its rows are dealt, None where there are none.
+    """
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory = directory
         self._consumer = check_consumer(consumer)
         self._owner: CursorOwner | None = None
         self.blend: tuple[BlendShare, ...] = ()
+        self.sequences: dict[str, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_owner": None}
@@ -150,23 +154,11 @@ class Commits:
             # Before the cursor of a run that is further is overwritten by one that cannot go on.
             check_data(state, order, reader)
         part, rules = state.parts[-1], {"unit": state.unit, "window": state.window, "seed": state.seed}
-        plan = {"dp_size": part.dp, "batch_size": part.batch_size, **rules}
+        plan = self.sequences or {"dp_size": part.dp, "batch_size": part.batch_size, **rules}
         done = chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0
-        self.put(state.stream_id, state.consumed, done, plan, state, take_over=take_over)
-
-    def put(
-        self,
-        stream_id: str | None,
-        consumed: int,
-        chunks_before: int,
-        plan: dict[str, int],
-        state: RunState | None = None,
-        *,
-        take_over: bool,
-    ) -> None:
-        """Writes the cursor durably, of so many samples. Raises as `commit`, but StateMismatch."""
-        now = time.time()
-        cursor = Cursor(self._consumer, stream_id, consumed, chunks_before, plan, now, state, blend=self.blend)
+        # What one rank has drawn of rows does not tell what the ranks have trained of the sequences.
+        kept, made = None if self.sequences else state, (state.stream_id, state.consumed, done, plan)
+        cursor = Cursor(self._consumer, *made, time.time(), kept, blend=self.blend)
         try:
             if self._owner is None:
                 self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
@@ -221,6 +213,7 @@ class ReadingMarks:
     course: Course
     reader: StreamReader
     since: float = 0.0
+    ranks: int = 1
     timer: Callable[[], float] = time.monotonic
     stop: int = 0
     _looked_at: float = -math.inf
@@ -239,7 +232,7 @@ class ReadingMarks:
         capped = limit is not None and chunks * size >= limit
         self.stop = sys.maxsize if capped else course.drawable(chunks * size)
         window, stream_id = position // course.rules.span, self.reader.stream_id
-        self._mark = ReadingMark(self.consumer, stream_id, course.dp, window, chunks, time.time())
+        self._mark = ReadingMark(self.consumer, stream_id, self.ranks, window, chunks, time.time())
         if capped or samples > published or self.timer() - self._looked_at >= PAUSE_S:
             self._write_if_due()
 

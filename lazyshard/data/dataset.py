@@ -98,6 +98,8 @@ class LazyShardedDataset(Indexed):
     # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
     # the space of one epoch under another's number.
     _newest: tuple[int, IndexSpace] | None = None
+    # To whom the sequences are dealt that are made of its rows, one rank's.
+    _sequence_ranks: Rank | None = None
     # Tokens of all samples, once somebody has asked.
     _tokens: npt.NDArray[np.uint32] | None = None
 
@@ -185,11 +187,12 @@ class LazyShardedDataset(Indexed):
         return IndexSpace(self._states.order, rank, self._reader, course, total, marks, self._told, self._shared)
 
     def _marks(self, rank: Rank, course: Course) -> ReadingMarks | None:
+        rank = self._sequence_ranks or rank
         if self._consumer is None or rank.dp_rank:
             return None
         from lazyshard.data.commits import ReadingMarks
 
-        marks = ReadingMarks(self._consumer, course, self._reader, self._since)
+        marks = ReadingMarks(self._consumer, course, self._reader, self._since, rank.dp_size)
         self._reader.on_wait = marks.repeat
         return marks
 

@@ -14,13 +14,15 @@ from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
 from lazyshard.data.rank import Stats
+from lazyshard.data.sequence_forms import Pack, Pad, Split
+from lazyshard.data.sequences import LazyShardedSequences
 from lazyshard.data.settings import BadRows, EncodeCache, Order
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import named_function
 
 if TYPE_CHECKING:
-    from lazyshard.config.config import Config, DatasetConfig, StepConfig
+    from lazyshard.config.config import Config, DatasetConfig, SequencesConfig, StepConfig
 
 
 class RankSampler(Sampler[int]):
@@ -44,24 +46,29 @@ class Loaded:
         tokenizer: of transformers; None where it names none.
         datasets: its data sets, in order.
         dataset: what is drawn: the only data set, or their blend.
-        stream: the same as an iterable; None with ``form: map``.
+        stream: the same as an iterable; None with ``form: map``, and the `LazyShardedSequences` of ``sequences:``.
         loader: micro batches of this rank, as many as of every other rank. A pass ends with the epoch that is set.
     """
 
     def __init__(self, config: Config, name: str, **rank: Any) -> None:
         self.config = config
         self.tokenizer: Any = None if config.tokenizer is None else _tokenizer(config.tokenizer.path, name)
-        self.datasets = tuple(self._open(one, rank) for one in config.datasets)
+        # Sequences are dealt to the ranks, not rows.
+        of_rows = rank if config.sequences is None else {}
+        self._batch_size = config.dataloader.batch_size if config.sequences is None else 1
+        self.datasets = tuple(self._open(one, of_rows) for one in config.datasets)
         self.dataset: LazyShardedDataset | BlendedDataset = self.datasets[0]
         if len(self.datasets) > 1:
             self.dataset = BlendedDataset(
                 list(zip(self.datasets, (one.weight for one in config.datasets), strict=True)),
-                batch_size=config.dataloader.batch_size,
+                batch_size=self._batch_size,
                 order=Order(micro_batches_per_step=config.micro_batches_per_step),
                 **config.model_dump(include={"num_samples", "stopping"}),
             )
-        self.stream: LazyShardedStream[Any] | None = None
-        if config.dataloader.form == "stream":
+        self.stream: LazyShardedStream[Any] | LazyShardedSequences | None = None
+        if config.sequences is not None:
+            self.stream = self._sequences(config.sequences, rank)
+        elif config.dataloader.form == "stream":
             self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)
         self.loader: DataLoader[Any] = self._loader()
 
@@ -72,7 +79,7 @@ class Loaded:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
-        self.dataset.set_epoch(epoch)
+        (self.stream or self.dataset).set_epoch(epoch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Returns the state of the run after so many samples: as `state_dict` of the data set, or of the stream."""
@@ -89,8 +96,25 @@ class Loaded:
         return (self.stream or self.dataset).commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def stats(self) -> tuple[Stats, ...]:
-        """Returns what the processes of each data set have met so far: dropped and filled places, and more."""
+        """Returns what the processes of each data set have met so far: dropped and filled places, and more.
+
+        Of sequences there is one, of them.
+        """
+        if isinstance(self.stream, LazyShardedSequences):
+            return (self.stream.stats(),)
         return tuple(dataset.stats() for dataset in self.datasets)
+
+    def _sequences(self, given: SequencesConfig, rank: dict[str, Any]) -> LazyShardedSequences:
+        config = self.config
+        return LazyShardedSequences(
+            self.dataset,
+            form={"pack": Pack, "split": Split, "pad": Pad}[given.form](**given.of_form),
+            **rank,
+            **given.model_dump(include={"window", "seed", "at_end", "too_long"}),
+            batch_size=config.dataloader.batch_size,
+            bad_rows=_bad_rows(given.max_error_count),
+            micro_batches_per_step=config.micro_batches_per_step,
+        )
 
     def _open(self, one: DatasetConfig, rank: dict[str, Any]) -> LazyShardedDataset:
         config = self.config
@@ -105,10 +129,10 @@ class Loaded:
             **config.model_dump(include={"max_wait", "consumer"}),
             **one.model_dump(include={"samples_per_chunk", "max_total_samples"}),
             num_samples=None if len(config.datasets) > 1 else config.num_samples,
-            batch_size=config.dataloader.batch_size,
+            batch_size=self._batch_size,
             steps=[_step(step) for step in one.steps],
             order=Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run),
-            bad_rows=BadRows("raise") if one.max_error_count == 0 else BadRows(limit=one.max_error_count),
+            bad_rows=_bad_rows(one.max_error_count),
             cache=EncodeCache(memory_bytes=one.cache_bytes),
         )
 
@@ -117,7 +141,7 @@ class Loaded:
         collate: Callable[[Any], Any] = list
         if (given := options.collate_fn) is not None:
             collate = named_function(given) if isinstance(given, str) else given
-        elif self.tokenizer is not None:
+        elif self.tokenizer is not None and self.config.sequences is None:
             pad = self.tokenizer.pad_token_id
             collate = partial(_padded, (self.tokenizer.eos_token_id or 0) if pad is None else pad)
         return DataLoader(
@@ -157,6 +181,10 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
 
 
 _STEPS: Final[dict[str, Callable[..., Step]]] = {"message_transform": MessageTransform, "filter_fn": Filter, "map": Map}
+
+
+def _bad_rows(limit: int | None) -> BadRows:
+    return BadRows("raise") if limit == 0 else BadRows(limit=limit)
 
 
 def _step(step: StepConfig) -> Step:

@@ -112,8 +112,8 @@ class RunStates(States[RunState]):
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
         size = self._reader.samples_per_chunk
-        out = _ranges("samples", samples) + [(a * size, b * size) for a, b in _ranges("chunks", chunks)]
-        state, wanted = self.loaded, sorted(_ranges("steps", steps))
+        out = ranges("samples", samples) + [(a * size, b * size) for a, b in ranges("chunks", chunks)]
+        state, wanted = self.loaded, sorted(ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self.order.known_total(self._reader.refresh())
@@ -157,7 +157,8 @@ def stands_elsewhere(what: str) -> RuntimeError:
     return RuntimeError(f"{what} is in use already and stands elsewhere; load the state into a new one, before its use")
 
 
-def _ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
+def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
+    """Returns half-open ranges, of what `skip` was given. Raises ValueError."""
     found = []
     for one in given if isinstance(given, Iterable) else [given]:
         try:

@@ -1,13 +1,12 @@
-"""The rows of which sequences are made, window by window; which sequences these are, and how one is made of rows."""
+"""What gives the rows of which sequences are made, the settings of these, and how one is made of rows."""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import operator
 import os
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -15,12 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.blend_state import BlendSpace
 from lazyshard.data.blended import BlendedDataset
-from lazyshard.data.commits import ReadingMarks
+from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.rank import Rank, Stats
 from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
-from lazyshard.data.steps import RowSteps
 from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
@@ -29,23 +26,22 @@ from lazyshard.errors import (
     RowInvalid,
     SkipSample,
     StreamMismatch,
+    redact,
 )
 from lazyshard.format.batch import decode_pack
-from lazyshard.format.cursor import ReadingMark
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import form_made
+from lazyshard.format.state import BlendState, RunState
 from lazyshard.memory import raise_if_short
-from lazyshard.part import Part
-from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Rules
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
-from lazyshard.stream.token_lengths import WindowLengths, lengths_not_ours
+from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows
+from lazyshard.stream.token_lengths import ChunkLengths, lengths_not_ours
 
 __all__ = ["AtEnd", "Form", "Pack", "Pad", "SequenceMaker", "SequenceSettings", "Split", "TooLong", "at_least"]
 
-_Integers = npt.NDArray[np.int64]
+_log = logging.getLogger("lazyshard")
 
 TooLong = Literal["raise", "drop"]  # what becomes of a row that is longer than a sequence, where rows stay whole
 AtEnd = Literal["drop", "complete"]  # of the sequences left over: not drawn, or in one more micro batch of every rank
@@ -62,6 +58,7 @@ class SequenceSettings:
     seed: int | None
     at_end: AtEnd
     too_long: TooLong
+    micro_batches_per_step: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.form, (Pack, Pad, Split)):
@@ -70,10 +67,15 @@ class SequenceSettings:
             given = getattr(self, name)
             if given not in known:
                 raise ValueError(f"{name} is one of {', '.join(known)}, got {given!r}")
-        for name, least in (("batch_size", 1), ("seed", 0), ("window", 1)):
+        for name, least in (("batch_size", 1), ("seed", 0), ("window", 1), ("micro_batches_per_step", 1)):
             value = getattr(self, name)
             if value is not None or name == "batch_size":
                 object.__setattr__(self, name, at_least(name, value, least))
+
+    @property
+    def draws_per_step(self) -> int:
+        """Sequences of each rank in an optimiser step; 0 where it is not known."""
+        return self.batch_size * (self.micro_batches_per_step or 0)
 
     def in_stream(self, samples_per_chunk: int) -> SequenceSettings:
         """Returns the same settings for a stream, with the chunks of a window."""
@@ -97,164 +99,108 @@ def at_least(name: str, value: int, least: int) -> int:
     return found
 
 
-class SourceRow(NamedTuple):
-    """Where a row lies, and what is done with it."""
+class DatasetRows(SequenceRows):
+    """What one rank draws of a data set, or of a blend, whose samples are the rows of sequences."""
 
-    reader: StreamReader
-    sample: int
-    steps: RowSteps
+    def __init__(self, source: LazyShardedDataset | BlendedDataset, rows: int, samples: int | None) -> None:
+        self.source, self.datasets = source, datasets_of(source)
+        limits = [dataset._states.order.max_total_samples for dataset in self.datasets]
+        name = ",".join(source.names) if isinstance(source, BlendedDataset) else str(source.stream_id)
+        stopping = source._stopping if isinstance(source, BlendedDataset) else "first_exhausted"
+        super().__init__(name, [dataset.reader for dataset in self.datasets], limits, rows, samples, stopping)
 
+    def order(self, epoch: int) -> RowOrder:
+        source = self.source
+        blend = source._space(epoch).course if isinstance(source, BlendedDataset) else ALONE
+        return RowOrder(blend, [dataset._space(epoch).course for dataset in self.datasets])
 
-class StreamRows:
-    """The rows of one stream, in windows of so many chunks; the number of a row is that of its sample.
+    def total(self, stream: int, position: int, epoch: int) -> int | None:
+        # Which tells the producer, too.
+        end = self.datasets[stream]._space(epoch).end_of(0, position)
+        return None if end is None else end[1]
 
-    `name` is how a state calls the stream, `rows` how many a window has, but the last one. `marks` tell the producer
-    which window is needed; None for nobody.
-    """
+    def commit(self, row: int, epoch: int, least: int, plan: dict[str, int], **how: bool) -> bool:
+        """Commits that all rows before one were trained, and none before the `least` one is needed again."""
+        self.source.set_epoch(epoch)
+        for commits in filter(None, (dataset._commits for dataset in self.datasets)):
+            commits.sequences = plan
+        return self.source.commit(row, keep=[self.source.state_dict(least)], **how)
 
-    def __init__(self, reader: StreamReader, steps: RowSteps, chunks: int) -> None:
-        self._lengths = WindowLengths(reader, chunks)
-        self.name = str(reader.stream_id)
-        self.rows = self._lengths.rows
-        self.readers = [reader]
-        self.marks: WindowMarks | None = None
-        self._reader = reader
-        self._steps = steps
+    @property
+    def where(self) -> str:
+        """How messages call what gives the rows."""
+        first, others = self.datasets[0].directory, len(self.datasets) > 1
+        return f"the blend of {first} and others" if others else str(first)
 
-    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
-        """Returns the lengths of a window's rows, fewer at the end of the stream. Waits, and raises, as a draw does."""
-        if self.marks is not None:
-            self.marks.enter_window(window)
-        return self._lengths.of(window)
-
-    def place(self, row: int, epoch: int) -> SourceRow:
-        """Returns where a row lies, by its number in an epoch."""
-        return SourceRow(self._reader, row, self._steps)
-
-    def ended(self, epoch: int) -> int | None:
-        """Returns how many rows there are if that is known."""
-        return self._reader.seen.samples if self._reader.seen.ended else None
-
-
-class WindowMarks(ReadingMarks):
-    """Keeps the reading mark of a consumer whose rank 0 reads window by window."""
-
-    def __init__(self, consumer: str, rank: Rank, reader: StreamReader, chunks: int, since: float) -> None:
-        super().__init__(consumer, Course(Rules(1), [Part(rank.dp_size)]), reader, since)
-        self._chunks = chunks
-
-    def enter_window(self, window: int) -> None:
-        """Tells that a window is needed, before it is waited for."""
-        if self._mark is None or window > self._mark.window:
-            stream, ranks, needs = self.reader.stream_id, self.course.dp, (window + 1) * self._chunks
-            self._mark = ReadingMark(self.consumer, stream, ranks, window, needs, time.time())
-            self._write_if_due()
+    def told(self, epoch: int) -> dict[str, Any]:
+        """Returns what a state says of what gives the rows of an epoch."""
+        self.order(epoch)
+        states, source = [dataset._states.of(epoch, 1) for dataset in self.datasets], self.source
+        rows: RunState | BlendState = states[0]
+        if isinstance(source, BlendedDataset):
+            members = dict(zip(source.names, states, strict=True))
+            rows = source._states.after(epoch, source._space(epoch).part, 0, members)
+        return {"rows": rows, "directories": tuple(redact(str(dataset.directory)) for dataset in self.datasets)}
 
 
-_KEPT = 4  # Windows of a blend of which the rows are known
+def datasets_of(source: LazyShardedDataset | BlendedDataset) -> tuple[LazyShardedDataset, ...]:
+    """Returns the data sets of a blend, or the only one."""
+    return source.datasets if isinstance(source, BlendedDataset) else (source,)
 
 
-class BlendRows:
-    """As `StreamRows` of a blend, in the order of its indices; the number of a row is its index. Nobody is told."""
-
-    marks: WindowMarks | None = None
-
-    def __init__(self, blend: BlendedDataset, rows: int, *, by_stopping: bool) -> None:
-        self.name = ",".join(blend.names)
-        self.rows = rows
-        self.readers = [dataset.reader for dataset in blend.datasets]
-        self._blend = blend
-        self._by_stopping = by_stopping
-        self._lengths = [WindowLengths(reader, 1) for reader in self.readers]
-        # By epoch and window: of each row the stream, the sample there, and its length.
-        self._known: dict[tuple[int, int], tuple[_Integers, _Integers, npt.NDArray[np.uint32]]] = {}
-
-    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
-        return self._window(window, epoch)[2]
-
-    def place(self, row: int, epoch: int) -> SourceRow:
-        window, within = divmod(row, self.rows)
-        streams, samples, _ = self._window(window, epoch)
-        dataset = self._blend.datasets[streams[within]]
-        return SourceRow(dataset.reader, int(samples[within]), dataset._samples._steps)
-
-    def ended(self, epoch: int) -> int | None:
-        return None if self._by_stopping else self._blend._space(epoch).layout.block
-
-    def _window(self, window: int, epoch: int) -> tuple[_Integers, _Integers, npt.NDArray[np.uint32]]:
-        if (found := self._known.get((epoch, window))) is not None:
-            return found
-        space, first = self._blend._space(epoch), window * self.rows
-        located = np.array([space.locate(row) for row in range(first, self._stop(space, first, epoch))], np.int64)
-        streams, indices = located.reshape(-1, 2).T
-        samples, lengths = np.zeros(len(streams), np.int64), np.zeros(len(streams), np.uint32)
-        for stream, dataset in enumerate(self._blend.datasets):
-            own, reader = np.flatnonzero(streams == stream), dataset.reader
-            drawn = dataset._space(epoch)
-            samples[own] = [drawn.draw(index).sample for index in indices[own].tolist()]
-            chunks, rows = np.divmod(samples[own], reader.samples_per_chunk)
-            for chunk in np.unique(chunks).tolist():
-                at = chunks == chunk
-                lengths[own[at]] = self._lengths[stream].of(chunk)[rows[at]]
-        if len(self._known) >= _KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[epoch, window] = streams, samples, lengths
-        return streams, samples, lengths
-
-    def _stop(self, space: BlendSpace, first: int, epoch: int) -> int:
-        """Returns the row behind a window, waiting until it is certain that the blend does not end before."""
-        stop = max(first, min(first + self.rows, space.layout.block))
-        if not self._by_stopping or stop == first or self._blend._goes_on(space, stop - 1, epoch):
-            return stop
-        rows = range(first, stop)
-        return first + bisect_left(rows, True, key=lambda row: not self._blend._goes_on(space, row, epoch))
-
-
-Rows = StreamRows | BlendRows
-
-
-def enter_blend(blend: BlendedDataset) -> bool:
-    """Has a blend give rows to sequences, and no samples any more; returns whether it ends by its `stopping`.
+def enter_rows(source: LazyShardedDataset | BlendedDataset) -> None:
+    """Has a data set, or a blend, give rows to sequences, and no samples any more.
 
     Raises:
-        ValueError: its data sets are of ranks, have a consumer, or it has micro batches or a schedule.
+        ValueError: it is of ranks, has micro batches, a schedule, or a state.
         RuntimeError: it is used already.
     """
-    if blend._batch_size != 1 or not blend._schedule.constant:
-        raise ValueError("sequences are made of the rows of a blend with batch_size=1 and without a schedule")
-    for dataset in blend.datasets:
+    blend = source if isinstance(source, BlendedDataset) else None
+    datasets, order = datasets_of(source), source._states.order
+    if order.batch_size != 1 or not (blend is None or blend._schedule.constant):
+        raise ValueError("sequences are made of the rows of a data set or blend with batch_size=1, without a schedule")
+    for dataset in datasets:
+        if dataset._late:
+            raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
         if dataset._rank not in (None, Rank(0, 1)):
             raise ValueError(
-                f"{dataset.directory}: sequences are dealt to the ranks, not rows: make the data sets of the blend "
-                f"without dp_rank and dp_size, and give these to the sequences"
+                f"{dataset.directory}: sequences are dealt to the ranks, not rows: make the data sets without dp_rank "
+                f"and dp_size, and give these to the sequences"
             )
-        if dataset._commits is not None:
-            raise ValueError(f"{dataset.directory}: a blend of which sequences are made commits nothing: no consumer")
-    by_stopping = blend._num_samples is None
-    blend._give_up_length()
-    for dataset in blend.datasets:
+    if source._states.loaded is not None and source._states.loaded.parts[-1].draws:
+        raise ValueError(f"{source._where}: it goes on from a state: load that of the sequences into these instead")
+    source._give_up_length()
+    for dataset in datasets:
         dataset._rank = Rank(0, 1)
-    return by_stopping
 
 
-def blend_facts(blend: BlendedDataset) -> str:
-    """Returns what decides the rows of a blend, but for its streams, as a state keeps it."""
-    orders = [
-        [order.unit, order.shuffle_window, order.seed, order.max_total_samples]
-        for order in (dataset._states.order for dataset in blend.datasets)
-    ]
-    samples = None if blend._length_given_up else blend._num_samples
-    return json.dumps([blend._schedule.parts(0), blend._stopping, samples, orders])
+def row_facts(source: LazyShardedDataset | BlendedDataset, samples: int | None, window: int) -> dict[str, Any]:
+    """Returns what decides the rows, but for their streams, as a state keeps it; nothing of a stream in its order."""
+    orders: list[list[Any]] = []
+    for dataset in datasets_of(source):
+        order, loaded = dataset._states.order, dataset._states.loaded
+        gaps = [] if loaded is None else [[*one] for part in loaded.parts for one in part.skip]
+        orders.append(
+            [order.unit, order.shuffle_window, order.seed, order.max_total_samples, *([gaps] if gaps else [])]
+        )
+    if isinstance(source, BlendedDataset):
+        parts, stopping = source._schedule.parts(0), source._stopping
+        return {"blend": json.dumps([parts, stopping, samples, orders]), "window": window}
+    if samples is None and orders[0][1] == 0 and orders[0][3:] == [None]:
+        return {}
+    return {"blend": json.dumps([[1], "first_exhausted", samples, orders]), "window": window}
 
 
-def open_stream(directory: str | os.PathLike[str], max_wait: float) -> StreamReader:
-    """Opens a stream. Raises LengthUnknown: another program fills the directory; or as `StreamReader`."""
+def open_dataset(directory: str | os.PathLike[str], *args: Any, **options: Any) -> LazyShardedDataset:
+    """Opens a stream for its rows. Raises LengthUnknown: another program fills the directory; or as a data set."""
+    if not options["max_wait"] >= 0:
+        raise ValueError(f"max_wait is 0 or more seconds, got {options['max_wait']}")
     try:
-        return StreamReader(directory, max_wait=max_wait)
+        return LazyShardedDataset(directory, *args, dp_rank=0, dp_size=1, **options)
     except ValueError as cause:
-        if isinstance(cause, LazyShardError):
-            raise
         # It asks for the size of chunks, which is all that it misses.
+        if isinstance(cause, LazyShardError) or "samples_per_chunk" not in str(cause):
+            raise
         raise lengths_not_ours(directory) from cause
 
 
@@ -281,7 +227,7 @@ def _encoded(sample: Any, form: Form) -> _Encoded:
 class SequenceMaker:
     """Makes what is handed out of one process's sequences; `length_of` tells how many tokens a row has as sealed."""
 
-    def __init__(self, rows: Rows, form: Form, bad: BadRowCount, length_of: Callable[[int, int], int]) -> None:
+    def __init__(self, rows: DatasetRows, form: Form, bad: BadRowCount, length_of: Callable[[int, int], int]) -> None:
         self._rows = rows
         self._form = form
         self._bad = bad
@@ -295,7 +241,8 @@ class SequenceMaker:
         """What this process has met: bad rows, dropped ones, and sequences in whose place another one stands."""
         readers = self._rows.readers
         opened, waited = sum(one.chunks_opened for one in readers), sum(one.waited_s for one in readers)
-        return Stats(len(self._bad), opened, waited, self._bad.skipped, self._filled)
+        cached = (sum(column) for column in zip(*(one._samples.stats[5:] for one in self._rows.datasets), strict=True))
+        return Stats(len(self._bad), opened, waited, self._bad.skipped, self._filled, *cached)
 
     def make(self, sequence: SplitSequence, others: Sequence[SplitSequence], epoch: int) -> Any:
         """Returns what is handed out for a sequence, or for one of the others of its window if nothing is left of it.
@@ -357,8 +304,8 @@ class SequenceMaker:
         )
 
     def _where(self, row: int, epoch: int, cause: Exception) -> BadSample:
-        reader, sample, _ = self._rows.place(row, epoch)
-        return where_bad(reader, sample, cause)
+        stream, sample = self._rows.place(row, epoch)
+        return where_bad(self._rows.readers[stream], sample, cause)
 
     def _meet(self, row: int, epoch: int, cause: Exception) -> None:
         if isinstance(cause, SkipSample):
@@ -372,13 +319,12 @@ class SequenceMaker:
         """Returns what is made of a row, or why nothing is. Raises ChunkRetired, OSError: it cannot be read."""
         if self._last is not None and self._last[:2] == (row, epoch):
             return self._last[2]
-        reader, sample, steps = self._rows.place(row, epoch)
+        stream, sample = self._rows.place(row, epoch)
+        made, failed = self._rows.datasets[stream]._samples._tried(sample)
+        if failed is not None:
+            return failed
         try:
-            read = reader.read_published(sample, sample + 1)[0]
-        except (ChunkCorrupt, RowInvalid) as cause:
-            return cause
-        try:
-            found = _encoded(steps(read, sample), self._form)
+            found = _encoded(made, self._form)
         except Exception as cause:
             raise_if_short(cause)
             return cause
@@ -391,7 +337,17 @@ def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int, to_d
     return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}{to_do}"))
 
 
-RAISED: Final = ": take longer sequences, or leave such rows out with too_long='drop'"
+_RAISED: Final = ": take longer sequences, or leave such rows out with too_long='drop'"
+
+
+def meet_too_long(reader: StreamReader, sample: int, tokens: int, settings: SequenceSettings, *, tells: bool) -> bool:
+    """Raises BadSample for a row that is too long, or logs it if this process `tells`; returns whether to go on so."""
+    if settings.too_long == "raise":
+        raise row_too_long(reader, sample, tokens, settings.form.size, _RAISED)
+    if tells:
+        longer = row_too_long(reader, sample, tokens, settings.form.size)
+        _log.warning("%s; it is left out, and so are all that are longer", longer)
+    return False
 
 
 def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
@@ -411,12 +367,12 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
         first = (error.chunks_before or 0) * size
     if first >= samples:
         return False
-    known = WindowLengths(look, 1)
+    known = ChunkLengths(look)
     _check_rows(look, first, form_made(known.source(first // size)))
     lengths = known.of(first // size)
     if settings.too_long == "raise" and not isinstance(settings.form, Split):
         for row in np.flatnonzero(lengths > settings.form.size).tolist():
-            raise row_too_long(look, first + row, int(lengths[row]), settings.form.size, RAISED)
+            raise row_too_long(look, first + row, int(lengths[row]), settings.form.size, _RAISED)
     return True
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -14,21 +12,23 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data import sequence_forms
 from lazyshard.data.blended import BlendedDataset
-from lazyshard.data.commits import Commits
+from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
 from lazyshard.data.rank import EPOCH, Rank, SharedNumbers, Stats, enter_process, resolve_rank, watch_forks
-from lazyshard.data.samples import BadRowCount, LateRow
+from lazyshard.data.run_state import Ranges, ranges
+from lazyshard.data.samples import BadRowCount
 from lazyshard.data.sequence_forms import AtEnd, SequenceMaker, SequenceSettings, TooLong
-from lazyshard.data.sequence_plan import EpochPosition, SequencePlanner, SequenceWalk, not_whole, read_state
+from lazyshard.data.sequence_state import EpochPosition, RunSoFar, last_batch, not_whole, read_state
 from lazyshard.data.settings import BadRows, check_group
-from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
+from lazyshard.data.steps import EncodeFn, Step
 from lazyshard.errors import LazyShardError
-from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.plan.sequences import Form, SplitSequence, completed
+from lazyshard.format.state import SequenceState
+from lazyshard.part import Part
+from lazyshard.plan.sequences import Form
+from lazyshard.stream.run_state import parts_behind_steps, parts_without
+from lazyshard.stream.sequences import SequencePlanner, SequenceWalk
 
 __all__ = ["LazyShardedSequences"]
-
-_log = logging.getLogger("lazyshard")
 
 
 class LazyShardedSequences(IterableDataset[Any]):
@@ -48,10 +48,10 @@ class LazyShardedSequences(IterableDataset[Any]):
     say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
 
     Args:
-        directory: as of `LazyShardedDataset`, but for directories that another program fills. Or a `BlendedDataset`
-            that is not used yet, of data sets without ranks and consumers, with `batch_size` 1 and no schedule: rows
-            then come in the order of the blend, and go through the steps and the encoder of their data set. It ends as
-            the blend does, and goes on with the same weights alone.
+        directory: as of `LazyShardedDataset`, but for directories that another program fills. Or a data set or a
+            `BlendedDataset` that is not used yet, without ranks, with `batch_size` 1 and no schedule: rows then come in
+            its order, and go through the steps, the encoder and the cache of their data set, whose `consumer` commits.
+            It ends as that does, and goes on with the same weights alone.
         encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
@@ -76,6 +76,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         bad_rows: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
             "substitute" leaves it out of its sequence, and takes another sequence of the window where nothing is left
             of that; "raise" raises, and so does `Split` always, as all tokens behind would move.
+        micro_batches_per_step: micro batches of one rank in an optimiser step; states then know the steps, for
+            `lazyshard trace`, `audit` and `skip`. None for not known.
 
     Raises:
         WaitTimeout: no stream has appeared.
@@ -90,11 +92,11 @@ class LazyShardedSequences(IterableDataset[Any]):
     length and no map-style form.
     """
 
-    _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped")
+    _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped", "_tells")
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | BlendedDataset,
+        directory: str | os.PathLike[str] | LazyShardedDataset | BlendedDataset,
         encode_fn: EncodeFn | None = None,
         *,
         form: Form,
@@ -109,47 +111,38 @@ class LazyShardedSequences(IterableDataset[Any]):
         consumer: str | None = None,
         steps: Iterable[Step] | Step = (),
         bad_rows: BadRows = BadRows(),
+        micro_batches_per_step: int | None = None,
     ) -> None:
         check_group("bad_rows", bad_rows, BadRows)
-        if encode_fn is LateRow:
-            raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
-        settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
+        settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long, micro_batches_per_step)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
-        self._steps = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))
-        self._consumer = consumer
-        self._since = time.time()
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
-        if not max_wait >= 0:
-            raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
-        self._blend, self._commits = None, None
-        if isinstance(directory, BlendedDataset):
-            if self._steps or consumer is not None:
-                raise ValueError("encode_fn, steps and consumer are those of the data sets of a blend: give them there")
-            self._blend, self._by_stopping = directory, sequence_forms.enter_blend(directory)
-            self._reader, *others = (dataset.reader for dataset in directory.datasets)
+        if isinstance(directory, (LazyShardedDataset, BlendedDataset)):
+            if steps or encode_fn is not None or consumer is not None:
+                raise ValueError("encode_fn, steps and consumer are those of the data sets: give them there")
+            self._source: LazyShardedDataset | BlendedDataset = directory
         else:
-            self._reader, others = sequence_forms.open_stream(directory, max_wait), []
-            self._commits = None if consumer is None else Commits(self._reader.directory, consumer)
+            given: dict[str, Any] = {"max_wait": max_wait, "consumer": consumer, "steps": steps}
+            self._source = sequence_forms.open_dataset(directory, encode_fn, **given)
+        self._samples = self._source._states.order.num_samples
+        sequence_forms.enter_rows(self._source)
+        datasets = sequence_forms.datasets_of(self._source)
+        self._reader = datasets[0].reader
         self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
-        # Where passes over the epoch of this position begin.
-        self._start = EpochPosition(0, 0, WindowPlace(), 0)
+        # Where passes over its epoch begin, with which course of the run up to there.
+        self._run = RunSoFar(self._settings)
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        looked = [sequence_forms.check_beginning(reader, settings) for reader in (self._reader, *others)]
-        self._checked = all(looked)
+        self._checked = False not in [sequence_forms.check_beginning(dataset.reader, settings) for dataset in datasets]
         self._attach()
 
     def _attach(self) -> None:
-        self._where, self._facts = str(self.directory), self._settings.facts
-        if self._blend is None:
-            self._rows: sequence_forms.Rows = sequence_forms.StreamRows(self._reader, self._steps, self.window)
-        else:
-            rows = self.window * self._reader.samples_per_chunk
-            self._rows = sequence_forms.BlendRows(self._blend, rows, by_stopping=self._by_stopping)
-            self._where = f"the blend of {self._where} and others"
-            self._facts = {**self._facts, "blend": sequence_forms.blend_facts(self._blend), "window": rows}
-        self._planner = SequencePlanner(self._rows, self._settings, self._where)
-        self._maker = SequenceMaker(self._rows, self._settings.form, self._bad.fresh(), self._planner.length_of)
+        settings, rows = self._settings, self.window * self._reader.samples_per_chunk
+        self._rows = sequence_forms.DatasetRows(self._source, rows, self._samples)
+        self._where = self._rows.where
+        self._planner = SequencePlanner(self._rows, settings.form, settings.seed, self._where, self._meet_too_long)
+        self._planner.skips = self._run.skips
+        self._maker = SequenceMaker(self._rows, settings.form, self._bad.fresh(), self._planner.length_of)
         # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk.
         self._handed_out: tuple[EpochPosition, SequenceWalk] | None = None
         # What `state_dict(consumed)` has planned last, from which position on.
@@ -157,6 +150,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._reported = Stats()
         # Rows in no sequence, of the passes before.
         self._dropped = 0
+        # Whether this process says which row is the first that is too long.
+        self._tells = False
         watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,6 +184,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         """Data-parallel rank and size."""
         if self._rank is None:
             self._rank = resolve_rank()
+        for dataset in self._rows.datasets:
+            dataset._sequence_ranks = self._rank
         return self._rank
 
     @property
@@ -199,11 +196,12 @@ class LazyShardedSequences(IterableDataset[Any]):
     @property
     def consumed(self) -> int:
         """Sequences of the epoch that is set which were trained in the loaded state, over all ranks; else 0."""
-        return self._begun().consumed
+        return self._run.begun(self.epoch).consumed
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come, in running workers too. Raises ValueError if it is negative."""
-        self._shared.view[EPOCH] = sequence_forms.at_least("epoch", epoch, 0)
+        epoch = self._shared.view[EPOCH] = sequence_forms.at_least("epoch", epoch, 0)
+        self._source.set_epoch(epoch)
 
     def stats(self) -> Stats:
         """Returns what this process and its DataLoader workers have met so far.
@@ -220,7 +218,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             BadSample, LengthUnknown, StreamMismatch, WaitTimeout: as above, of any row and chunk; or as `bad_rows`
             says. StateMismatch: the loaded state stands behind the stream's end. ChunkRetired: a chunk was deleted.
         """
-        worker, rank, begun = get_worker_info(), self.rank, self._begun()
+        worker, rank, begun = get_worker_info(), self.rank, self._run.begun(self.epoch)
         self._workers_read[0] = 0 if worker is None else min(worker.num_workers, 255)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         micro = rank.dp_size * self._settings.batch_size
@@ -229,16 +227,12 @@ class LazyShardedSequences(IterableDataset[Any]):
         walk = SequenceWalk(self._planner, begun.place, begun.epoch)
         self._handed_out = None
         self._dropped = self._reported.dropped - self._maker.stats.dropped
-        for reader in self._rows.readers:
-            enter_process(reader, rank, worker)
-        self._planner.tells = rank.dp_rank == 0 and number == 0
-        if self._consumer is not None and rank.dp_rank == 0:
-            marks = sequence_forms.WindowMarks(self._consumer, rank, self._reader, self.window, self._since)
-            self._rows.marks, self._reader.on_wait = marks, marks.repeat
-            # Before the pass waits for a first chunk, too.
-            marks.enter_window(self._planner.first_window(begun.place))
+        for dataset in self._rows.datasets:
+            dataset._entered(begun.epoch)
+            enter_process(dataset.reader, rank, worker)
+        self._tells = rank.dp_rank == 0 and number == 0
         # The epoch is given: by the first sequence that is asked for, another one may be set.
-        return self._pass(walk, begun, rank, workers * micro, counts=self._planner.tells)
+        return self._pass(walk, begun, rank, workers * micro, counts=self._tells)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raises TypeError: how many sequences come before one only the lengths of all rows before it tell."""
@@ -293,44 +287,76 @@ class LazyShardedSequences(IterableDataset[Any]):
         try:
             read = self._read(state)
             found = EpochPosition.of_state(read, state, micro_batch, here, where)
+            # Those of earlier releases do not say of which ranks.
+            parts = read.parts or (Part(1, 1, read.consumed, epoch=read.epoch or None),)
             self._planner.check(read)
         except LazyShardError as error:
             if worker is not None:
                 error.carry_fields()
             raise
-        self._start = found
-        self._shared.view[EPOCH] = found.epoch
+        self.set_epoch(found.epoch)
+        self._begin(found, parts)
+
+    def _begin(self, position: EpochPosition, parts: tuple[Part, ...]) -> None:
+        self._run.position, self._run.parts = position, parts
         # The run goes on elsewhere, perhaps by other lengths.
         self._handed_out = self._counted = None
         self._workers_read[0] = False
+
+    def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
+        """Leaves samples out of the sequences from here on, in every epoch. Later states keep that.
+
+        To be called on every rank, after `load_state_dict` and before the sequences are used; again to leave out more.
+        Sequences that were trained stay as they are; those to come are made without these rows.
+
+        Args:
+            samples: half-open ranges of sample numbers. Of a blend its data sets' own `skip` does it, before these are
+                given to the sequences, in the same way at each start of the run.
+            chunks: half-open ranges of chunks, of a single stream too.
+            steps: one half-open range of the next optimiser steps, of which the first one of a run is 1, to pass over;
+                needs `micro_batches_per_step`. `consumed` then counts their sequences, too.
+
+        Raises:
+            ValueError: a range is empty or negative, of a blend, or of steps that are not known or not the next ones.
+            RuntimeError: the sequences are used already.
+            WaitTimeout: the steps are not published.
+        """
+        if self._handed_out is not None or self._workers_read[0]:
+            raise RuntimeError(f"{self._where}: these sequences are in use already, what to skip is said before")
+        size = self._reader.samples_per_chunk
+        out = ranges("samples", samples) + [(a * size, b * size) for a, b in ranges("chunks", chunks)]
+        if out and len(self._rows.datasets) > 1:
+            raise ValueError(f"{self._where}: samples are those of one stream: skip them on the data sets of the blend")
+        begun = self._run.begun(self.epoch)
+        if begun.within or begun.worker is not None:
+            raise ValueError(f"{self._where}: the state stands within a micro batch: skip from one at the end of one")
+        parts = self._run.parts_of(begun.epoch, self.rank.dp_size)
+        for start, stop in ranges("steps", steps):
+            parts = parts_behind_steps(parts, start, stop)
+            begun = self._after(sum(part.dp * part.draws for part in parts))
+        self._begin(begun, parts_without(parts, out))
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
     ) -> bool:
         """Tells the producer durably how far the checkpoints are, as `LazyShardedDataset.commit`, by whole windows."""
-        if self._commits is None:
-            raise ValueError(f"{self.directory}: a commit is that of a consumer; make the sequences with consumer=NAME")
+        rank, begun = self.rank, self._run.begun(self.epoch)
         if get_worker_info() is not None:
             raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
-        rank, begun = self.rank, self._begun()
         if rank.dp_rank != 0:
             return False
         position = self._after(consumed)
-        # A state of a DataLoader worker stands in the micro batch that it has handed out last.
-        micro = rank.dp_size * self._settings.batch_size
-        behind = (position.consumed - begun.consumed) // micro - int(self._workers_read[0])
-        earliest = self._after(begun.consumed + max(behind, 0) * micro) if self._workers_read[0] else position
-        stands = [(one.epoch, one.place) for one in (position, earliest)]
-        stands += [(one.epoch, one.place) for one in map(self._read, keep)]
-        windows = min(self._planner.first_window(place) for _, place in stands)
-        one_epoch = last_epoch and len({epoch for epoch, _ in stands}) == 1
-        done = windows * self.window if one_epoch else 0
-        plan = {"dp_size": rank.dp_size, "batch_size": self._settings.batch_size}
-        self._commits.put(self._rows.name, position.place.position, done, plan, take_over=take_over)
-        return True
-
-    def _begun(self) -> EpochPosition:
-        return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, WindowPlace(), 0)
+        states: list[EpochPosition | SequenceState] = [position, *map(self._read, keep)]
+        if self._workers_read[0]:
+            # A state of a DataLoader worker stands in the micro batch that it has handed out last.
+            micro = rank.dp_size * self._settings.batch_size
+            behind = (position.consumed - begun.consumed) // micro - int(self._workers_read[0])
+            states.append(self._after(begun.consumed + max(behind, 0) * micro))
+        one_epoch = last_epoch and len({one.epoch for one in states}) == 1
+        # A window is made of its rows from the first one on.
+        least = min(self._planner.first_window(one.place) for one in states) * self._rows.rows if one_epoch else 0
+        plan, row = {"dp_size": rank.dp_size, "batch_size": self._settings.batch_size}, position.place.position
+        return self._rows.commit(row, position.epoch, least, plan, last_epoch=one_epoch, take_over=take_over)
 
     def _position(self, *, in_worker: bool) -> EpochPosition:
         """Returns where the run is by what the pass in this process has handed out of the epoch that is set.
@@ -338,7 +364,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         A worker stays in a micro batch that was handed out whole, as the next one is not its own.
         """
         if self._handed_out is None or self._handed_out[0].epoch != self.epoch:
-            return self._begun()
+            return self._run.begun(self.epoch)
         position, walk = self._handed_out
         size = self._settings.batch_size
         if in_worker or position.within != size:
@@ -349,25 +375,36 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     def _after(self, consumed: int) -> EpochPosition:
         """Returns where a run is after so many sequences of an epoch, by planning the windows since the last call."""
-        begun, count = self._begun(), as_count(consumed, "sequences")
+        ranks, begun, count = self.rank.dp_size, self._run.begun(self.epoch), as_count(consumed, "sequences")
         known = self._counted
         if known is None or known[0] != begun or not known[1].places[0].before <= max(count, begun.consumed):
             known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
         walk = known[1]
         place = walk.place_of(max(count, begun.consumed))
         whole = count if walk.total is None else min(count, walk.total)
-        settings = self._settings
-        wrong = not_whole(count, begun.consumed, walk.total, (self.rank.dp_size, settings.batch_size), settings.at_end)
+        micro = ranks, self._settings.batch_size
+        wrong = not_whole(count, begun.consumed, walk.total, micro, self._settings.at_end)
         if wrong is not None:
             raise ValueError(f"{self._where}: {wrong}")
         walk.let_go(whole)
         return EpochPosition(begun.epoch, whole, place, begun.within if whole == begun.consumed else 0)
 
     def _state_at(self, position: EpochPosition) -> dict[str, Any]:
-        place, epoch, consumed = position.place, position.epoch, position.consumed
-        lengths = self._planner.digest(place, epoch, consumed)
-        state = SequenceState(self._rows.name, self._facts, epoch, consumed, place, lengths)
+        lengths = self._planner.digest(position.place, position.epoch, position.consumed)
+        parts = self._run.parts_at(position, self.rank.dp_size)
+        rows = self._rows.told(position.epoch) if "blend" in self._facts else {}
+        where = position.epoch, position.consumed, position.place
+        state = SequenceState(self._rows.name, self._facts, *where, lengths, parts, **rows)
         return state.to_dict() | position.beside(self.rank.dp_size, self._settings.batch_size)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return self._settings.facts | sequence_forms.row_facts(self._source, self._samples, self._rows.rows)
+
+    def _meet_too_long(self, row: int, epoch: int, tokens: int) -> None:
+        stream, sample = self._rows.place(row, epoch)
+        reader = self._rows.readers[stream]
+        self._tells = sequence_forms.meet_too_long(reader, sample, tokens, self._settings, tells=self._tells)
 
     def _read(self, value: Any) -> SequenceState:
         return read_state(value, {"stream": self._rows.name, **self._facts}, self._where)
@@ -378,14 +415,17 @@ class LazyShardedSequences(IterableDataset[Any]):
         first, within = begun.consumed, begun.within
         try:
             if not self._checked:
-                for reader in self._rows.readers:
-                    reader.wait_for(1)
+                for stream, reader in enumerate(self._rows.readers):
+                    # Which tells the producer, too.
+                    self._rows.total(stream, 0, begun.epoch)
                     sequence_forms.check_beginning(reader, self._settings)
                 self._checked = True
             while True:
                 walk.let_go(first)
                 planned = walk.sequences(first, first + micro)
-                if len(planned) < micro and not (planned := self._last(planned, rank, walk)):
+                if len(planned) < micro:
+                    planned = last_batch(planned, walk.total, rank, self._settings, self._where)
+                if not planned:
                     return
                 place = walk.place_of(first)
                 for at in range(number * size + within, (number + 1) * size):
@@ -401,19 +441,6 @@ class LazyShardedSequences(IterableDataset[Any]):
             raise
         finally:
             self._report(walk.dropped if counts else 0)
-
-    def _last(self, left: list[SplitSequence], rank: Rank, walk: SequenceWalk) -> list[SplitSequence]:
-        if not left:
-            return []
-        size, at_end = self._settings.batch_size, self._settings.at_end
-        if rank.dp_rank == 0:
-            done = "they are not drawn" if at_end == "drop" else "one more micro batch of each rank draws them"
-            _log.warning(
-                "%s: %s sequences; left over at the end of the epoch: %d, fewer than dp_size * batch_size = %d * %d; "
-                "at_end=%r: %s",
-                *(self._where, walk.total, len(left), rank.dp_size, size, at_end, done),
-            )
-        return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.form)
 
     def _report(self, dropped: int) -> None:
         now, before = self._maker.stats, self._reported

@@ -32,7 +32,7 @@ from lazyshard.errors import StateInvalid
 from lazyshard.format.fields import StreamId, encode, in_file, inside, list_of, of_format, read, take
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
-from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
+from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, kinds_of, or_null, refused, tuples
 
 _FORMAT: Final = 1  # The only format of a state, of any kind, that there is. It counts apart from that of streams
 _MAX_STREAMS: Final = 100_000
@@ -131,6 +131,22 @@ def _is_rule(value: Any) -> bool:
     )
 
 
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, Part) for one in value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(one) is str for one in value)
+
+
+def _is_rows(value: Any) -> bool:
+    return value is None or isinstance(value, (RunState, BlendState))
+
+
+def _read_rows(value: Any) -> RunState | BlendState:
+    return read(BlendState, value) if isinstance(value, dict) and "names" in value else RunState.read(value)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceState(Checked):
     """Where a run stands. Raises StateInvalid where a value is impossible."""
@@ -144,6 +160,13 @@ class SequenceState(Checked):
     place: WindowPlace  # at or before that
     # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
     lengths: str
+    # the course of the run in that epoch, `draws` being sequences of a rank; none in states of earlier releases
+    parts: Annotated[tuple[Part, ...], list_of(Part)._replace(fits=_is_parts)] = ()
+    # what gives the rows of that epoch, and where its streams lie; not said of one stream in its own order
+    rows: Annotated[RunState | BlendState | None, Kind("the state of a run or of a blend", _is_rows, _read_rows)] = None
+    directories: Annotated[
+        tuple[str, ...], Kind("a list of texts", lambda value: isinstance(value, tuple), tuples)
+    ] = ()
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -154,6 +177,9 @@ class SequenceState(Checked):
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         values = Checked.to_dict(self)
+        for name in ("parts", "rows", "directories"):
+            if not values[name]:
+                del values[name]
         values["place"]["lengths"] = values.pop("lengths")
         return {"format": _FORMAT, "kind": KIND} | values
 
@@ -168,6 +194,9 @@ class SequenceState(Checked):
                 found = read(WindowPlace, place)
                 lengths = take(place, "lengths", _ANYTHING)
             values = {name: take(value, name, _ANYTHING) for name in ("stream", "rule", "epoch", "consumed")}
+            for name in value.keys() & {"parts", "rows", "directories"}:
+                with inside(name):
+                    values[name] = kinds_of(cls)[name].read(value[name])
             return cls(**values, place=found, lengths=lengths)
 
 

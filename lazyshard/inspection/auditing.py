@@ -16,7 +16,9 @@ from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.names import CURSORS
 from lazyshard.inspection.auditing_counts import SETTINGS, AuditedState, EpochAudit, count_epochs, relate, shared_draws
+from lazyshard.inspection.auditing_sequences import count_sequences
 from lazyshard.inspection.tracing import StreamFacts, Tracing
+from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import SavedState, folder_of
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.stream import Stream
@@ -84,7 +86,8 @@ class Audit:
         """
         part, epoch = self.head.state.parts[-1], self.epochs[-1]
         step = part.dp * part.draws_per_step
-        if self.tracing.total is None or self.head.member is not None or not part.trained:
+        counted = self.head.member is None and self.head.sequences is None
+        if self.tracing.total is None or not counted or not part.trained:
             return None
         return step if 0 < epoch.to_come.samples < step else None
 
@@ -133,10 +136,17 @@ def audit(
     ahead of what is published.
     """
     where = str(stream.directory)
-    tracing = Tracing(head, facts, where)
+    tracing = traced(head, facts, where)
     found = [*remarks, *_of_stream(stream, facts)]
     audited = [_related(saved, head, tracing, where, found) for saved in states]
-    epochs = count_epochs(tracing, _branches(audited), report)
+    branches = _branches(audited)
+    if isinstance(tracing, SequenceTracing):
+        epochs = count_sequences(tracing, branches, report)
+        if tracing.first.position:
+            what = f"its rows before row {tracing.first.position:,}, whose chunks are deleted, count as trained unseen"
+            found.append(Remark("note", str(head.file), what))
+    else:
+        epochs = count_epochs(tracing, branches, report)
     found += (remark for one in epochs for remark in _of_epoch(str(head.file), one))
     kept = [(one.saved, one.tracing) for one in audited if one.tracing is not None]
     found += (Remark("steps", str(saved.file), what) for saved, run in kept for what in _of_steps(saved, run))
@@ -151,10 +161,13 @@ def _related(saved: SavedState, head: SavedState, tracing: Tracing, where: str, 
         return AuditedState(saved, tracing, "audited")
     if state.stream_id == head.state.stream_id:
         try:
-            own = Tracing(saved, tracing.facts, where)
+            own = traced(saved, tracing.facts, where)
         except StateMismatch as error:
             ahead = Remark("ahead", file, str(error))
     relation = relate(state, head.state, range(0) if own is None else own.epochs, tracing.epochs)
+    rules, others = ({} if one.sequences is None else one.sequences.rule for one in (saved, head))
+    if relation != "other stream" and rules != others:
+        relation = "other settings"
     if relation == "audited":
         # The same in another place: a cursor, or a copy.
         relation = "on the course"
@@ -162,7 +175,8 @@ def _related(saved: SavedState, head: SavedState, tracing: Tracing, where: str, 
         what = f"of stream {state.stream_id}, not of {head.state.stream_id}"
         found.append(Remark("other-stream", file, what))
     elif relation == "other settings":
-        values = ((name, getattr(state, name), getattr(head.state, name)) for name in SETTINGS)
+        values = [(name, getattr(state, name), getattr(head.state, name)) for name in SETTINGS]
+        values += [(name, rules.get(name), others.get(name)) for name in rules.keys() | others.keys()]
         differ = ", ".join(f"{name} {its}, not {audited}" for name, its, audited in values if its != audited)
         what = f"{differ}: it drew in another order, so it is of another run on the stream"
         found.append(Remark("other-settings", file, what))
@@ -188,6 +202,8 @@ def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
 
     A state of an earlier epoch than the newest state's needs all of that epoch.
     """
+    if isinstance(tracing, SequenceTracing):
+        return tracing.needed_chunk(newest_epoch)
     total, course = tracing.total, tracing.course
     draws, epoch = course.current.draws, tracing.sections[-1].last_epoch
     if epoch < newest_epoch:
@@ -315,5 +331,6 @@ def _of_cursor(cursor: Cursor, files: Sequence[SavedState]) -> Iterator[str]:
     for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
         if (found := cursor.plan.get(field, value)) != value:
             yield f"its plan has {field} {found}, the checkpoints have {value}"
-    if cursor.state is None and cursor.consumed > most:
+    # A cursor of a run over sequences counts their rows.
+    if cursor.state is None and files[-1].sequences is None and cursor.consumed > most:
         yield f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?"

@@ -33,7 +33,7 @@ _MAX_RANGES: Final = 1000  # Ranges that are kept of each kind; how many samples
 TRAINED: Final = 0
 SKIPPED: Final = 1
 TO_COME: Final = 2
-_LEFT_OVER: Final = 3
+LEFT_OVER: Final = 3
 LEFT_OUT: Final = 4
 _ONE: Final = np.uint8(1)  # Of the array's own type: `np.add.at` is fifty times slower with any other
 
@@ -113,7 +113,7 @@ def count_epochs(
         counts = Counts(tracing.end, epoch, show)
         _count_epoch(tracing, counts)
         if epoch in tracing.epochs:
-            found.append(_audit(counts))
+            found.append(audit_of(counts))
         for branch in branches:
             _count_branch(branch, counts)
     return found
@@ -173,11 +173,13 @@ def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts) -> 
     rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
     if rest.epoch(total) == counts.epoch:
         # Of a stream that has not ended the end is still open, so nothing is left over yet.
-        kind = TO_COME if current and tracing.total is None else _LEFT_OVER
+        kind = TO_COME if current and tracing.total is None else LEFT_OVER
         counts.mark(rest, 0, rest.epoch_length(total), kind)
 
 
-def _audit(counts: Counts) -> EpochAudit:
+def audit_of(counts: Counts) -> EpochAudit:
+    """Returns what was counted of an epoch."""
+
     def found(which: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], _Mask]) -> Ranges:
         return ranges_where(counts.total, lambda a, b: which(counts.trained[a:b], counts.kinds[a:b]))
 
@@ -186,7 +188,7 @@ def _audit(counts: Counts) -> EpochAudit:
         samples=counts.total,
         trained=int(np.count_nonzero(counts.trained)),
         to_come=found(lambda trained, kinds: (kinds == TO_COME) & (trained == 0)),
-        left_over=found(lambda trained, kinds: (kinds == _LEFT_OVER) & (trained == 0)),
+        left_over=found(lambda trained, kinds: (kinds == LEFT_OVER) & (trained == 0)),
         skipped=found(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
         twice=found(lambda trained, kinds: trained > 1),
         again=found(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
@@ -230,14 +232,17 @@ class Counts:
             wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
             bad = int(np.count_nonzero(wrong))
             self.impossible += bad
-            counted = samples[~wrong] if bad else samples
-            if kind == TRAINED:
-                np.add.at(self.trained, counted, _ONE)
-                self._drawn += len(counted)
-            else:
-                self.kinds[counted] = kind
-                self._marked += len(counted)
-            self._report(self._drawn + self._marked)
+            self.add(samples[~wrong] if bad else samples, kind)
+
+    def add(self, samples: npt.NDArray[np.int64], kind: int) -> None:
+        """Counts samples that were trained, or why they were not."""
+        if kind == TRAINED:
+            np.add.at(self.trained, samples, _ONE)
+            self._drawn += len(samples)
+        else:
+            self.kinds[samples] = kind
+            self._marked += len(samples)
+        self._report(self._drawn + self._marked)
 
     def leave_out(self, start: int, stop: int) -> None:
         """Marks those of a range as left out on purpose for which nothing else is known."""

@@ -22,10 +22,12 @@ from lazyshard.stream.stream import Stream
 
 # What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left over
 # for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
-# `max_total_samples` sets
+# `max_total_samples` sets. Of a run over sequences: in none of them, for want of tokens or as it has too many; in one
+# before those that can be told
 Became = Literal[
-    "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end"
-]
+    "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end",
+    "in no sequence", "before",
+]  # fmt: skip
 
 # The work grows with their square: a run that was resumed with other ranks so often takes some 5 s
 MAX_PARTS: Final = 1000
@@ -108,6 +110,10 @@ class Tracing:
                 f"checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones",
                 field="draws_per_step",
             )
+        self._check_certain(step, place)
+        return place
+
+    def _check_certain(self, step: int, place: StepPlace) -> None:
         # Of a blend a step may take nothing of this stream.
         if self.total is None and place.start < place.stop:
             needed = self.course.until(place.part).needed(place.stop - 1)
@@ -118,7 +124,6 @@ class Tracing:
                     expected=str(needed),
                     actual=str(self.facts.samples),
                 )
-        return place
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given."""

@@ -18,7 +18,7 @@ from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
 from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.fields import is_stream_id
 from lazyshard.format.names import CURSORS
-from lazyshard.format.state import BLEND, BlendState, RunState
+from lazyshard.format.state import BLEND, KIND, BlendState, RunState, SequenceState
 from lazyshard.memory import loads
 from lazyshard.part import Part
 from lazyshard.plan.blend import BlendCourse
@@ -53,6 +53,8 @@ class SavedState:
     dated: bool = True  # whether `saved_at` is what the file says, not its own time
     # the stream in the blend that the run is over; None where it is over this stream alone
     member: Member | None = None
+    # of a run over sequences, which `state` then counts in place of samples
+    sequences: SequenceState | None = None
 
 
 def read_state(path: Path, directory: Path | None = None) -> SavedState:
@@ -79,7 +81,10 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
     except orjson.JSONDecodeError as cause:
         raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
     state, member = _state(value, str(file)), None
-    if isinstance(state, BlendState):
+    sequences = state if isinstance(state, SequenceState) else None
+    if isinstance(state, SequenceState):
+        state = _in_sequences(state, directory or file.parent, str(file))
+    elif isinstance(state, BlendState):
         member = _member_of(state, directory or file.parent, str(file))
         state = state.members[member.number]
     match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
@@ -94,6 +99,7 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
         folder_step=None if match is None else int(match[1]),
         dated=dated,
         member=member,
+        sequences=sequences,
     )
 
 
@@ -124,7 +130,24 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _state(value: Any, file: str) -> RunState | BlendState:
+def _in_sequences(state: SequenceState, directory: Path, file: str) -> RunState:
+    """Returns the course of a run over sequences, in sequences. Raises StateMismatch: it is of other streams."""
+    manifest = read_manifest(directory, None)
+    names = state.stream.split(",")
+    if manifest is None or manifest.stream_id not in names:
+        raise StateMismatch(
+            f"{file}: the state is of sequences of the rows of {', '.join(names)}, and {directory} is none of these "
+            f"streams: give the directory of one of them",
+            directory=str(directory), field="names", expected=", ".join(names),
+        )  # fmt: skip
+    if not (parts := state.parts):
+        text = "was written by an earlier release, which did not keep which ranks had trained: give a later one"
+        raise StateMismatch(f"{file}: the state {text}", directory=str(directory), field="parts")
+    trained = sum(part.dp * part.draws for part in parts if part.trained)
+    return RunState(manifest.stream_id, manifest.samples_per_chunk, 1, 0, 0, None, parts, trained)
+
+
+def _state(value: Any, file: str) -> RunState | BlendState | SequenceState:
     if not isinstance(value, dict):
         raise _refused(file, "a JSON object with the state of a run", type(value).__name__)
     layout = value.get("layout")
@@ -137,6 +160,8 @@ def _state(value: Any, file: str) -> RunState | BlendState:
         )
     places = {"": value, "state": value.get("state"), "data": value.get("data")}
     objects = {within: one for within, one in places.items() if isinstance(one, dict)}
+    if (made := next((one for one in objects.values() if one.get("kind") == KIND), None)) is not None:
+        return SequenceState.from_dict(made, file)
     state: RunState | BlendState
     if (blend := next((one for one in objects.values() if one.get("kind") == BLEND), None)) is not None:
         state = BlendState.from_dict(blend, file)

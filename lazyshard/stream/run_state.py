@@ -53,11 +53,19 @@ def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 
     `draws_per_step`: positions of a lane in a step; 0 where it is not known. `step`: steps trained so far; None to
     count them by the part that ends, where it knows.
     """
-    part = state.parts[-1]
+    parts = resumed_parts(state.parts, dp, batch_size, draws_per_step=draws_per_step, step=step)
+    return state if parts is state.parts else replace(state, parts=parts)
+
+
+def resumed_parts(
+    parts: tuple[Part, ...], dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None
+) -> tuple[Part, ...]:
+    """As `resumed`, of the parts of a state."""
+    part = parts[-1]
     if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
-        return state
+        return parts
     first = steps_of(part) if step is None else step
-    return _behind(state, Part(dp, batch_size, first_step=first, draws_per_step=draws_per_step))
+    return _behind(parts, Part(dp, batch_size, first_step=first, draws_per_step=draws_per_step))
 
 
 def steps_of(part: Part) -> int:
@@ -69,11 +77,15 @@ def steps_of(part: Part) -> int:
 
 def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunState:
     """Returns the state of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
-    skip = Gaps(ranges).ranges
-    if not skip:
-        return state
-    part = state.parts[-1]
-    return _behind(state, replace(part, draws=0, epoch=None, skip=skip, first_step=steps_of(part)))
+    parts = parts_without(state.parts, ranges)
+    return state if parts is state.parts else replace(state, parts=parts)
+
+
+def parts_without(parts: tuple[Part, ...], ranges: Iterable[tuple[int, int]]) -> tuple[Part, ...]:
+    """As `without_samples`, of the parts of a state."""
+    skip, part = Gaps(ranges).ranges, parts[-1]
+    after = replace(part, draws=0, epoch=None, skip=skip, first_step=steps_of(part))
+    return _behind(parts, after) if skip else parts
 
 
 def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
@@ -87,18 +99,25 @@ def without_steps(state: RunState, start: int, stop: int, total: int | None) -> 
         ValueError: the state does not know its steps, the range is empty or lies before what is trained already, or it
             is too long.
     """
-    now, first, last = _draws_of_steps(state, start, stop)
-    if start != now:
+    if start != _draws_of_steps(state.parts[-1], start, stop)[0]:
         return without_samples(state, ranges_of_steps(state, start, stop, total))
-    part = state.parts[-1]
+    return replace(state, parts=parts_behind_steps(state.parts, start, stop))
+
+
+def parts_behind_steps(parts: tuple[Part, ...], start: int, stop: int) -> tuple[Part, ...]:
+    """Returns the parts of a run that passes over the next steps. Raises ValueError: they do not begin with `start`."""
+    part = parts[-1]
+    now, first, last = _draws_of_steps(part, start, stop)
+    if start != now:
+        raise ValueError(f"steps {start}:{stop}: expected those from the next one on, {now}; name samples instead")
     out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now - 1)
     after = replace(part, draws=0, epoch=None, skip=(), first_step=now - 1)
-    return _behind(_behind(state, out), after)
+    return _behind(_behind(parts, out), after)
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
     """Returns what the steps [start, stop) will train: half-open ranges of sample numbers. Else as `without_steps`."""
-    _, first, last = _draws_of_steps(state, start, stop)
+    _, first, last = _draws_of_steps(state.parts[-1], start, stop)
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
         more = f"{(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}"
@@ -132,9 +151,8 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
             raise StateMismatch(what, directory=where, **fields)
 
 
-def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, int]:
+def _draws_of_steps(part: Part, start: int, stop: int) -> tuple[int, int, int]:
     """Returns the number of the next step, and where the draws of steps begin and end in the current part."""
-    part = state.parts[-1]
     if not part.draws_per_step:
         raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
     now = steps_of(part) + 1
@@ -144,11 +162,11 @@ def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, i
     return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 
-def _behind(state: RunState, part: Part) -> RunState:
-    """Returns the state with another current part; one that has drawn nothing is not kept, only what it leaves out."""
-    ended = state.parts[-1]
+def _behind(parts: tuple[Part, ...], part: Part) -> tuple[Part, ...]:
+    """Returns the parts with another current one; one that has drawn nothing is not kept, only what it leaves out."""
+    ended = parts[-1]
     if ended.draws:
-        return replace(state, parts=(*state.parts, part))
+        return (*parts, part)
     joined = Gaps((*ended.skip, *part.skip)).ranges
     epoch = ended.epoch if part.epoch is None else part.epoch
-    return replace(state, parts=(*state.parts[:-1], replace(part, skip=joined, epoch=epoch)))
+    return (*parts[:-1], replace(part, skip=joined, epoch=epoch))

@@ -1,4 +1,4 @@
-"""The lengths of a stream's rows in tokens, as the seals have them: of all, or window by window while the stream grows.
+"""The lengths of a stream's rows in tokens, as the seals have them: of all, or chunk by chunk while the stream grows.
 
 Of each chunk its seal is read, some 30 bytes a row; every process that asks reads them all.
 """
@@ -53,35 +53,29 @@ def _gather(directory: Path, first: int, stop: int, size: int, seal: Callable[[i
     return lengths
 
 
-class WindowLengths:
-    """Reads lengths as somebody needs them, by windows of so many chunks. LengthUnknown: the stream is foreign."""
+class ChunkLengths:
+    """Reads lengths chunk by chunk, as somebody needs them. LengthUnknown: the stream is foreign."""
 
-    def __init__(self, reader: StreamReader, chunks: int) -> None:
+    def __init__(self, reader: StreamReader) -> None:
         if reader.stream_id is None:
             raise lengths_not_ours(reader.directory)
         self._reader = reader
-        self._chunks = chunks
         self._kept: dict[int, npt.NDArray[np.uint32]] = {}
 
-    @property
-    def rows(self) -> int:
-        """Rows of a window, but of the last one of a stream."""
-        return self._chunks * self._reader.samples_per_chunk
-
-    def of(self, window: int) -> npt.NDArray[np.uint32]:
-        """Returns u32 of shape (rows,), fewer where the stream ends, waiting until all of a window are published.
+    def of(self, chunk: int) -> npt.NDArray[np.uint32]:
+        """Returns u32 of shape (rows,), waiting until the chunk is published; of none behind the end of the stream.
 
         Raises LengthUnknown, ChunkRetired, WaitTimeout, SealInvalid, OSError.
         """
-        if (known := self._kept.get(window)) is not None:
+        if (known := self._kept.get(chunk)) is not None:
             return known
-        first, size = window * self.rows, self._reader.samples_per_chunk
-        stop = min(first + self.rows, self._reader.wait_for(first + self.rows).samples)
+        size = self._reader.samples_per_chunk
+        first, stop = chunk * size, (chunk + 1) * size
+        stop = min(stop, self._reader.wait_for(stop).samples)
         lengths = _gather(self._reader.directory, first, stop, size, self._seal)
-        # A few are kept: what is left over of one is needed with the next.
         if len(self._kept) >= 4:
             self._kept.pop(min(self._kept), None)
-        self._kept[window] = lengths
+        self._kept[chunk] = lengths
         return lengths
 
     def source(self, chunk: int) -> Any:

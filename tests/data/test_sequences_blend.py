@@ -194,13 +194,16 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: sequences(of(member(), batch_size=2)), "batch_size=1"),
         (lambda: sequences(of(member(dp_rank=1, dp_size=2))), "without dp_rank and dp_size"),
-        (lambda: sequences(of(member(consumer="run"))), "no consumer"),
         (lambda: sequences(of(member()), number), "those of the data sets"),
         (lambda: sequences(of(member()), consumer="run"), "those of the data sets"),
     ]
     for make, what in refused:
         with pytest.raises(ValueError, match=what):
             make()
+    begun = of(member(dp_rank=0, dp_size=1))
+    begun.load_state_dict(of(member(dp_rank=0, dp_size=1)).state_dict(3))
+    with pytest.raises(ValueError, match="it goes on from a state"):
+        sequences(begun)
     used = of(member())
     assert len(used) == 13
     with pytest.raises(RuntimeError, match="not used yet"):

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack, Pad, Split
-from lazyshard.data.sequence_plan import PlannedWindow, SequenceWalk
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import WindowPlace
 from lazyshard.plan.sequences import SplitSequence
+from lazyshard.stream.sequences import PlannedWindow, SequenceWalk
 from tests.data.sequence_runs import (
     LENGTHS,
     all_written,

@@ -130,8 +130,10 @@ def pack_while_training(directory: Path, saved: dict[str, Any]) -> None:
             too_long="drop",
             max_wait=600.0,
             bad_rows=BadRows("raise", limit=100),
+            micro_batches_per_step=4,
         )
         sequences.load_state_dict(saved)
+        sequences.skip(samples=[(3, 5)], chunks=[(7, 8)], steps=[(2, 3)])
         sequences.set_epoch(1)
         assert_type(sequences.state_dict(8), dict[str, Any])
         assert_type((sequences.window, sequences.consumed), tuple[int, int])

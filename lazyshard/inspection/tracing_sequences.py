@@ -1,0 +1,241 @@
+"""A run over sequences that are made while training reads, traced: which sequence held a sample, and who trained it.
+
+No sequence is written down: they are made once more, window by window, by the lengths in the seals of all streams of
+which the run takes rows. So it takes as long as planning them did, some microseconds a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import accumulate, takewhile
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from lazyshard.errors import ChunkRetired, LazyShardError, LengthUnknown, WaitTimeout
+from lazyshard.format.state import BlendState, RunState, SequenceState, WindowPlace
+from lazyshard.inspection.tracing import MAX_STEP_DRAWS, Became, Fate, StreamFacts, Tracing
+from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.part import Part
+from lazyshard.plan.blend import BlendCourse
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Gaps, Rules
+from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
+from lazyshard.plan.steps import PartSteps, StepPlace, Steps
+from lazyshard.stream import StreamReader, read_retired
+from lazyshard.stream.run_state import course_of
+from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
+
+_IDS: Final = ("bos", "eos", "every_bos", "every_eos")
+
+
+def traced(saved: SavedState, facts: StreamFacts, where: str) -> Tracing:
+    """Returns a run as one of its states tells it. Raises as `Tracing` and `SequenceTracing`."""
+    return Tracing(saved, facts, where) if saved.sequences is None else SequenceTracing(saved, facts, where)
+
+
+class _StateRows(SequenceRows):
+    """The rows of a run, as its state tells them; it waits for nothing."""
+
+    def __init__(self, state: SequenceState, directory: str, stream_id: str | None) -> None:
+        samples, stopping, states, directories = None, "first_exhausted", list[RunState](), [directory]
+        window = int(state.rule.get("window") or 0)
+        if "blend" in state.rule:
+            _, stopping, samples, _ = orjson.loads(str(state.rule["blend"]))
+            states = list(state.rows.members) if isinstance(state.rows, BlendState) else [state.rows or _never()]
+            told = zip(states, state.directories, strict=True)
+            directories = [directory if one.stream_id == stream_id else there for one, there in told]
+        readers = [StreamReader(one, max_wait=0) for one in directories]
+        window *= 1 if states else readers[0].samples_per_chunk
+        limits = [one.max_total_samples for one in states] or [None]
+        super().__init__(state.stream, readers, limits, window, samples, stopping)
+        blend = ALONE
+        if isinstance(state.rows, BlendState):
+            blend = BlendCourse(state.rows.parts[-1].pieces)
+        alone = Course(Rules(readers[0].samples_per_chunk), [Part(1)])
+        courses = [course_of(one) for one in states] or [alone]
+        self._order = RowOrder(blend, [course.in_epoch(state.epoch) for course in courses])
+
+    def order(self, epoch: int) -> RowOrder:
+        return self._order
+
+
+def _never() -> RunState:
+    raise ValueError("its state does not say what gives the rows: it is of an earlier release, take a later one")
+
+
+def _form(rule: dict[str, Any]) -> Form:
+    if rule["form"] == "Split":
+        return Split(rule["size"], **{name: 0 for name in _IDS if rule[name]}, overlap=rule["overlap"])
+    made: Form = {"Pack": Pack, "Pad": Pad}[rule["form"]](rule["size"])
+    return made
+
+
+class Numbered(NamedTuple):
+    """A sequence, and its number in the epoch."""
+
+    number: int
+    sequence: SplitSequence
+
+
+class SequenceTracing(Tracing):
+    """A run over sequences: as `Tracing`, but positions and draws are sequences, samples those of this stream in them.
+
+    `first` is the place from which sequences can be made again: where chunks are deleted, that of the state. `count` is
+    how many there are in the epoch, None until its end was met. Raises StateMismatch: the state is not of this stream,
+    or does not say enough; or another stream of its blend is not there.
+    """
+
+    def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
+        self.state, self.facts, self._where, self.left_out = saved.state, facts, where, False
+        assert saved.sequences is not None
+        self.of = of = saved.sequences
+        try:
+            self.rows, self.form = _StateRows(of, where, facts.stream_id), _form(of.rule)
+            self.stream = [reader.stream_id for reader in self.rows.readers].index(facts.stream_id)
+            self.planner = SequencePlanner(self.rows, self.form, of.rule["seed"], where)  # type: ignore[arg-type]
+        except (ValueError, KeyError, TypeError, OSError, LazyShardError) as cause:
+            raise self._impossible(saved, f"its sequences cannot be made again: {cause}") from cause
+        skips = skips_of(of.parts)
+        self.planner.skips = lambda epoch: skips
+        deleted = any(read_retired(one.directory, one.stream_id) for one in self.rows.readers)
+        self.first = of.place if deleted else WindowPlace()
+        self.count: int | None = None
+        self.total, self.end = facts.samples if facts.ended else None, facts.samples
+        self.epochs, parts = range(of.epoch, of.epoch + 1), self.state.parts
+        self.begins = list(accumulate((one.dp * one.draws for one in parts[:-1]), initial=0))
+        self.steps = Steps([PartSteps(one.first_step, one.draws, one.draws_per_step, one.trained) for one in parts])
+        # Of windows that are deleted nothing can be checked.
+        with contextlib.suppress(ChunkRetired, LengthUnknown):
+            try:
+                self.planner.check(of)
+            except WaitTimeout as cause:
+                raise self._impossible(saved, f"it is ahead of the stream: {cause}") from cause
+
+    def sequences(self, see: Callable[[PlannedWindow], None] = lambda window: None) -> Iterator[Numbered]:
+        """Yields the sequences of the epoch from `first` on that are known; `see` is called with each window before.
+
+        Those of a last micro batch which was completed as that was drawn.
+        """
+        base, own, tail = self.begins[-1], self.state.parts[-1], list[Numbered]()
+        micro, place = own.dp * own.batch_size, self.first
+        with contextlib.suppress(WaitTimeout):
+            while True:
+                if place.window == self.of.place.window and place != self.of.place:
+                    expected = f"{place.before} sequences made before window {place.window}, by the lengths of its rows"
+                    raise self._mismatch(f"{self._where}: the state is of other sequences: there are {expected}")
+                window = self.planner.plan(place, self.of.epoch)
+                see(window)
+                for number, sequence in enumerate(window.sequences, place.before):
+                    tail.append(Numbered(number, sequence))
+                    if number < base or (number + 1 - base) % micro == 0:
+                        yield from tail
+                        tail.clear()
+                if window.after is None:
+                    self.count = window.stop
+                    break
+                place = window.after
+        if tail and self.count is not None and tail[0].number < base + own.dp * own.draws:
+            made = completed([one.sequence for one in tail], micro, self.form)
+            tail = [Numbered(tail[0].number + at, one) for at, one in enumerate(made)]
+        yield from tail
+
+    def fate_of(self, number: int, sample: int) -> Fate:
+        """Returns what became of a sample in a sequence."""
+        ends = [begin + one.dp * one.draws for begin, one in zip(self.begins, self.state.parts, strict=True)]
+        part = next((part for part, end in enumerate(ends) if number < end), len(ends) - 1)
+        own, begin = self.state.parts[part], self.begins[part]
+        micro = own.dp * own.batch_size
+        batch, within = divmod(number - begin, micro)
+        rank, at = divmod(within, own.batch_size)
+        position = batch * own.batch_size + at
+        became: Became = "to come"
+        if position < own.draws:
+            became = "trained" if own.trained else "skipped"
+        elif self.count is not None and begin + (batch + 1) * micro > self.count:
+            return Fate.undrawn(self.of.epoch, sample, "left over")
+        return Fate(self.steps.step_of(part, position), part, rank, position, self.of.epoch, sample, became)
+
+    def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
+        """Yields the samples in the sequences of a step, rank by rank; of one rank if it is given."""
+        place = self.place(step)
+        own, begin = self.state.parts[place.part], self.begins[place.part]
+        first, stop = (begin + position * own.dp for position in (place.start, place.stop))
+        if stop - first > MAX_STEP_DRAWS:
+            raise self._mismatch(f"{self._where}: by the state step {step + 1} has {stop - first} sequences")
+        if first < self.first.before:
+            raise self._mismatch(
+                f"{self._where}: step {step + 1} took sequences of rows whose chunks are deleted; those from sequence "
+                f"{self.first.before} on can be told"
+            )
+        known = takewhile(lambda one: one.number < stop, self.sequences())
+        found = [(self.fate_of(one.number, 0), one.sequence) for one in known if one.number >= first]
+        own_samples = ((fate, self.samples_of(sequence)) for fate, sequence in found if rank in (None, fate.rank))
+        for fate, samples in sorted(own_samples, key=lambda one: (one[0].rank or 0, one[0].position or 0)):
+            yield from (fate._replace(sample=sample) for sample in samples)
+
+    def samples_of(self, sequence: SplitSequence) -> list[int]:
+        """Returns the samples of this stream of which a sequence has tokens, in order."""
+        own = (piece.document for piece in sequence.pieces if piece.stop > piece.start)
+        placed = (self.rows.place(row, self.of.epoch) for row in own)
+        return [sample for stream, sample in placed if stream == self.stream]
+
+    def fates(self, sample: int) -> Iterator[Fate]:
+        """Yields what became of a sample: once for each sequence that has tokens of it."""
+        epoch, rows, whole = self.of.epoch, set[int](), self.first.position
+
+        def see(window: PlannedWindow) -> None:
+            nonlocal whole
+            drawn, first = self.rows.of_window(window.place.window, epoch), window.place.window * self.rows.rows
+            own = np.flatnonzero((drawn.streams == self.stream) & (drawn.samples == sample))
+            rows.update((own + first).tolist())
+            whole = first + len(drawn.samples) if window.after is None else window.after.position
+
+        numbers = [
+            one.number
+            for one in self.sequences(see)
+            if rows and any(piece.document in rows and piece.stop > piece.start for piece in one.sequence.pieces)
+        ]
+        part = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
+        if sample >= self.facts.samples:
+            yield Fate.undrawn(epoch, sample, "not published")
+        elif numbers:
+            yield from (self.fate_of(number, sample) for number in numbers)
+        elif part is not None:
+            yield Fate.undrawn(epoch, sample, "skipped", part)
+        elif rows and max(rows) < whole:
+            yield Fate.undrawn(epoch, sample, "in no sequence")
+        elif sample in self.before().samples[self.before().streams == self.stream].tolist():
+            yield Fate.undrawn(epoch, sample, "before")
+        else:
+            yield Fate.undrawn(epoch, sample, "to come")
+
+    def fewer_than_step(self, fate: Fate) -> int | None:
+        """Returns None: what is left over of an epoch is known to be."""
+        return None
+
+    def needed_chunk(self, newest_epoch: int) -> int:
+        """Returns the first chunk of this stream that a run may need which goes on from the state."""
+        if self.of.epoch < newest_epoch:
+            return 0
+        order, row = self.rows.order(self.of.epoch), self.planner.first_window(self.of.place) * self.rows.rows
+        drawn = order.blend.counts(row)[self.stream]
+        return order.courses[self.stream].done_before(drawn, self.total) // self.facts.samples_per_chunk
+
+    def before(self) -> RowDraws:
+        """Returns the rows before `first`: that their samples were trained, the state alone says."""
+        return self.rows.draws(0, self.first.position, self.of.epoch)
+
+    def ends_in(self, sequence: SplitSequence) -> list[int]:
+        """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""
+        form, rows = self.form, [piece.document for piece in sequence.pieces]
+        if not isinstance(form, Split):
+            return rows
+        last = sequence.pieces[-1]
+        whole = last.eos if form.eos is not None else last.stop == self.planner.length_of(rows[-1], self.of.epoch)
+        return rows if whole else rows[:-1]
+
+    def _check_certain(self, step: int, place: StepPlace) -> None:
+        """What is not published yet of a step is not told."""

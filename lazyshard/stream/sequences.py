@@ -1,0 +1,416 @@
+"""Which sequences the rows of streams make, one window after the other, by their lengths alone.
+
+Rows are numbered in the order in which one rank draws them, of one stream or of a blend. Training makes its sequences
+by this; who traces a run makes the same ones again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from lazyshard.errors import StateMismatch
+from lazyshard.format.state import SequenceState, WindowPlace
+from lazyshard.part import Part
+from lazyshard.plan.blend import BlendCourse, BlendPiece
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Gaps
+from lazyshard.plan.sequences import Cut, Form, Piece, Split, SplitSequence, cut_after, make_sequences
+from lazyshard.plan.shuffle import permutation
+from lazyshard.stream.reader import StreamReader
+from lazyshard.stream.token_lengths import ChunkLengths
+
+ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # One stream is a blend of one
+_KEPT: Final = 4  # Windows of which the rows are known: what is left over of one is needed with the next
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class RowDraws(NamedTuple):
+    """Of each of some rows that follow each other: the stream, and epoch and sample there."""
+
+    streams: _Numbers
+    epochs: _Numbers
+    samples: _Numbers
+
+
+class RowOrder(NamedTuple):
+    """Which streams give the rows of an epoch, one after the other, and which samples each of them draws."""
+
+    blend: BlendCourse
+    courses: Sequence[Course]
+
+
+class SequenceRows:
+    """The rows of an epoch in their order, in windows of so many; `name` is how a state calls the streams.
+
+    There are `samples` rows; if that is None, as many as `stopping` says. `limits`: the most samples of each stream.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        readers: Iterable[StreamReader],
+        limits: Sequence[int | None],
+        rows: int,
+        samples: int | None,
+        stopping: str,
+    ) -> None:
+        self.name, self.readers, self.rows = name, list(readers), rows
+        self._limits, self._samples, self._stopping = limits, samples, stopping
+        self._lengths = [ChunkLengths(reader) for reader in self.readers]
+        self._known: dict[tuple[int, int], tuple[RowDraws, npt.NDArray[np.uint32]]] = {}
+
+    def order(self, epoch: int) -> RowOrder:
+        """Returns what gives the rows of an epoch."""
+        raise NotImplementedError
+
+    def total(self, stream: int, position: int, epoch: int) -> int | None:
+        """Returns the samples of a stream, None if its end is open, waiting until what it draws there is certain."""
+        needed, limit = self.order(epoch).courses[stream].needed(position), self._limits[stream]
+        self.readers[stream].wait_for(needed if limit is None else min(needed, limit))
+        return self._total_seen(stream)
+
+    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
+        """Returns the lengths of a window's rows, fewer at their end. Waits, and raises, as a draw does."""
+        return self._window(window, epoch)[1]
+
+    def place(self, row: int, epoch: int) -> tuple[int, int]:
+        """Returns the stream and the sample of a row, by its number in an epoch."""
+        window, within = divmod(row, self.rows)
+        found = self._window(window, epoch)[0]
+        return int(found.streams[within]), int(found.samples[within])
+
+    def of_window(self, window: int, epoch: int) -> RowDraws:
+        """Returns what the rows of a window are. Waits, and raises, as `lengths`."""
+        return self._window(window, epoch)[0]
+
+    def draws(self, first: int, stop: int, epoch: int) -> RowDraws:
+        """Returns what the rows [first, stop) are, waiting until that is certain."""
+        blend, courses = self.order(epoch)
+        streams = np.array(blend.streams_of(first, stop) if stop > first else [], np.int64)
+        found = RowDraws(streams, np.zeros_like(streams), np.zeros_like(streams))
+        for stream, before in enumerate(blend.counts(first)):
+            if len(own := np.flatnonzero(streams == stream)):
+                positions = before + np.arange(len(own))
+                total = self.total(stream, int(positions[-1]), epoch)
+                found.epochs[own], found.samples[own] = courses[stream].draws(0, positions, total)
+        return found
+
+    def ended(self, epoch: int) -> int | None:
+        """Returns how many rows there are if that is known without a look."""
+        if self._samples is not None or len(self.readers) > 1:
+            return self._samples
+        total = self._total_seen(0)
+        return None if total is None else self.order(epoch).courses[0].epoch_length(total)
+
+    def _total_seen(self, stream: int) -> int | None:
+        seen, limit = self.readers[stream].seen, self._limits[stream]
+        if seen.ended:
+            return seen.samples if limit is None else min(seen.samples, limit)
+        return limit if limit is not None and seen.samples >= limit else None
+
+    def _window(self, window: int, epoch: int) -> tuple[RowDraws, npt.NDArray[np.uint32]]:
+        if (found := self._known.get((epoch, window))) is not None:
+            return found
+        first = window * self.rows
+        drawn = self.draws(first, self._stop(first, epoch), epoch)
+        lengths = np.zeros(len(drawn.samples), np.uint32)
+        sizes = np.array([reader.samples_per_chunk for reader in self.readers])[drawn.streams]
+        chunks, rows = np.divmod(drawn.samples, sizes)
+        order = np.lexsort((chunks, drawn.streams))
+        borders = np.diff(chunks[order]) | np.diff(drawn.streams[order])
+        for own in np.split(order, np.flatnonzero(borders) + 1) if len(order) else ():
+            stream, chunk = int(drawn.streams[own[0]]), int(chunks[own[0]])
+            lengths[own] = self._lengths[stream].of(chunk)[rows[own]]
+        if len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[epoch, window] = found = drawn, lengths
+        return found
+
+    def _stop(self, first: int, epoch: int) -> int:
+        """Returns the row behind a window, waiting until it is certain that the rows do not end before."""
+        if self._samples is not None:
+            return max(first, min(first + self.rows, self._samples))
+        window = range(first, first + self.rows)
+        if self._goes_on(window[-1], epoch):
+            return window.stop
+        return first + bisect_left(window, True, key=lambda row: not self._goes_on(row, epoch))
+
+    def _goes_on(self, row: int, epoch: int) -> bool:
+        """Returns whether the rows do not end before one, by `stopping`."""
+        blend = self.order(epoch).blend
+        # Where one that has ended is exhausted, the others need not be waited for.
+        streams = sorted(range(len(self.readers)), key=lambda stream: not self.readers[stream].seen.ended)
+        counts = blend.counts(row + 1)
+        over = (self._exhausted(stream, counts[stream], epoch) for stream in streams)
+        if self._stopping == "first_exhausted":
+            return not any(over)
+        # Waits until what is drawn up to there is certain. An epoch counts as drawn once the next one would begin.
+        list(over)
+        counts = blend.counts(row)
+        return not all(self._exhausted(stream, counts[stream] + 1, epoch) for stream in streams)
+
+    def _exhausted(self, stream: int, drawn: int, epoch: int) -> bool:
+        if not drawn:
+            return False
+        total = self.total(stream, drawn - 1, epoch)
+        return total is not None and drawn > self.order(epoch).courses[stream].epoch_length(total)
+
+
+class PlannedWindow(NamedTuple):
+    """The sequences of a window, whose pieces name rows by their numbers.
+
+    `after` is where the next window begins, None at the end of the stream; `dropped` rows of it are in no sequence.
+    """
+
+    place: WindowPlace
+    sequences: list[SplitSequence]
+    after: WindowPlace | None
+    dropped: int
+
+    @property
+    def stop(self) -> int:
+        """Sequences of the epoch up to the end of this window."""
+        return self.place.before + len(self.sequences)
+
+
+class SequencePlanner:
+    """Makes the sequences of any window; `meet_too_long` is told of rows that are too long, of each window the first.
+
+    `skips` returns for an epoch which samples of the only stream are in no sequence from the one of a number on.
+    """
+
+    def __init__(
+        self,
+        rows: SequenceRows,
+        form: Form,
+        seed: int | None,
+        where: str,
+        meet_too_long: Callable[[int, int, int], None] = lambda row, epoch, tokens: None,
+    ) -> None:
+        self.skips: Callable[[int], list[tuple[int, Gaps]]] = lambda epoch: []
+        self._source, self._form, self._seed, self._where = rows, form, seed, where
+        self._meet_too_long = meet_too_long
+
+    def plan(self, place: WindowPlace, epoch: int, skips: Sequence[tuple[int, Gaps]] | None = None) -> PlannedWindow:
+        """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
+
+        Raises what `meet_too_long` does; StateMismatch: the rows have ended before; or as their lengths do.
+        """
+        size = self._source.rows
+        rows, lengths = self._rows(place, epoch)
+        self._check_begins(place, epoch)
+        kept = lengths > 0
+        if not isinstance(self._form, Split):
+            fits = lengths <= self._form.size
+            if not fits.all():
+                self._meet_too_long(int(rows[~fits][0]), epoch, int(lengths[~fits][0]))
+            kept &= fits
+        # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
+        last = len(self._source.lengths(place.window, epoch)) < size
+        dropped = int(np.count_nonzero(~kept[place.window * size - place.position :]))
+        made = _Making(rows, lengths, self._form, last)
+        # The row in which to go on has tokens: it is the first of these.
+        sequences, cut = made.of(np.flatnonzero(kept), place.offset, begun=place.before > 0)
+        for number, gaps in self.skips(epoch) if skips is None else skips:
+            begin = max(number - place.before, 0)
+            if not begin or begin < len(sequences):
+                gone = np.array([self._source.place(row, epoch)[1] in gaps for row in rows.tolist()], bool)
+                start = Cut(int(np.argmax(kept)) if len(kept) else 0, place.offset)
+                kept &= ~gone
+                sequences, cut = made.without((sequences, cut), begin, start, kept, begun=place.before > 0)
+        after = None
+        if not last:
+            position = place.position + cut.document if cut.document < len(rows) else (place.window + 1) * size
+            after = WindowPlace(place.window + 1, place.before + len(sequences), position, cut.offset)
+        return PlannedWindow(place, sequences, after, dropped)
+
+    def digest(self, place: WindowPlace, epoch: int, consumed: int) -> str:
+        """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
+        windows = range(self.first_window(place), place.window + (consumed > place.before))
+        lengths = [self._source.lengths(window, epoch).astype("<u4").tobytes() for window in windows]
+        return xxhash.xxh3_64_hexdigest(b"".join(lengths))
+
+    def first_window(self, place: WindowPlace) -> int:
+        """Returns the first window that a run needs which goes on at a place."""
+        return place.position // self._source.rows
+
+    def check(self, state: SequenceState) -> None:
+        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not.
+
+        How many there are before the window of the state is taken as the state says, since only all lengths tell.
+        """
+        place, epoch, consumed = state.place, state.epoch, state.consumed
+        begin = place.window * self._source.rows
+        possible, most = place.position <= begin, consumed
+        if not isinstance(self._form, Split):
+            # Whole rows leave nothing over for the next window, and make no more sequences than they are.
+            possible, most = (place.position, place.offset) == (begin, 0), begin
+        if place.before > most:
+            raise self._beyond(place.before, f"the {begin} rows before make no more than as many")
+        for reader in self._source.readers:
+            reader.refresh()
+        self._check_begins(place, epoch)
+        if not possible or self.digest(place, epoch, consumed) != state.lengths:
+            if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
+                raise self._beyond(consumed, f"all else in it says {place.before}")
+            why = (
+                f"has made its sequences of other lengths of the rows from {place.position} on: take the stream of "
+                f"before, or begin an epoch anew"
+            )
+            raise misfit(self._where, why, "lengths", state.lengths, "others")
+        if consumed == place.before:
+            return
+        planned = self.plan(place, epoch, skips_of(state.parts))
+        if consumed > planned.stop:
+            ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
+            raise self._beyond(consumed, f"{ends} {planned.stop}")
+
+    def length_of(self, row: int, epoch: int) -> int:
+        """Returns how many tokens a row has as sealed, of a window that was planned."""
+        window, within = divmod(row, self._source.rows)
+        return int(self._source.lengths(window, epoch)[within])
+
+    def _rows(self, place: WindowPlace, epoch: int) -> tuple[_Numbers, _Numbers]:
+        """Returns the rows from a place on up to the end of its window, in their order, and their lengths."""
+        size, first = self._source.rows, self.first_window(place)
+        rows, lengths = [], []
+        for window in range(first, place.window + 1):
+            tokens = self._source.lengths(window, epoch).astype(np.int64)
+            count = len(tokens)
+            order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
+            rows.append(window * size + order)
+            lengths.append(tokens[order])
+        skip = place.position - first * size
+        return np.concatenate(rows)[skip:], np.concatenate(lengths)[skip:]
+
+    def _check_begins(self, place: WindowPlace, epoch: int) -> None:
+        """Refuses a window before which the rows have ended, as far as it was looked at."""
+        begin, total = place.window * self._source.rows, self._source.ended(epoch)
+        if total is not None and begin > total:
+            raise self._beyond(
+                place.before, f"those that follow begin with row {begin}, and the stream has ended with {total}"
+            )
+
+    def _beyond(self, consumed: int, reason: str) -> StateMismatch:
+        why = (
+            f"stands behind {consumed} sequences of its epoch, but {reason}: nothing that follows can be told from it. "
+            f"Was the state changed, or the stream cut or restored from an older copy? Go on from the state as it was "
+            f"saved, with the stream as it was then, or begin an epoch anew"
+        )
+        return misfit(self._where, why, "consumed", reason, consumed)
+
+
+def skips_of(parts: Sequence[Part]) -> list[tuple[int, Gaps]]:
+    """Returns what the parts of a run leave out in an epoch, each from the number of its first sequence on."""
+    begins = accumulate((part.dp * part.draws for part in parts), initial=0)
+    return [(begin, Gaps(part.skip)) for begin, part in zip(begins, parts, strict=False) if part.skip]
+
+
+class _Making(NamedTuple):
+    """Makes sequences of some rows of a window, by their places in it; `last` if no row follows."""
+
+    rows: _Numbers
+    lengths: _Numbers
+    form: Form
+    last: bool
+
+    def of(self, own: _Numbers, offset: int, *, begun: bool) -> tuple[list[SplitSequence], Cut]:
+        """Returns what rows make, from a token of the first of them on, and where what is left over begins."""
+        names = self.rows[own].tolist()
+        made, (document, offset) = make_sequences(
+            self.lengths[own].tolist(), self.form, Cut(0, offset), last=self.last, begun=begun
+        )
+        # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
+        sequences = [
+            SplitSequence(tuple([Piece(names[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
+            for pieces, bos, eos in made
+        ]
+        return sequences, Cut(int(own[document]) if document < len(own) else len(self.rows), offset)
+
+    def without(
+        self, made: tuple[list[SplitSequence], Cut], begin: int, start: Cut, kept: npt.NDArray[np.bool_], *, begun: bool
+    ) -> tuple[list[SplitSequence], Cut]:
+        """Returns the same of the rows that are kept, from the sequence `begin` on; those before stay as they are."""
+        (sequences, cut), own = made, np.flatnonzero(kept)
+        before = sequences[:begin]
+        if begin and not isinstance(self.form, Split):
+            stay = set(self.rows[own].tolist())
+            left = (tuple(piece for piece in one.pieces if piece.document in stay) for one in sequences[begin:])
+            return [*before, *(SplitSequence(pieces, False, False) for pieces in left if pieces)], cut
+        if begin and isinstance(self.form, Split):
+            document, offset = cut_after(before[-1], self.form)
+            start = Cut(int(np.flatnonzero(self.rows == document)[0]), offset)
+        own = own[own >= start.document]
+        offset = start.offset if len(own) and own[0] == start.document else 0
+        again, cut = self.of(own, offset, begun=begun or begin > 0)
+        return [*before, *again], cut
+
+
+_PLACES: Final = 1024  # windows whose beginning a walk remembers
+
+
+class SequenceWalk:
+    """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met.
+
+    `places` are where the last windows began, in order, also those that were let go of, and where the next one does.
+    """
+
+    def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
+        self.places = [place]
+        self._planner = planner
+        self._epoch = epoch
+        self._windows: deque[PlannedWindow] = deque()
+        self.total: int | None = None
+        self.dropped = 0
+
+    def sequences(self, first: int, stop: int) -> list[SplitSequence]:
+        """Returns the sequences [first, stop) of the epoch, waiting for them; fewer where it ends before.
+
+        `first` lies neither before the place where the walk began, nor before one that was let go of.
+        """
+        self._plan_up_to(stop)
+        windows = ((window.sequences, window.place.before) for window in self._windows)
+        return [one for made, before in windows for one in made[max(0, first - before) : max(0, stop - before)]]
+
+    def let_go(self, first: int) -> None:
+        """Forgets the windows that end before a sequence."""
+        while self._windows and self._windows[0].stop <= first and self._windows[0].after is not None:
+            self._windows.popleft()
+
+    def window_of(self, number: int) -> PlannedWindow:
+        """Returns the window of a sequence that is held; the last one for what is behind the end."""
+        return next((window for window in self._windows if window.stop > number), self._windows[-1])
+
+    def place_of(self, number: int) -> WindowPlace:
+        """Returns the place from which a sequence from that of `places[0]` on, or the first behind the last, is made.
+
+        Waits no longer than until the sequence before it is known.
+        """
+        self._plan_up_to(number)
+        return self.places[max(bisect_right(self.places, number, key=lambda place: place.before) - 1, 0)]
+
+    def _plan_up_to(self, stop: int) -> None:
+        while self.total is None and self.places[-1].before < stop:
+            window = self._planner.plan(self.places[-1], self._epoch)
+            self._windows.append(window)
+            self.dropped += window.dropped
+            if window.after is None:
+                self.total = window.stop
+            else:
+                # Of each window that is held, too: a micro batch may be made of more of them.
+                self.places = [*self.places[-max(_PLACES, len(self._windows)) :], window.after]
+
+
+def misfit(where: str, why: str, field: str, expected: object, actual: object) -> StateMismatch:
+    """Returns the error for a state from which these rows cannot go on."""
+    what, told = f"{where}: the state to go on from {why}", {"expected": str(expected), "actual": str(actual)}
+    return StateMismatch(what, directory=where, field=field, **told)

@@ -1,0 +1,413 @@
+"""Sequences of data sets and blends of any order: with cursors, of a YAML file, without what is skipped, and traced."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard import (
+    BlendedDataset,
+    EncodeCache,
+    LazyShardedDataset,
+    LazyShardedSequences,
+    Map,
+    Order,
+    Pack,
+    Pad,
+    Split,
+    load,
+)
+from lazyshard.errors import ConfigInvalid, StateMismatch
+from lazyshard.inspection.auditing import Audit, audit
+from lazyshard.inspection.tracing import facts_of
+from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
+from lazyshard.inspection.tracing_states import read_state
+from lazyshard.stream import read_cursor, read_retired
+from lazyshard.stream.retention import retire
+from lazyshard.stream.stream import open_now
+from tests.cli.commands import lazyshard as cli
+from tests.data.sequence_runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
+from tests.data.test_sequences_blend import SECOND, number
+from tests.data.workers import DEADLINE_S
+
+MORE = [*LENGTHS, *LENGTHS[:10]]
+
+
+def blend_of(directory: Path, consumer: str | None = None, **options: Any) -> BlendedDataset:
+    """Two streams, of which the second one's ids are `SECOND` more."""
+    first = LazyShardedDataset(directory / "a", consumer=consumer, max_wait=DEADLINE_S)
+    order = Order(shuffle_window=1, seed=3)
+    second = LazyShardedDataset(
+        directory / "b", steps=[Map(number)], order=order, consumer=consumer, max_wait=DEADLINE_S
+    )
+    return BlendedDataset([(first, 2), (second, 1)], **options)
+
+
+def ids_of(form: Any, sequence: Any) -> list[int]:
+    """The row of each token, or of each row of a pack."""
+    if isinstance(form, Pack):
+        return [row["id"] for row in sequence]
+    kept = sequence["input_ids"][sequence.get("attention_mask", sequence["input_ids"] * 0 + 1) == 1]
+    return [token // 100 for token in kept.tolist() if token >= 0]
+
+
+@pytest.mark.parametrize("form", [Pack(9), Split(5), Pad(9)])
+def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_path: Path, form: Any) -> None:
+    lengths = {"a": [3, 5, 4] * 12, "b": [2, 6] * 9}
+    for name, own in lengths.items():
+        write_rows(tmp_path / name, own)
+    state, consumed, met = None, 0, Counter[int]()
+    freed = []
+    for dp, steps in ((2, 4), (3, 2), (1, 4), (2, 99)):
+        runs = [
+            LazyShardedSequences(blend_of(tmp_path, "run"), form=form, dp_rank=rank, dp_size=dp, window=1)
+            for rank in range(dp)
+        ]
+        for run in runs:
+            if state is not None:
+                run.load_state_dict(json.loads(json.dumps(state)))
+        drawn = [list(itertools.islice(run, steps)) for run in runs]
+        met.update(one for sequences in drawn for sequence in sequences for one in ids_of(form, sequence))
+        consumed += dp * len(drawn[0])
+        state = runs[0].state_dict(consumed)
+        assert [run.commit(consumed, last_epoch=True, take_over=True) for run in runs] == [True] + [False] * (dp - 1)
+        for name in lengths:
+            cursor = read_cursor(tmp_path / name, "run")
+            assert cursor is not None and cursor.state is None and cursor.plan == {"dp_size": dp, "batch_size": 1}
+            assert sum(share.weight for share in cursor.blend) == pytest.approx(1)
+            retire(tmp_path / name, cursor.chunks_before, 50)
+        freed.append((read_retired(tmp_path / "a"), read_retired(tmp_path / "b")))
+    assert freed[-1] >= (9, 2) and freed == sorted(freed)
+    each = {SECOND + n if name == "b" else n: size for name, own in lengths.items() for n, size in enumerate(own)}
+    most = {row: 1 if isinstance(form, Pack) else size for row, size in each.items()}
+    assert all(count <= most[row] for row, count in met.items())
+    assert sum(met.values()) >= 54 - 9 if isinstance(form, Pack) else sum(met.values()) >= 200 - 20
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=4, max_size=25),
+    form=forms,
+    window=st.integers(1, 3),
+    seed=st.one_of(st.none(), st.just(5)),
+    parts=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 3), st.integers(0, 20), st.integers(0, 6)),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_what_is_skipped_comes_no_more_and_all_else_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    form: Any,
+    window: int,
+    seed: int | None,
+    parts: list[tuple[int, int, int, int, int]],
+) -> None:
+    directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
+    met, out, state, consumed = Counter[int](), set[int](), None, 0
+    began = set[int]()
+    for dp, size, steps, first, count in [*parts, (1, 1, 10**6, 0, 0)]:
+        runs = [open_sequences(directory, form, r, dp, batch_size=size, window=window, seed=seed) for r in range(dp)]
+        for run in runs:
+            if state is not None:
+                run.load_state_dict(json.loads(json.dumps(state)))
+            if count:
+                run.skip(samples=[(first, first + count)])
+        out |= set(range(first, first + count))
+        drawn = [list(itertools.islice(run, steps * size)) for run in runs]
+        fresh = [one for sequences in drawn for sequence in sequences for one in ids_of(form, sequence)]
+        assert not out & set(fresh), "skipped rows are in no sequence to come"
+        met.update(fresh)
+        began |= set(fresh)
+        consumed += dp * len(drawn[0])
+        states = [run.state_dict(consumed) for run in runs]
+        assert states == [states[0]] * dp
+        state = states[0]
+    for row, length in enumerate(lengths):
+        whole = int(length > 0) if isinstance(form, Pack) else length
+        if row not in out:
+            # An overlap has tokens twice.
+            assert met[row] >= whole and (met[row] == whole or getattr(form, "overlap", False))
+        else:
+            assert met[row] <= whole or getattr(form, "overlap", False)
+
+
+def test_next_steps_are_passed_over(tmp_path: Path) -> None:
+    stream, options = write_rows(tmp_path / "s", MORE), {"batch_size": 1, "micro_batches_per_step": 2}
+    run = open_sequences(stream, Pack(9), 0, 1, **options)
+    left = expected(MORE, Pack(9), 6)
+    state = run.state_dict(2)
+    for dp in (1, 2):
+        again = open_sequences(stream, Pack(9), 0, dp, **options)
+        again.load_state_dict(state)
+        again.skip(steps=[(2, 4)])
+        assert again.consumed == 2 + 2 * 2 * dp
+        assert all_written(again) == left[again.consumed :: dp][: len(left[again.consumed :]) // dp]
+        with pytest.raises(RuntimeError, match="in use already"):
+            again.skip(samples=[(0, 1)])
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"steps": [(4, 5)]}, "from the next one on, 2"),
+        ({"samples": [(3, 3)]}, "FIRST < STOP"),
+    ]
+    for given_, what in refused:
+        again = open_sequences(stream, Pack(9), **options)
+        again.load_state_dict(state)
+        with pytest.raises(ValueError, match=what):
+            again.skip(**given_)
+
+
+def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None:
+    for name in "ab":
+        write_rows(tmp_path / name, LENGTHS)
+
+    def run(*, skip: bool) -> LazyShardedSequences:
+        blend = blend_of(tmp_path, stopping="all_exhausted")
+        if skip:
+            blend.datasets[1].skip(samples=[(2, 11)])
+        return LazyShardedSequences(blend, form=Pack(9), dp_rank=0, dp_size=1, window=2)
+
+    found = {one for pack in all_written(run(skip=True)) for one in pack}
+    assert found & set(range(SECOND, 99)) == {SECOND, SECOND + 1, SECOND + 11, SECOND + 12}
+    with pytest.raises(ValueError, match="skip them on the data sets"):
+        run(skip=False).skip(samples=[(0, 1)])
+    with pytest.raises(StateMismatch, match="with blend = "):
+        run(skip=False).load_state_dict(run(skip=True).state_dict(1))
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_samples": 30}, {"max_total_samples": 10}, {"order": Order(shuffle_window=2)}]
+)
+def test_a_data_set_gives_its_rows_in_its_own_order(tmp_path: Path, options: dict[str, Any]) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+
+    def dataset() -> LazyShardedDataset:
+        return LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1, **options)
+
+    rows = [row["id"] for batch in dataset().batches(collate_fn=list) for row in batch]
+    assert len(rows) == options.get("num_samples", options.get("max_total_samples", 13))
+    run = LazyShardedSequences(dataset(), form=Pad(9), dp_rank=0, dp_size=1, window=1)
+    assert [one[0] // 100 for one in all_written(run)] == [row for row in rows if LENGTHS[row]]
+    again = LazyShardedSequences(dataset(), form=Pad(9), dp_rank=0, dp_size=1, window=1)
+    again.load_state_dict(run.state_dict(7))
+    assert all_written(again) == all_written(run)[7:]
+    plain = open_sequences(tmp_path / "s", Pad(9), window=1)
+    with pytest.raises(StateMismatch):
+        plain.load_state_dict(run.state_dict(7))
+
+
+def test_a_data_set_in_its_plain_order_is_the_same_as_its_directory(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+    run = LazyShardedSequences(LazyShardedDataset(tmp_path / "s"), form=Pack(9), dp_rank=0, dp_size=1, window=2)
+    again = open_sequences(tmp_path / "s", Pack(9))
+    again.load_state_dict(run.state_dict(3))
+    assert all_written(run)[3:] == all_written(again)
+
+
+def test_rows_are_encoded_once_with_the_cache_of_a_data_set(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+    cache = EncodeCache(tmp_path / "cache", fingerprint={"version": 1})
+    dataset = LazyShardedDataset(tmp_path / "s", number, cache=cache)
+    run = LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=1, window=2)
+    assert all_written(run) == all_written(run)
+    assert run.stats()[5:7] == (len(LENGTHS), len(LENGTHS))
+
+
+SEQUENCES: dict[str, Any] = {"form": "pack", "size": 9, "window": 2}
+
+
+def config(tmp_path: Path, names: str, **more: Any) -> dict[str, Any]:
+    paths = [{"path": str(tmp_path / name), "weight": weight} for name, weight in zip(names, (2.0, 1.0), strict=False)]
+    return {"version": 1, "datasets": paths, "sequences": SEQUENCES} | more
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_file_gives_the_same_sequences_as_python(tmp_path: Path, names: str) -> None:
+    for name in names:
+        write_rows(tmp_path / name, MORE)
+    loaded = load(config(tmp_path, names, micro_batches_per_step=2, consumer="run"), dp_rank=0, dp_size=2)
+    found = [all_written(batch) for batch in loaded.loader]
+    source: Any = LazyShardedDataset(tmp_path / "a")
+    if names == "ab":
+        source = BlendedDataset([(source, 2.0), (LazyShardedDataset(tmp_path / "b"), 1.0)])
+    run = LazyShardedSequences(source, form=Pack(9), window=2, dp_rank=0, dp_size=2, micro_batches_per_step=2)
+    assert [one for batch in found for one in batch] == all_written(run)
+    state = loaded.state_dict(4)
+    assert state["parts"][0]["draws_per_step"] == 2
+    assert loaded.commit(4, last_epoch=True)
+    again = load(config(tmp_path, names, micro_batches_per_step=2), dp_rank=0, dp_size=2)
+    again.load_state_dict(state)
+    assert again.consumed == 4 and [all_written(batch) for batch in again.loader] == found[2:]
+    assert again.stats()[0].dropped == 0 and again.stream is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"sequences": SEQUENCES | {"form": "packs"}}, "sequences.form"),
+        ({"sequences": SEQUENCES | {"eos": 1}}, "sequences.eos"),
+        ({"sequences": SEQUENCES | {"form": "split", "token": 1}}, "sequences.token"),
+        ({"dataloader": {"form": "map"}}, "dataloader"),
+        ({"dataloader": {"at_end": "loop"}}, "dataloader"),
+    ],
+)
+def test_mistakes_of_a_file_are_named(tmp_path: Path, change: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigInvalid, match=rf"\n  {path}: "):
+        load(config(tmp_path, "a", **change))
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    folder = folder / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "lazyshard.json").write_text(json.dumps({"state": state, "step": step}))
+    return folder
+
+
+def tracing_of(stream: Path, checkpoint: Path) -> SequenceTracing:
+    found = traced(read_state(checkpoint, stream), facts_of(open_now(stream)), str(stream))
+    assert isinstance(found, SequenceTracing)
+    return found
+
+
+def audit_of(stream: Path, *checkpoints: Path) -> Audit:
+    states = [read_state(checkpoint, stream) for checkpoint in checkpoints]
+    return audit(open_now(stream), facts_of(open_now(stream)), states, states[-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=3, max_size=25),
+    form=forms,
+    seed=st.one_of(st.none(), st.just(5)),
+    at_end=st.sampled_from(["drop", "complete"]),
+    blended=st.booleans(),
+    parts=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.booleans()),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    form: Any,
+    seed: int | None,
+    at_end: str,
+    blended: bool,
+    parts: list[tuple[int, int, int, int, bool]],
+) -> None:
+    directory = tmp_path_factory.mktemp("s")
+    for name in "ab":
+        write_rows(directory / name, lengths)
+    trained: dict[tuple[int, int], list[int]] = {}
+    state, consumed, step, skipped = None, 0, 0, False
+    for dp, size, per_step, steps, skips in parts:
+        options: dict[str, Any] = {
+            "seed": seed,
+            "at_end": at_end,
+            "micro_batches_per_step": per_step,
+            "batch_size": size,
+            "window": 2,
+        }
+        runs = []
+        for rank in range(dp):
+            source: Any = blend_of(directory, num_samples=2 * len(lengths)) if blended else directory / "a"
+            run = LazyShardedSequences(source, form=form, dp_rank=rank, dp_size=dp, **options)
+            if state is not None:
+                run.load_state_dict(state)
+            if skips and not blended:
+                run.skip(samples=[(1, 3)])
+                skipped = True
+            runs.append(run)
+        drawn = [list(itertools.islice(run, steps * size * per_step)) for run in runs]
+        taken = len(drawn[0]) // (size * per_step)
+        for rank, sequences in enumerate(drawn):
+            for number_, sequence in enumerate(sequences[: taken * size * per_step]):
+                own = [row for row in dict.fromkeys(ids_of(form, sequence)) if row < SECOND]
+                trained.setdefault((step + number_ // (size * per_step), rank), []).extend(own)
+        consumed += taken * dp * size * per_step
+        step += taken
+        if taken or state is None:
+            state = runs[0].state_dict(consumed)
+        consumed = state["consumed"]
+    assert state is not None
+    stream, checkpoint = directory / "a", save(directory / "out", step, state)
+    tracing = tracing_of(stream, checkpoint)
+    assert tracing.steps.trained == step
+    found: dict[tuple[int, int], list[int]] = {key: [] for key in trained}
+    for number_ in range(step):
+        for fate in tracing.at_step(number_):
+            assert fate.became == "trained" and fate.rank is not None
+            found[number_, fate.rank].append(fate.sample)
+    same = {key: list(dict.fromkeys(rows)) for key, rows in found.items()}
+    assert {key: sorted(rows) for key, rows in same.items()} == {
+        key: sorted(set(rows)) for key, rows in trained.items()
+    }
+    for row in range(len(lengths)):
+        told = {(fate.step, fate.rank) for fate in tracing.fates(row) if fate.became == "trained"}
+        assert told == {key for key, rows in trained.items() if row in rows}
+    result = audit_of(stream, checkpoint)
+    assert result.proven, result
+    assert skipped or not any(one.skipped.samples for one in result.epochs) or 0 in lengths
+
+
+def test_an_audit_finds_what_is_wrong(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", MORE)
+    run = open_sequences(stream, Pack(9), 0, 1, micro_batches_per_step=1)
+    early, state = run.state_dict(4), run.state_dict(9)
+    files = [save(tmp_path / "out", 4, early), save(tmp_path / "out", 9, state)]
+    result = audit_of(stream, *files)
+    assert result.proven and result.ok
+    assert [one.relation for one in result.states] == ["on the course", "audited"]
+    (epoch,) = result.epochs
+    assert epoch.trained + epoch.to_come.samples == len(MORE)
+    # The branch that was left when the run went back to step 4, and went on with two ranks.
+    again = open_sequences(stream, Pack(9), 0, 2, micro_batches_per_step=1)
+    again.load_state_dict(early)
+    result = audit_of(stream, *files, save(tmp_path / "out", 7, again.state_dict(10)))
+    assert [one.relation for one in result.states] == ["on the course", "abandoned", "audited"]
+    assert result.states[1].trained == 5 and result.states[1].again
+    # What the lengths make says otherwise.
+    broken = state | {"place": state["place"] | {"before": state["place"]["before"] - 1}}
+    with pytest.raises(StateMismatch, match="of other sequences"):
+        audit_of(stream, save(tmp_path / "other", 9, broken))
+
+
+def test_chunks_that_are_deleted_are_told(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", MORE)
+    run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
+    early, state = save(tmp_path / "out", 2, run.state_dict(2)), save(tmp_path / "out", 9, run.state_dict(9))
+    run.commit(9, last_epoch=True)
+    cursor = read_cursor(stream, "run")
+    assert cursor is not None and cursor.chunks_before == 4
+    retire(stream, 4, 50)
+    result = audit_of(stream, early, state)
+    assert result.proven and [one.kind for one in result.remarks] == ["note", "note"]
+    tracing = tracing_of(stream, state)
+    assert [fate.became for fate in tracing.fates(0)] == ["before"]
+    with pytest.raises(StateMismatch, match="step 2 took sequences of rows whose chunks are deleted"):
+        list(tracing.at_step(1))
+
+
+def test_the_commands_tell_of_sequences(tmp_path: Path) -> None:
+    for name in "ab":
+        write_rows(tmp_path / name, LENGTHS)
+    run = LazyShardedSequences(
+        blend_of(tmp_path), form=Pack(9), dp_rank=0, dp_size=2, window=2, micro_batches_per_step=1
+    )
+    checkpoint = save(tmp_path / "out", 2, run.state_dict(4))
+    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    assert shown.returncode == 0 and "trained at step" in shown.stdout, shown
+    shown = cli("audit", tmp_path / "a", tmp_path / "out")
+    assert shown.returncode == 0 and "4 sequences in 2 steps" in shown.stdout, shown
+    # Of a state that other streams give rows to these must be there, too.
+    (tmp_path / "b").rename(tmp_path / "c")
+    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    assert shown.returncode == 5 and "its sequences cannot be made again" in shown.stderr, shown

@@ -44,11 +44,7 @@ class Field:
 
 @pytest.fixture(scope="module")
 def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
-    with (
-        fast_folder(tmp_path_factory.mktemp("points")) as place,
-        Commands(place) as nursery,
-        Reader() as reader,
-    ):
+    with fast_folder(tmp_path_factory.mktemp("points")) as place, Commands(place) as nursery, Reader() as reader:
         yield Field(place, nursery, reader)
 
 

@@ -66,10 +66,7 @@ def _most(limits: tuple[int, int]) -> int:
 
 
 _DOCUMENTED: Final = frozenset(
-    (
-        *(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.FILESYSTEM),
-        exits.OUT_OF_MEMORY,
-    )
+    (*(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.FILESYSTEM), exits.OUT_OF_MEMORY)
 )
 
 Look = Callable[[Path, Known, Damaged], None]

@@ -8,16 +8,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import orjson
-
-MINUTES: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long (default: %(default)g)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn by chance (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="the most at a time (default: %(default)s)")
     parser.add_argument("--million", action="store_true", help="the stream of a million chunks instead")

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from tests.harness.soak.run import Settings, Soak
 
 _PAUSE_S: Final = 3.0  # Mean time from one fault of a storm to the next
-_STOP_S: Final = 3.0  # The longest time for which somebody is stopped, or the disk is full
+STOP_S: Final = 3.0  # The longest time for which somebody is stopped, or the disk is full
 DISK_FULL: Final = "disk full for a while"
 
 
 class Chaos:
     def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
         self.options: tuple[str, ...] = ()  # of the command, besides those that never change
-        self.stopped_s = _STOP_S  # the longest that anybody is stopped
         self._soak, self._dice = soak, dice
         self._half_cycle_s = settings.half_cycle_s
         self._next_s, self._wake_at = _PAUSE_S, 0.0
@@ -36,14 +35,9 @@ class Chaos:
             ("producer killed (SIGKILL)", 3, False, self._kill_producer),
             ("producer asked to end (SIGTERM)", 1, False, lambda: self._signal_producer(signal.SIGTERM)),
             ("producer stopped for a while (SIGSTOP, SIGCONT)", 1, False, lambda: self._stop([soak.producer.pid])),
-            ("all ranks killed at once (SIGKILL)", 3, True, self._kill_job),
+            ("all ranks killed at once (SIGKILL)", 3, True, lambda: self._end(lambda job: job.pids)),
             ("all ranks asked to end (SIGTERM)", 1, True, lambda: self._end(lambda job: job.pids, signal.SIGTERM)),
-            (
-                "one rank killed, then the others (SIGKILL)",
-                2,
-                True,
-                lambda: self._end(self._rank),
-            ),
+            ("one rank killed, then the others (SIGKILL)", 2, True, lambda: self._end(lambda job: self._one(job.pids))),
             ("one DataLoader worker killed (SIGKILL)", 2, True, lambda: self._end(self._worker)),
             ("one rank or worker stopped for a while", 1, False, self._stop_rank),
             ("producer and ranks killed at once (SIGKILL)", 1, True, self._kill_all),
@@ -86,14 +80,11 @@ class Chaos:
             self._soak.moved()
         if self._full and self._soak.ballast is not None:
             self._soak.moved()
-            if now < self._full_until:
-                self._soak.ballast.fill()
-            else:
-                self._soak.ballast.drop()
-                self._full = False
+            self._full = now < self._full_until
+            (self._soak.ballast.fill if self._full else self._soak.ballast.drop)()
 
-    def _one(self, of: list[int]) -> int:
-        return self._dice.choice(of)
+    def _one(self, of: list[int]) -> list[int]:
+        return [self._dice.choice(of)] if of else []
 
     def _signal_producer(self, number: signal.Signals) -> bool:
         self._soak.producer.signal(number, self._dice.choice([0.0, self._dice.random()]))
@@ -111,28 +102,21 @@ class Chaos:
         job.signal(pids, number)
         return True
 
-    def _rank(self, job: Job) -> list[int]:
-        return [self._one(job.pids)]
-
     def _worker(self, job: Job) -> list[int]:
-        workers = [child for pid in job.pids for child in children(pid)]
-        return [self._one(workers)] if workers else []
-
-    def _kill_job(self) -> bool:
-        return self._end(lambda job: job.pids)
+        return self._one([child for pid in job.pids for child in children(pid)])
 
     def _kill_all(self) -> bool:
         self._soak.producer.signal(signal.SIGKILL)
-        return self._kill_job()
+        return self._end(lambda job: job.pids)
 
     def _stop_rank(self) -> bool:
         job = self._soak.job
-        return job is not None and not job.ended and self._stop([self._one([pid for pid, _ in job.processes()])])
+        return job is not None and not job.ended and self._stop(self._one([pid for pid, _ in job.processes()]))
 
     def _fill_disk(self) -> bool:
         if self._soak.ballast is None:
             return False
-        self._full, self._full_until = True, time.monotonic() + self._dice.uniform(0.2, _STOP_S)
+        self._full, self._full_until = True, time.monotonic() + self._dice.uniform(0.2, STOP_S)
         return True
 
     def _stop(self, pids: list[int]) -> bool:
@@ -140,6 +124,6 @@ class Chaos:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 self._stopped.append(pid)
-                self._wake_at = max(self._wake_at, time.monotonic() + self._dice.uniform(0.2, _STOP_S))
+                self._wake_at = max(self._wake_at, time.monotonic() + self._dice.uniform(0.2, STOP_S))
                 return True
         return False

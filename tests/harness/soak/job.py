@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from tests.harness.processes.environment import environment
@@ -28,17 +27,13 @@ FULL: Final = 7  # The exit code of a run that the filesystem has refused
 
 
 class Producer:
-    """Starts and reaps it. `starts`: how often it was started. `fulls`: how often it ended since the disk was full.
-    `options`: of the command, besides source and stream. `stop`: the file that asks the source to end."""
+    """Starts and reaps it. `options`: of the command, besides source and stream. `stop`: asks the source to end."""
 
     def __init__(self, stream: Path, options: Sequence[str], said: Path, stop: Path) -> None:
         self.pid = 0  # of the process, 0 while there is none
-        self.starts = self.fulls = 0
+        self.starts = self.fulls = 0  # how often it was started, and has ended since the disk was full
         self.ended = False  # whether the stream has ended
-        self._stream = stream
-        self._options = tuple(options)
-        self._said = said
-        self._stop = stop
+        self._stream, self._options, self._said, self._stop = stream, tuple(options), said, stop
         self._expected: set[int] = set()
         self._start_at = 0.0
 
@@ -67,9 +62,7 @@ class Producer:
     def check(self, *, full: bool) -> bool:
         """Reaps it if it has ended; returns whether it has just now. `full`: whether the disk is full, or was a moment
         ago."""
-        if not self.pid:
-            return False
-        found, status = os.waitpid(self.pid, os.WNOHANG)
+        found, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
         if not found:
             return False
         self.pid = 0
@@ -93,7 +86,7 @@ class Producer:
         return last_words(self._said)
 
 
-Step = Sequence[npt.NDArray[np.int64]]  # The samples of each rank
+Step = Sequence[list[int]]  # The samples of each rank
 
 _KINDS: Final = {
     **{"ChunkRetired": "gone", "StateMismatch": "gone", "WaitTimeout": "hang"},
@@ -151,7 +144,7 @@ class Job:
             raise RunViolation("order", f"after {self.steps} steps ranks are not in lockstep: {lengths} bytes told")
         self.ended = told[0] == END
         self.steps += not self.ended
-        saves = not self.ended and on_step([np.frombuffer(said[1:], dtype=np.int64) for said in told])
+        saves = not self.ended and on_step([np.frombuffer(said[1:], dtype=np.int64).tolist() for said in told])
         self._ranks.tell(SAVE if saves else GO_ON)
 
     def signal(self, pids: Sequence[int], number: signal.Signals) -> None:

@@ -52,9 +52,9 @@ def train(
     stream: Path,
     folder: Path,
     origin: Checkpoint | None,  # the checkpoint to go on from; None for a new run
-    lockstep: socket.socket,  # of which the other end is the supervisor's
+    lockstep: socket.socket,
 ) -> None:
-    """Trains until the epoch has ended. It tells of each step, and waits for the word to go on."""
+    """Trains until the epoch has ended; tells the other end, the supervisor's, of each step, and waits for its word."""
     order = Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed)
     ranks = {"dp_rank": rank, "dp_size": shape.dp, "batch_size": shape.batch_size, "max_total_samples": ENDLESS}
     rest: dict[str, Any] = {**ranks, "max_wait": rules.max_wait_s, "bad_rows": BadRows("raise"), "consumer": CONSUMER}

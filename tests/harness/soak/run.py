@@ -3,9 +3,8 @@ Throughout, every sample of every rank is looked at as it is read: whether it co
 in the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
 
 import os
+import pickle
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,19 +15,18 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.inspection.verification import verify
-from tests.harness.processes.environment import environment
-from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
+from tests.harness.processes.nursery import Nursery, adopt_orphans, has_children, leave, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak import watch
-from tests.harness.soak.chaos import DISK_FULL, Chaos
+from tests.harness.soak.chaos import DISK_FULL, STOP_S, Chaos
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Rules, Shape
 from tests.harness.tally import RunViolation, Tally
 
-MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
-SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
+_MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
+_SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Settings:
         ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
         # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
         chunks = (rules.keep + 2) * interval + 2 * window + ahead
-        return int((2 * chunks + MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
+        return int((2 * chunks + _MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
 
 
 @dataclass
@@ -78,16 +76,17 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
-        lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
-        lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
+        lines += [
+            f"  {name:58}{number:>16,.10g}" for name, number in (*sorted(self.done.items()), *self.counts.items())
+        ]
         lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
         lines += [f"  not done: {note}" for note in self.notes]
         lines += [f"  VIOLATION: {violation}" for violation in self.violations]
         return "\n".join([*lines, f"  {len(self.violations)} violations"])
 
 
-BATCHES: Final = (16, 32)
-ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s
+_BATCHES: Final = (16, 32)
+_ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are gone by then: torch has them look every 5 s
 _SAY_S: Final = 60.0
 _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
@@ -100,25 +99,18 @@ _MOST_TEMPORARY: Final = 5
 class Soak:
     """One soak, in a process of its own. `say`: is given a line now and then."""
 
-    def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
+    def __init__(self, settings: Settings, place: Path, say: Callable[[str], object]) -> None:
         self.report = Report(seed=settings.seed)
         self.job: Job | None = None
         self.ballast: watch.Ballast | None = None
-        self._settings = settings
-        self._say = say
-        self._rules = settings.rules
-        self._disk = place / "disk"
-        self._stream = self._disk / "stream"
-        self._checkpoints = place / "checkpoints"
-        self._said = place / "said"
-        self._stop = place / "stop"
-        self._decided = place / "stop.at"
+        self._settings, self._rules, self._say = settings, settings.rules, say
+        self._disk, self._checkpoints, self._said = place / "disk", place / "checkpoints", place / "said"
+        self._stream, self._stop, self._decided = self._disk / "stream", place / "stop", place / "stop.at"
         for folder in (self._disk, self._checkpoints, self._said):
             folder.mkdir()
-        row_bytes = soak_rows.longest(10**10) + SEAL_BYTES
-        self._limit = settings.max_disk(max(BATCHES), row_bytes)
+        self._limit = settings.max_disk(max(_BATCHES), soak_rows.longest(10**10) + _SEAL_BYTES)
         options = ["--samples-per-chunk", self._rules.per_chunk, "--retain", "consumed", "--consumers", CONSUMER]
-        options += ["--max-ahead", MAX_AHEAD, "--max-disk", self._limit]
+        options += ["--max-ahead", _MAX_AHEAD, "--max-disk", self._limit]
         self.producer = Producer(self._stream, list(map(str, options)), self._said / "producer.log", self._stop)
         self._dice = random.Random(f"soak {settings.seed}")
         self._chaos = Chaos(self, settings, self._dice)
@@ -213,16 +205,16 @@ class Soak:
         back = min(self._dice.choice([0, 0, 0, 1, 2]), max(0, len(kept) - 1))
         run_checkpoints.remove(self._checkpoints, kept[:back])
         origin = kept[back] if kept else None
-        lives, most = self.report.done["lives"], self._settings.ranks
-        dp = most if lives % 2 == 0 else self._dice.randint(max(1, most // 4), most)
-        shape = Shape(lives, dp, self._dice.choice(BATCHES), self._dice.choice([1, 1, 2]))
+        done, most = self.report.done, self._settings.ranks
+        dp = most if done["lives"] % 2 == 0 else self._dice.randint(max(1, most // 4), most)
+        shape = Shape(done["lives"], dp, self._dice.choice(_BATCHES), self._dice.choice([1, 1, 2]))
         self._history.go_on(origin, dp)
         self.job = Job(shape, self._rules, self._stream, self._checkpoints, origin, self._said)
-        self.report.done["lives"] += 1
+        done["lives"] += 1
         if origin is not None:
-            self.report.done["resumes"] += 1
-            self.report.done["resumes from an older checkpoint"] += back > 0
-            self.report.done["resumes with another number of ranks"] += dp != self._history.ranks_before
+            done["resumes"] += 1
+            done["resumes from an older checkpoint"] += back > 0
+            done["resumes with another number of ranks"] += dp != self._history.ranks_before
         self.moved()
 
     def _end_life(self) -> None:
@@ -271,8 +263,8 @@ class Soak:
             except ChildProcessError:
                 self.report.most("longest life of a worker without its rank, s", round(time.monotonic() - since, 1))
                 continue
-            if time.monotonic() - since > ORPHAN_S + self._chaos.stopped_s:
-                raise RunViolation("hang", f"workers of a killed rank are there after {ORPHAN_S:.0f} s")
+            if time.monotonic() - since > _ORPHAN_S + STOP_S:
+                raise RunViolation("hang", f"workers of a killed rank are there after {_ORPHAN_S:.0f} s")
             left.append((group, since))
         self._orphans = left
 
@@ -302,12 +294,9 @@ class Soak:
         if findings:
             raise RunViolation("torn", f"the stream is damaged: {findings[:3]}")
         left = sorted(path.name for path in (self._stream / ".tmp").glob("*"))
-        if left:
-            raise RunViolation("leak", f"{left} are left under .tmp")
-        if has_children():
-            raise RunViolation("leak", "processes are left")
-        if names := watch.left_in_memory(self._disk):
-            raise RunViolation("leak", f"{names[:5]} are left in {watch.SHARED_MEMORY}")
+        for what in (left, ["processes"] * has_children(), watch.left_in_memory(self._disk)):
+            if what:
+                raise RunViolation("leak", f"left are {what[:5]}")
 
     def _describe(self) -> str:
         processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
@@ -335,20 +324,15 @@ class Soak:
         report.counts["samples that the surviving history has trained"] = self._history.ledger.trained
         report.counts["limit of chunks and seals, bytes"] = self._limit
         report.counts["lives of processes long enough to be compared"] = self._watch.compared
-        report.held = {kind: peak._asdict() for kind, peak in sorted(self._watch.peaks.items())}
-        itself = watch.look_at(os.getpid())
-        assert itself is not None
-        report.held["supervisor"] = itself._asdict()
-
-
-SECONDS: Final = 3600.0
-CHUNKS: Final = 1_000_000
-LEAST_CHUNKS: Final = 2_000
+        peaks = self._watch.peaks | {"supervisor": watch.look_at(os.getpid())}
+        report.held = {kind: peak._asdict() for kind, peak in sorted(peaks.items()) if peak is not None}
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Soaks for an hour, or the share of it that is asked for, and makes the stream of a million chunks."""
-    found = soak(place, "--minutes", str(SECONDS * scale / 60), "--seed", str(seed))
+    with Nursery(place / "forks", __name__) as forks:
+        found = soak(forks, place, "--minutes", str(60 * scale), "--seed", str(seed))
+        million = soak(forks, place, "--million", "--chunks", str(max(2_000, round(1_000_000 * scale))))
     if found is not None:
         tally.trial(faults=found["kills"], points=found["done"].get("steps", 0))
         tally.violations += found["violations"]
@@ -358,7 +342,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
         tally.count("samples trained", int(found["counts"].get("samples trained", 0)))
     else:
         tally.violation(f"scripts/soak --seed {seed} did not come to its end")
-    million = soak(place, "--million", "--chunks", str(max(LEAST_CHUNKS, round(CHUNKS * scale))))
     if million is None:
         tally.notes.append("scripts/soak --million did not come to its end: what it said is above")
         return
@@ -367,13 +350,20 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     tally.count("chunks of the long stream", million["chunks"])
 
 
-def soak(place: Path, *arguments: str) -> dict[str, Any] | None:
-    """Runs the program, in a process of its own; returns its report, None if it made none."""
-    report = place / f"report-{len(list(place.glob('report-*')))}"
-    command = [sys.executable, "-m", "tests.harness.soak", "--dir", str(place), "--json", str(report), *arguments]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr, sep="", flush=True)
-    if not report.exists():
-        return None
-    found: dict[str, Any] = orjson.loads(report.read_bytes())
+def soak(forks: Nursery, place: Path, *arguments: str) -> dict[str, Any] | None:
+    """Runs the program in a fork of a process that has loaded this module; returns its report, None if it made none."""
+    ended = forks.call(_soak, place, arguments, within_s=4 * 3600.0)
+    print(ended.said, flush=True)
+    found: dict[str, Any] | None = pickle.loads(ended.left) if ended.left else None
     return found
+
+
+def _soak(place: Path, arguments: tuple[str, ...]) -> int:
+    from tests.harness.soak.__main__ import main
+
+    os.setsid()
+    report = place / f"report-{os.getpid()}"
+    code = main(["--dir", str(place), "--json", str(report), *arguments])
+    if report.exists():
+        leave(pickle.dumps(orjson.loads(report.read_bytes())))
+    return code

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.errors import ChunkRetired, LazyShardError
-from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Head
+from lazyshard.errors import LazyShardError
+from lazyshard.format.names import END, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End
 from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
-from lazyshard.stream import StreamReader, list_consumers, read_retired
+from lazyshard.stream import list_consumers, read_retired
 from lazyshard.stream.retention import list_kept
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.scenes.streams import lasting
@@ -23,7 +23,6 @@ from tests.harness.tally import Violation
 @dataclass(frozen=True, slots=True)
 class Told:
     chunks: int = 0  # published, by head.json
-    samples: int = 0  # in them
     ended: bool = False  # whether the stream has ended
     committed: int = 0  # chunks that a consumer has acknowledged, and was told that its cursor says so durably
     finished: bool = False  # whether the command that ended it has returned: nobody starts it again
@@ -35,26 +34,12 @@ class Told:
             head = json.loads((out / "head.json").read_bytes())
         except (OSError, ValueError):
             return Told(committed=committed, met=met)
-        return Told(head["chunks"], head["samples"], head["ended"], committed, met=met)
+        return Told(head["chunks"], head["ended"], committed, met=met)
 
     def and_later(self, later: Told) -> Told:
         """Returns what was told by then: what was once told stays so."""
-        return Told(
-            max(self.chunks, later.chunks),
-            max(self.samples, later.samples),
-            self.ended or later.ended,
-            max(self.committed, later.committed),
-            self.finished or later.finished,
-            later.met,
-        )
-
-    def write(self, path: Path) -> None:
-        """Writes it down; no call of this counts as one that changes a file."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @staticmethod
-    def read(path: Path) -> Told:
-        return Told(**json.loads(path.read_text()))
+        chunks, committed = max(self.chunks, later.chunks), max(self.committed, later.committed)
+        return Told(chunks, self.ended or later.ended, committed, self.finished or later.finished, later.met)
 
 
 OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}  # What an ended stream may have besides what all have
@@ -123,8 +108,8 @@ def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
     end = End.decode((out / END).read_bytes())
     if (end.chunks, end.samples) != (whole.chunks, len(whole.lines)):
         raise Violation(f"{END} says {end}, there are {whole.chunks} chunks with {len(whole.lines)} samples")
-    kept = sorted(refused(out)) if not whole.seals else list(refused(out))
-    if kept != (sorted(whole.refused) if not whole.seals else list(whole.refused)):
+    order = list if whole.seals else sorted
+    if order(refused(out)) != order(whole.refused):
         raise Violation(f"in quarantine are {refused(out)}, expected {whole.refused}")
     there = {name for name in found.files if int(name[6:11]) >= found.first}
     left = {path.name for path in out.iterdir()} - there - lasting(out) - OPTIONAL
@@ -144,17 +129,25 @@ def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     sealed = SealedChunks(
         out, whole.lines, whole.per_chunk, ordered=bool(whole.seals), known=before.files, arrays=whole.arrays
     )
-    published = list_kept(out).complete
-    committed = _check_consumers(out, told, before, published)
+    committed = _check_consumers(out, told, before, list_kept(out).complete)
     sealed.look(committed)
-    if sealed.chunks < told.chunks:
-        raise Violation(f"{told.chunks} chunks were told, {sealed.chunks} are there")
-    first = read_retired(out)
+    chunks, first = sealed.chunks, read_retired(out)
+    if chunks < told.chunks:
+        raise Violation(f"{told.chunks} chunks were told, {chunks} are there")
     if first < before.first:
         raise Violation(f"chunks below {before.first} were retired, now only those below {first} are")
-    for chunk in range(first, sealed.chunks):
+    for chunk in range(first, chunks):
         _check_seal(out, chunk, whole)
-    _check_claims(out, sealed.chunks, first, told, whole)
+    if told.ended and not (out / END).exists():
+        raise Violation(f"the end was told, {END} is gone")
+    sealed.check_claims()
+    if (out / MANIFEST).exists():
+        seen = sealed.read_through()
+        # The next start of the producer tells it anew, but where that is done nobody would.
+        if told.finished and not seen.ended:
+            raise Violation(f"the command has finished, a reader is told of {seen.chunks} chunks and of no end")
+    elif told.chunks or chunks:
+        raise Violation(f"{MANIFEST} is gone, {told} was told, {chunks} chunks are there")
     return Found(first, sealed.known, committed)
 
 
@@ -178,38 +171,6 @@ def _check_consumers(out: Path, told: Told, before: Found, published: int) -> in
     if done < max(told.committed, before.committed):
         raise Violation(f"{max(told.committed, before.committed)} chunks were committed, the cursor says {done}")
     return done
-
-
-def _check_claims(out: Path, chunks: int, first: int, told: Told, whole: Whole) -> None:
-    ended = (out / END).exists()
-    if told.ended and not ended:
-        raise Violation(f"the end was told, {END} is gone")
-    if ended:
-        end = End.decode((out / END).read_bytes(), END)
-        if (end.chunks, end.samples) != (chunks, min(chunks * whole.per_chunk, len(whole.lines))):
-            raise Violation(f"{END} says {end}, sealed are {chunks} chunks")
-    if not (out / MANIFEST).exists():
-        if told.chunks or chunks:
-            raise Violation(f"{MANIFEST} is gone, {told} was told, {chunks} chunks are there")
-        return
-    head = (out / HEAD).read_bytes() if (out / HEAD).exists() else b""
-    # It is not synced, being a hint: a cut may leave the name of it and nothing in it.
-    if head.strip(b"\0"):
-        says = Head.decode(head, HEAD)
-        if says.chunks > chunks or (says.ended and not ended):
-            raise Violation(f"{HEAD} says {says}, sealed are {chunks} chunks")
-    reader = StreamReader(out, max_wait=0)
-    if reader.seen.chunks > chunks:
-        raise Violation(f"a reader is told of {reader.seen.chunks} chunks, {chunks} are there")
-    # The next start of the producer tells it anew, but where that is done nobody would.
-    if told.finished and not reader.seen.ended:
-        raise Violation(f"the command has finished, a reader is told of {reader.seen.chunks} chunks and of no end")
-    for sample in range(reader.seen.samples):
-        try:
-            reader.read(sample)
-        except ChunkRetired:
-            if sample // reader.samples_per_chunk >= first:
-                raise Violation(f"sample {sample} is called retired, retired are chunks below {first}") from None
 
 
 def _seal(out: Path, chunk: int) -> dict[str, Any]:

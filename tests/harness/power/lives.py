@@ -43,46 +43,52 @@ class Stop:
         return f"{how} {self.when} call {self.call}"
 
 
-def installed(stop: dict[str, Any] | None, mutant: str | None, at_last: Callable[[str], object]) -> None:
-    """Makes this process one that ends so, with that mistake in it. `stop`: a `Stop` as a dict; None for a life that
-    nothing ends. `mutant`: one of `planted.power`. `at_last`: is called right before, with the name of
-    the call."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    saved: int = 0  # samples in the newest checkpoint
+    committed: int = 0  # samples up to which it has committed
+    met: str = ""  # name of the call at which it ended
+
+
+def installed(stop: Stop | None, mutant: str | None, told: str, tell: Callable[[str], Told | Progress]) -> None:
+    """Makes this process one that ends so, with that mistake in it. `stop`: None for a life that nothing ends.
+    `mutant`: one of `planted.power`. `told`: file in which is written, right before the end, what `tell` returns for
+    the name of the call; no call of this counts as one that changes a file."""
     if mutant is not None:
         power_mutants.plant(mutant)
     if stop is None:
         return
-    given = Stop(**stop)
     met = []
 
-    def tell(number: int, name: str, begins: bool) -> None:
-        if number == given.call:
+    def begin(number: int, name: str, begins: bool) -> None:
+        if number == stop.call:
             met.append(name)
 
     def end() -> None:
-        at_last(met[0])
-        if given.power_of is not None:
-            cut_power(given.power_of, flush=given.flush)
+        Path(told).write_text(json.dumps(asdict(tell(met[0]))))
+        if stop.power_of is not None:
+            cut_power(stop.power_of, flush=stop.flush)
 
-    KillPoint(given.call, given.when, signal.SIGKILL, end, tell=tell).install()
+    KillPoint(stop.call, stop.when, signal.SIGKILL, end, tell=begin).install()
 
 
 def produce(
     arguments: list[str],
-    stop: dict[str, Any] | None,
-    mutant: str | None,
-    told: str,  # file in which to write what was told
+    stop: Stop | None = None,
+    mutant: str | None = None,
+    told: str = "",  # file in which to write what was told
     commits: bool = False,  # a consumer beside it acknowledges what is published, `LAG` chunks late
     chunks: int | None = None,  # it is killed when so many are published; only with a limit, for instance `--retain`
 ) -> int:
     out = Path(arguments[arguments.index("--out") + 1])
     committed = [0]
-    _consume(out, committed, commits, chunks)
-    installed(stop, mutant, lambda met: Told.look(out, committed[0], met).write(Path(told)))
+    _consume(out, committed, commits=commits, chunks=chunks)
+    installed(stop, mutant, told, lambda met: Told.look(out, committed[0], met))
     main = importlib.import_module("lazyshard_producer.cli").main
     return int(main(arguments))
 
 
-def _consume(out: Path, committed: list[int], commits: bool, chunks: int | None) -> None:
+def _consume(out: Path, committed: list[int], *, commits: bool, chunks: int | None) -> None:
     holdback: Any = importlib.import_module("lazyshard_producer.holding")
     holdback.LOOK_S = 0.0
     look = holdback.Holdback.after_publish
@@ -110,26 +116,18 @@ COMMIT_FIRST = False  # What a mutant changes
 _FILE: Final = "run.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    saved: int = 0  # samples in the newest checkpoint
-    committed: int = 0  # samples up to which it has committed
-    met: str = ""  # name of the call at which it ended
-
-
 class Checkpoint(NamedTuple):
     folder: Path  # where it is
     state: dict[str, Any]  # of the run
     ids: list[int]  # what was trained, in order
 
 
-def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mutant: str | None, told: str) -> int:
-    """A life. Returns 0. `checkpoints`: where to keep checkpoints, the newest of which it goes on from. `swift`:
-    whether a checkpoint is kept as ms-swift's plug-in does. `told`: file in which to write its `Progress`."""
-    folder = Path(checkpoints)
+def train(stream: str, folder: Path, until: int, swift: bool, stop: Stop | None, mutant: str | None, told: str) -> None:
+    """A life. `folder`: where to keep checkpoints, the newest of which it goes on from. `swift`: whether a checkpoint
+    is kept as ms-swift's plug-in does. `told`: file in which to write its `Progress`."""
     folder.mkdir(exist_ok=True)
     progress = Progress()
-    installed(stop, mutant, lambda met: Path(told).write_text(json.dumps(asdict(replace(progress, met=met)))))
+    installed(stop, mutant, told, lambda met: replace(progress, met=met))
     kept = found(folder)
     rest: dict[str, Any] = {"max_total_samples": TOTAL, "max_wait": 5.0, "bad_rows": BadRows("raise")}
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=BATCH, consumer=CONSUMER, **rest)
@@ -154,7 +152,6 @@ def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mut
         if COMMIT_FIRST:
             _save(newest)
             _remove_old(folder)
-    return 0
 
 
 def found(folder: Path) -> list[Checkpoint]:

@@ -9,9 +9,9 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -68,11 +68,10 @@ class Trial:
         """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
         self._told_file.unlink(missing_ok=True)
         ended = self._produce(stop)
-        status = ended.status
-        self.stopped = status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the command exits with {status}: {ended.last_words}")
-        if status == 0:
+        self.stopped = ended.status == -signal.SIGKILL
+        if ended.status and not self.stopped:
+            raise Violation(f"the command exits with {ended.status}: {ended.last_words}")
+        if not self.stopped:
             committed = max((one.chunks_before for one in list_consumers(self.out)), default=0)
             self._told = replace(self._told.and_later(Told.look(self.out, committed)), finished=True)
             if not self._told.ended:
@@ -81,7 +80,7 @@ class Trial:
                 # Nothing is left to be stopped: what is told now is all of it.
                 self._disk.cut(flush=stop.flush)
         else:
-            self._told = self._told.and_later(Told.read(self._told_file))
+            self._told = self._told.and_later(Told(**json.loads(self._told_file.read_text())))
             if stop.power_of is not None:
                 self._disk.restart()
         found = check(self.out, self._whole, self._told, self._found)
@@ -105,10 +104,9 @@ class Trial:
         self._disk.sync()
 
     def _produce(self, stop: Stop | None) -> Ended:
-        played = self._bench.played
-        told, commits = str(self._told_file), played.scene.behind is not None
-        rest: dict[str, Any] = {"arguments": played.arguments(self.out), "stop": stop and asdict(stop)}
-        return self._bench.forks.call(produce, mutant=self._bench.mutant, told=told, commits=commits, **rest)
+        played, commits = self._bench.played, self._bench.played.scene.behind is not None
+        given = (played.arguments(self.out), stop, self._bench.mutant, str(self._told_file))
+        return self._bench.forks.call(produce, *given, commits=commits)
 
 
 def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
@@ -116,7 +114,7 @@ def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
     arguments = played.arguments(out)
     if "--retain" in arguments:
         arguments[arguments.index("--retain") + 1] = "all"
-    ended = forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+    ended = forks.call(produce, arguments)
     if ended.status:
         raise RuntimeError(f"{played.name}: without any fault the command exits with {ended.status}: {ended.said}")
     return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
@@ -218,7 +216,7 @@ class Beginning(NamedTuple):
 def begin(forks: Nursery, folder: Path) -> Beginning:
     played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
     out = folder / "live"
-    ended = forks.call(produce, arguments=played.arguments(out), stop=None, mutant=None, told="", chunks=LIVE)
+    ended = forks.call(produce, played.arguments(out), chunks=LIVE)
     if ended.status != -signal.SIGKILL:
         raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
     return Beginning(out, played)
@@ -250,12 +248,11 @@ class ConsumerTrial:
     def live(self, stop: Stop) -> None:
         """Trains what is published, up to a power cut; cut after the end if it gets there."""
         self._told_file.unlink(missing_ok=True)
-        ended = self._train(LIVE * PER_CHUNK, asdict(stop))
-        status = ended.status
-        self.stopped = status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the run exits with {status}: {ended.last_words}")
-        if status:
+        ended = self._train(LIVE * PER_CHUNK, stop)
+        self.stopped = ended.status == -signal.SIGKILL
+        if ended.status and not self.stopped:
+            raise Violation(f"the run exits with {ended.status}: {ended.last_words}")
+        if self.stopped:
             told = Progress(**json.loads(self._told_file.read_text()))
             self._disk.restart()
         else:
@@ -279,10 +276,9 @@ class ConsumerTrial:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._disk.sync()
 
-    def _train(self, until: int, stop: object = None) -> Ended:
-        paths = {"stream": self._stream, "checkpoints": self._checkpoints, "told": self._told_file}
-        rest: dict[str, Any] = {name: str(path) for name, path in paths.items()}
-        return self._forks.call(train, until=until, swift=self._swift, stop=stop, mutant=self._mutant, **rest)
+    def _train(self, until: int, stop: Stop | None = None) -> Ended:
+        given = (str(self._stream), self._checkpoints, until, self._swift, stop, self._mutant, str(self._told_file))
+        return self._forks.call(train, *given)
 
     def _finish_training(self, until: int) -> None:
         ended = self._train(until)
@@ -291,8 +287,7 @@ class ConsumerTrial:
         self._check(Progress(until, until))
 
     def _produce(self) -> None:
-        arguments = self._beginning.played.arguments(self._stream)
-        ended = self._forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+        ended = self._forks.call(produce, self._beginning.played.arguments(self._stream))
         if ended.status:
             raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")
         newest = self._newest()

@@ -205,6 +205,15 @@ class Nursery:
     def call(self, work: Callable[..., object], *arguments: Any, within_s: float = WAIT_S, **named: Any) -> Ended:
         return self.reap(self.fork(work, *arguments, **named), within_s)
 
+    def result(self, work: Callable[..., object], *arguments: Any, **named: Any) -> Any:
+        """Returns what a child's function returns. Raises the AssertionError that it raises."""
+        ended = self.call(_give_result, work, *arguments, **named)
+        assert ended.status == 0, ended.said
+        found = pickle.loads(ended.left)
+        if isinstance(found, AssertionError):
+            raise found
+        return found
+
     def wait_for_stop(self, pid: int) -> bool:
         """Waits until a child is stopped or has ended; returns whether it is stopped."""
         stopped: bool = self._answering.ask(("stop", pid))
@@ -227,6 +236,14 @@ def leave(data: bytes) -> None:
     assert _page is not None
     _page[_LENGTH.size : _LENGTH.size + len(data)] = data
     _page[: _LENGTH.size] = _LENGTH.pack(len(data))
+
+
+def _give_result(work: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    try:
+        found = work(*arguments, **named)
+    except AssertionError as error:
+        found = error
+    leave(pickle.dumps(found))
 
 
 def reset_signals() -> None:

@@ -64,15 +64,15 @@ def measure(setting: Setting, place: Path) -> Measured:
     stream, log = place / "stream", place / "producer.log"
     stream.mkdir()
     source = _write_source(setting, place)
-    with _ranks(setting, stream) as (go, ranks), _watched(stream) as counts:
-        with _producing(setting, source, stream, log) as producer:
-            head, began = _await_head(setting, stream, producer, log)
-            go.set()
-            errors = [error for error in (rank.exception(_LONGEST_S) for rank in ranks) if error is not None]
-            for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
-                raise RealRunFailed(f"a rank failed: {type(error).__name__}: {error}") from error
-            if producer.wait(_LONGEST_S):
-                raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
+    producing = _producing(setting, source, stream, log)
+    with _ranks(setting, stream) as (go, ranks), _watched(stream) as counts, producing as producer:
+        head, began = _await_head(setting, stream, producer, log)
+        go.set()
+        errors = [error for error in (rank.exception(_LONGEST_S) for rank in ranks) if error is not None]
+        for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
+            raise RealRunFailed(f"a rank failed: {type(error).__name__}: {error}") from error
+        if producer.wait(_LONGEST_S):
+            raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
     return _judge(replace(setting, head_start=head.samples), [rank.result() for rank in ranks], began, max(counts))
 
 

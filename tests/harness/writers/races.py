@@ -39,8 +39,7 @@ class Racer:
     def __init__(self, directory: Path, *, arrays: bool) -> None:
         self.fenced = False  # whether it has ended because another one had the stream
         self.failure: BaseException | None = None  # what else it has ended by
-        self.ended = False  # whether it has ended
-        self._killed = False
+        self.ended = self._killed = False
         self._directory, self._arrays = directory, arrays
         self._left = 0
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -135,6 +134,7 @@ def race_in_pairs(
     looks: bool = False,  # whether they are stopped before looks at files too, which count as changes then
     step: int = 1,  # every how manieth stop of the first one is played
     first: int = 0,  # before which change that one is stopped first
+    other: int = 0,  # likewise the second one, in the first round
     found: Callable[[str], object],
 ) -> int:
     """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
@@ -142,8 +142,8 @@ def race_in_pairs(
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):
-        for other in range(_TO_THE_END):
-            stops = _tell(root, [*killed, Turn(0, at), Turn(1, other), Turn(0), Turn(1)], arrays, found, looks)
+        for second in range(other if at == first else 0, _TO_THE_END):
+            stops = _tell(root, [*killed, Turn(0, at), Turn(1, second), Turn(0), Turn(1)], arrays, found, looks)
             pairs += 1
             if stops is not None and not stops[1]:
                 break

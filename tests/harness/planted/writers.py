@@ -109,21 +109,21 @@ def owner_first() -> Any:
     return mock.patch.multiple(lock, destroy=waiting.append, publish_bytes=publishing)
 
 
-_patched: Final = mock.patch.object
+_put: Final = mock.patch.object
 MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int, int]]] = {
     # Leaves it to those who came before to look at the owner before each rename, as the code once did.
-    "others_stay": (lambda: _patched(lock, "destroy", lambda directory: None), "sealed", 40, 0),
+    "others_stay": (lambda: _put(lock, "destroy", lambda directory: None), "sealed", 40, 0),
     # Removes what is not sealed in a way in which somebody fenced can, too.
     "unsealed_unlinked": (
-        lambda: _patched(Workplace, "take_out", lambda _, path: durable.remove(path)),
+        lambda: _put(Workplace, "take_out", lambda _, path: durable.remove(path)),
         "sealed",
         13,
         0,
     ),
     # Fences the owner, and nobody who is about to become it.
-    "owner_alone_believed": (lambda: _patched(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 0),
+    "owner_alone_believed": (lambda: _put(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 0),
     "owner_first": (owner_first, "nobody has got through", 5, 0),
     # Takes a directory that is gone for a mistake of the filesystem, as the code once did.
-    "missing_file_told": (lambda: _patched(Workplace, "is_gone", lambda self: False), "No such file", 0, 0),
+    "missing_file_told": (lambda: _put(Workplace, "is_gone", lambda self: False), "No such file", 0, 0),
 }
 """Of races: how to make it, what is said of it, and before which change of each of two writers it is stopped first."""

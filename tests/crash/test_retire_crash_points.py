@@ -15,7 +15,6 @@ from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.processes.nursery import Nursery
-from tests.harness.tally import Violation
 from tests.harness.writers.crashes import Mutant, killed
 from tests.stream.streams import names, rows
 
@@ -53,11 +52,10 @@ def check(directory: Path, files: Files) -> int:
     sealed.look(GONE)
     mark = read_retired(directory)
     if not all((directory / tokens_name(chunk)).exists() for chunk in range(mark, CHUNKS)):
-        raise Violation(f"lengths are gone, and retired are only the chunks below {mark}")
+        raise AssertionError(f"lengths are gone, and retired are only the chunks below {mark}")
     head = (directory / "head.json").read_bytes()
     for _ in range(2):
-        if sealed.read_through().samples != 2 * CHUNKS:
-            raise Violation("a reader is told of other samples")
+        assert sealed.read_through().samples == 2 * CHUNKS, "a reader is told of other samples"
         # And by the listing.
         (directory / "head.json").unlink(missing_ok=True)
     (directory / "head.json").write_bytes(head)
@@ -117,7 +115,7 @@ def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(forks:
 
 
 def test_harness_detects_files_that_go_before_the_mark(forks: Nursery, root: Path) -> None:
-    with pytest.raises(Violation):
+    with pytest.raises(AssertionError):
         forks.result(sweep, root, partial(power_mutants.plant, "deleted_before_the_mark"))
 
 

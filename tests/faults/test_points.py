@@ -17,7 +17,7 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import ERRORS, WHENS, Fault, ways
 from tests.harness.scenes.streams import Stream
 from tests.harness.scenes.table import POINTS
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 
 pytestmark = pytest.mark.full
 
@@ -111,7 +111,7 @@ def traced(scene: str, field: Field, kill_at: int = 0, *broken: str) -> Traced:
             pytest.skip(f"nothing can be traced here: {found.refused}")
         return found.status, found.said
 
-    with contextlib.nullcontext() if not broken else pytest.raises(Violation):
+    with contextlib.nullcontext() if not broken else pytest.raises(AssertionError):
         trial.finish(run)
     return found
 

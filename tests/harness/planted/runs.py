@@ -22,7 +22,7 @@ from tests.harness.runs.plan import RunPlan, make_blend_plan, make_plan
 
 class Mutant(NamedTuple):
     install: Callable[[], None]  # makes it
-    kind: str  # what the harness must find, see `Violation`
+    kind: str  # what the harness must find, see `RunViolation`
     besides: frozenset[str] = frozenset()  # what it may find as well, or first
     # whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
     deletes: bool = False

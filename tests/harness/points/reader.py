@@ -16,7 +16,6 @@ from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.nursery import Answering, Silent, decode, encode
 from tests.harness.scenes.table import CONSUMER
-from tests.harness.tally import Violation
 
 _ANSWER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.001
@@ -43,7 +42,7 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """A context manager: the process. Each method raises `Violation` where it has died or says nothing."""
+    """A context manager: the process. Each method raises AssertionError where it has died or says nothing."""
 
     def __enter__(self) -> Reader:
         self._answering = Answering("tests.harness.points.reader")
@@ -61,15 +60,14 @@ class Reader:
 
     def report(self) -> Read:
         read: Read = self._ask(None)
-        if not read.looks:
-            raise Violation("the reader has not looked at the stream")
+        assert read.looks, "the reader has not looked at the stream"
         return read
 
     def _ask(self, request: Watched | None) -> Any:
         try:
             return self._answering.ask(request, _ANSWER_S)
         except Silent as error:
-            raise Violation(f"the reader has died or is silent: {error}") from error
+            raise AssertionError(f"the reader has died or is silent: {error}") from error
 
 
 class _Consumer:
@@ -100,7 +98,7 @@ class _Consumer:
                 self._sealed.look(self.acknowledged)
                 raise
             self.looks += 1
-        except Violation as error:
+        except AssertionError as error:
             self.violation = str(error)
         except Exception as error:
             self.violation = f"the reader has failed: {type(error).__name__}: {error}"
@@ -121,8 +119,7 @@ class _Consumer:
         published = self._reader.refresh().samples
         while self._first + len(self._read) < published:
             place = self._sealed.check_sample(self._first + len(self._read), self._reader)
-            if place in self._read:
-                raise Violation(f"the reader was given row {place} again")
+            assert place not in self._read, f"the reader was given row {place} again"
             self._read.append(place)
         if self._stream.behind is not None:
             self._acknowledge(self._reader, self._stream.behind)

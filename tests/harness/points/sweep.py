@@ -25,7 +25,7 @@ from tests.harness.points.trial import Stage, Trial
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_faults, ways
 from tests.harness.scenes.table import POINTS
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 
 # Scenes that have every error; the others differ from them in how they read, which changes no file
 _ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
@@ -99,7 +99,7 @@ class Sweeper:
             trial = Trial(self._stage)
             met = trial.take_over(first, second)
             trial.finish()
-        except Violation as error:
+        except AssertionError as error:
             self._tally.violation(f"{self._name} pair@{first}/{second}: {error}")
             met = (True, True)
         if trial is not None:
@@ -161,7 +161,7 @@ class Sweeper:
     def _told(self, faults: Sequence[Fault]) -> Iterator[None]:
         try:
             yield
-        except Violation as error:
+        except AssertionError as error:
             self._tally.violation(f"{self._name} {' '.join(map(str, faults))}: {error}")
 
 
@@ -178,7 +178,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
         with contextlib.ExitStack() as stack:
             try:
                 sweeper = Sweeper(stack.enter_context(stage(name, place)), tally, name, step, seed)
-            except Violation as error:
+            except AssertionError as error:
                 tally.violation(f"{name}: {error}")
                 continue
             for when in ways("kill"):

@@ -24,7 +24,6 @@ from tests.harness.scenes.rows import is_refused, made, side_bytes, tokens_of
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream, lasting
 from tests.harness.scenes.table import QUICK_LOOKS, Scene
-from tests.harness.tally import Violation
 
 HANGS_S: Final = 30.0  # A run that has not ended by then never will
 
@@ -65,8 +64,7 @@ class Stage:
             del options[options.index("--retain") :]
         stream = Stream(self.nursery, folder / "out", sources, options, self.scene.per_chunk)
         status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
-        if status:
-            raise Violation(f"not even a run to which nothing happens gets through: {status}: {said}")
+        assert not status, f"not even a run to which nothing happens gets through: {status}: {said}"
         lines, calls = [line.decode() for line in stream.lines()], self.nursery.counted.calls
         sides = [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None
         whole = Whole(lines, stream.seals(), stream.refused(), calls, sides)
@@ -77,13 +75,13 @@ class Stage:
             expected = [one for one in expected for _ in range(tokens_of(one[0]))]
         plain = self.scene.ordered and not makes
         if (found if plain else sorted(map(str, found))) != (expected if plain else sorted(map(str, expected))):
-            raise Violation(f"a run to which nothing happens gives {found}, expected {expected}")
+            raise AssertionError(f"a run to which nothing happens gives {found}, expected {expected}")
         refused = sum(is_refused(row, transform=encodes) for row in rows)
         if len(whole.refused) < refused or (not makes and len(whole.refused) > refused):
-            raise Violation(f"a run to which nothing happens refuses {whole.refused}, expected {refused} rows")
+            raise AssertionError(f"a run to which nothing happens refuses {whole.refused}, expected {refused} rows")
         beside = b"".join(path.read_bytes() for path in sorted(stream.out.glob("chunk_*.arrays")))
         if beside != b"".join(whole.arrays or []):
-            raise Violation(f"a run to which nothing happens makes arrays of {beside!r}, expected {whole.arrays}")
+            raise AssertionError(f"a run to which nothing happens makes arrays of {beside!r}, expected {whole.arrays}")
         return whole
 
 
@@ -102,7 +100,7 @@ def without_locks() -> None:
 
 
 class Trial:
-    """A stream to which things happen. Every method raises `Violation` where a promise is not kept. `before`: a trial
+    """A stream to which things happen. Every method raises AssertionError where a promise is not kept. `before`: a trial
     that this one goes on from, on a copy of its stream; its sources must not be live."""
 
     def __init__(self, stage: Stage, before: Trial | None = None) -> None:
@@ -169,15 +167,16 @@ class Trial:
         status, said = self._run(HANGS_S) if run is None else run(self._stream)
         self._check_now()
         if status or "Traceback" in said:
-            raise Violation(f"it does not get through although nothing fails any more: {status}: {said}")
+            raise AssertionError(f"it does not get through although nothing fails any more: {status}: {said}")
         if self._read.samples + self._first * self._stage.scene.per_chunk != len(self._stage.whole.lines):
-            raise Violation(f"the reader was given {self._read}, of {len(self._stage.whole.lines)} rows")
-        if not self._read.ended:
-            raise Violation("the reader was not told that the stream has ended")
+            raise AssertionError(f"the reader was given {self._read}, of {len(self._stage.whole.lines)} rows")
+        assert self._read.ended, "the reader was not told that the stream has ended"
         mark = read_retired(self.out)
         # The look before its first chunk must have found what was acknowledged before it began.
         if self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1):
-            raise Violation(f"acknowledged were the chunks below {acknowledged}, deleted are only those below {mark}")
+            raise AssertionError(
+                f"acknowledged were the chunks below {acknowledged}, deleted are only those below {mark}"
+            )
         self._check_content()
         self._check_names(mark)
 
@@ -185,8 +184,7 @@ class Trial:
         """Runs the command on the ended stream: it says so, and changes nothing."""
         before = self._files()
         status, said = self._run(HANGS_S)
-        if status or before != self._files():
-            raise Violation(f"a run on the ended stream changes it: {status}: {said}")
+        assert not (status or before != self._files()), f"a run on the ended stream changes it: {status}: {said}"
 
     def _files(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
@@ -199,19 +197,17 @@ class Trial:
         if status == -signal.SIGALRM and most_s == HANGS_S:
             # It may wait for a reader that has found something.
             self._check_now()
-            raise Violation(f"it hangs: {said}")
+            raise AssertionError(f"it hangs: {said}")
         return status, said
 
     def _check_now(self) -> None:
         self._read = self._stage.reader.report()
-        if self._read.violation is not None:
-            raise Violation(self._read.violation)
+        assert self._read.violation is None, self._read.violation
         self._acknowledged = self._read.acknowledged
         self._sealed.look_stopped(self._acknowledged)
 
     def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
-        if "Traceback" in said:
-            raise Violation(f"{fault} at {met or 'nothing'}: a traceback: {said}")
+        assert "Traceback" not in said, f"{fault} at {met or 'nothing'}: a traceback: {said}"
         if fault.kind == "kill":
             expected = -signal.SIGKILL if met else 0
         elif not fault.is_error or not met:
@@ -231,35 +227,33 @@ class Trial:
             return
         if status == -signal.SIGALRM and fault.always:
             return
-        raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
+        raise AssertionError(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
         for status, text in said:
             errors = text.count("error: ")
             if "Traceback" in text or status not in (0, _FENCED) or errors != (status == _FENCED):
-                raise Violation(f"one of two producers ends with exit status {status}: {text}")
-        if all(status for status, _ in said):
-            raise Violation(f"both of two producers give up: {said}")
+                raise AssertionError(f"one of two producers ends with exit status {status}: {text}")
+        assert not all(status for status, _ in said), f"both of two producers give up: {said}"
 
     def _check_words(self, fault: Fault, said: str) -> None:
         errors = [line for line in said.splitlines() if "error: " in line]
         if len(errors) != 1 or fault.text not in errors[0] or str(self.out) not in errors[0]:
-            raise Violation(f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}")
+            raise AssertionError(f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}")
 
     def _check_content(self) -> None:
         stream, whole, scene = self._stream, self._stage.whole, self._stage.scene
         if self._sealed.chunks != len(whole.seals):
-            raise Violation(f"{self._sealed.chunks} chunks were sealed, expected {len(whole.seals)}")
+            raise AssertionError(f"{self._sealed.chunks} chunks were sealed, expected {len(whole.seals)}")
         self._check_refused(whole.refused, stream.refused())
         if scene.behind is None and not scene.live and stream.seals() != whole.seals:
-            raise Violation("seals differ from those of a run to which nothing has happened")
+            raise AssertionError("seals differ from those of a run to which nothing has happened")
         try:
             findings = verify(self.out, jobs=1).findings
             ended = Head.decode((self.out / HEAD).read_bytes()).ended
         except (LazyShardError, OSError) as error:
-            raise Violation(f"the stream cannot be verified: {error}") from error
-        if findings or not ended:
-            raise Violation(f"the stream is damaged: {findings}, told as ended: {ended}")
+            raise AssertionError(f"the stream cannot be verified: {error}") from error
+        assert not (findings or not ended), f"the stream is damaged: {findings}, told as ended: {ended}"
 
     def _check_refused(self, expected: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> None:
         """Each refused row is kept once; where files are read in any order, only the order may differ."""
@@ -268,8 +262,7 @@ class Trial:
                 for entry in entries:
                     entry["source"] = Path(entry["source"]).name
             expected, found = sorted(expected, key=str), sorted(found, key=str)
-        if found != expected:
-            raise Violation(f"in quarantine is {found}, expected {expected}")
+        assert found == expected, f"in quarantine is {found}, expected {expected}"
 
     def _check_names(self, mark: int) -> None:
         chunks = range(mark, len(self._stage.whole.seals))
@@ -282,5 +275,4 @@ class Trial:
         if self._stage.scene.behind is not None:
             expected |= {CURSORS}
         found = {path.name for path in self.out.iterdir()}
-        if found != expected:
-            raise Violation(f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}")
+        assert found == expected, f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}"

@@ -17,7 +17,6 @@ from lazyshard.stream import list_consumers, read_retired
 from lazyshard.stream.retention import list_kept
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.scenes.streams import lasting
-from tests.harness.tally import Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def refused(out: Path) -> tuple[tuple[str, int], ...]:
         try:
             entry = json.loads(line)
         except ValueError:
-            raise Violation(f"line {number + 1} of {QUARANTINE} is {line[:50]!r}") from None
+            raise AssertionError(f"line {number + 1} of {QUARANTINE} is {line[:50]!r}") from None
         found.append((str(entry["source"]), int(entry["line"])))
     return tuple(found)
 
@@ -98,32 +97,27 @@ def check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     try:
         return _check(out, whole, told, before)
     except (LazyShardError, OSError) as error:
-        raise Violation(f"a file cannot be used: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"a file cannot be used: {type(error).__name__}: {error}") from error
 
 
 def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
     found = check(out, whole, told, before)
-    if not (out / END).exists():
-        raise Violation(f"finished, and there is no {END}")
+    assert (out / END).exists(), f"finished, and there is no {END}"
     end = End.decode((out / END).read_bytes())
     if (end.chunks, end.samples) != (whole.chunks, len(whole.lines)):
-        raise Violation(f"{END} says {end}, there are {whole.chunks} chunks with {len(whole.lines)} samples")
+        raise AssertionError(f"{END} says {end}, there are {whole.chunks} chunks with {len(whole.lines)} samples")
     order = list if whole.seals else sorted
-    if order(refused(out)) != order(whole.refused):
-        raise Violation(f"in quarantine are {refused(out)}, expected {whole.refused}")
+    assert order(refused(out)) == order(whole.refused), f"in quarantine are {refused(out)}, expected {whole.refused}"
     there = {name for name in found.files if int(name[6:11]) >= found.first}
     left = {path.name for path in out.iterdir()} - there - lasting(out) - OPTIONAL
-    if left:
-        raise Violation(f"left over: {sorted(left)}")
+    assert not left, f"left over: {sorted(left)}"
     findings = verify(out, jobs=1).findings
-    if findings:
-        raise Violation(f"`lazyshard verify` finds {findings[0]}")
+    assert not findings, f"`lazyshard verify` finds {findings[0]}"
 
 
 def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     if not out.is_dir():
-        if told != Told() or before.files:
-            raise Violation(f"the directory is gone, {told} was told")
+        assert not (told != Told() or before.files), f"the directory is gone, {told} was told"
         return Found()
     # Rows of a followed directory, whose seals differ from run to run, come in any order.
     sealed = SealedChunks(
@@ -132,22 +126,19 @@ def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     committed = _check_consumers(out, told, before, list_kept(out).complete)
     sealed.look(committed)
     chunks, first = sealed.chunks, read_retired(out)
-    if chunks < told.chunks:
-        raise Violation(f"{told.chunks} chunks were told, {chunks} are there")
-    if first < before.first:
-        raise Violation(f"chunks below {before.first} were retired, now only those below {first} are")
+    assert chunks >= told.chunks, f"{told.chunks} chunks were told, {chunks} are there"
+    assert first >= before.first, f"chunks below {before.first} were retired, now only those below {first} are"
     for chunk in range(first, chunks):
         _check_seal(out, chunk, whole)
-    if told.ended and not (out / END).exists():
-        raise Violation(f"the end was told, {END} is gone")
+    assert not (told.ended and not (out / END).exists()), f"the end was told, {END} is gone"
     sealed.check_claims()
     if (out / MANIFEST).exists():
         seen = sealed.read_through()
         # The next start of the producer tells it anew, but where that is done nobody would.
         if told.finished and not seen.ended:
-            raise Violation(f"the command has finished, a reader is told of {seen.chunks} chunks and of no end")
+            raise AssertionError(f"the command has finished, a reader is told of {seen.chunks} chunks and of no end")
     elif told.chunks or chunks:
-        raise Violation(f"{MANIFEST} is gone, {told} was told, {chunks} chunks are there")
+        raise AssertionError(f"{MANIFEST} is gone, {told} was told, {chunks} chunks are there")
     return Found(first, sealed.known, committed)
 
 
@@ -157,19 +148,20 @@ def _check_seal(out: Path, chunk: int, whole: Whole) -> None:
     refused_rows = (out / QUARANTINE).read_bytes() if kept and (out / QUARANTINE).exists() else b""
     if len(refused_rows) < kept or (kept and not refused_rows[:kept].endswith(b"\n")):
         size = len(refused_rows)
-        raise Violation(f"the seal of chunk {chunk} counts {kept} bytes of {QUARANTINE}, which has {size} or is torn")
+        raise AssertionError(
+            f"the seal of chunk {chunk} counts {kept} bytes of {QUARANTINE}, which has {size} or is torn"
+        )
     if whole.seals and seal != whole.seals[chunk]:
-        raise Violation(f"the seal of chunk {chunk} is {seal}, expected {whole.seals[chunk]}")
+        raise AssertionError(f"the seal of chunk {chunk} is {seal}, expected {whole.seals[chunk]}")
 
 
 def _check_consumers(out: Path, told: Told, before: Found, published: int) -> int:
     done = 0
     for consumer in list_consumers(out, published):
-        if consumer.problem is not None:
-            raise Violation(f"a cursor does not count: {consumer.problem}")
+        assert consumer.problem is None, f"a cursor does not count: {consumer.problem}"
         done = consumer.chunks_before
     if done < max(told.committed, before.committed):
-        raise Violation(f"{max(told.committed, before.committed)} chunks were committed, the cursor says {done}")
+        raise AssertionError(f"{max(told.committed, before.committed)} chunks were committed, the cursor says {done}")
     return done
 
 

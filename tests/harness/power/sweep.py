@@ -24,7 +24,7 @@ from tests.harness.processes.nursery import Ended, Nursery
 from tests.harness.processes.producing import run_arguments
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.table import CONSUMED, CONSUMER, POWER, Scene
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 
 
 class PlayedScene(NamedTuple):
@@ -69,13 +69,11 @@ class Trial:
         self._told_file.unlink(missing_ok=True)
         ended = self._produce(stop)
         self.stopped = ended.status == -signal.SIGKILL
-        if ended.status and not self.stopped:
-            raise Violation(f"the command exits with {ended.status}: {ended.last_words}")
+        assert not (ended.status and not self.stopped), f"the command exits with {ended.status}: {ended.last_words}"
         if not self.stopped:
             committed = max((one.chunks_before for one in list_consumers(self.out)), default=0)
             self._told = replace(self._told.and_later(Told.look(self.out, committed)), finished=True)
-            if not self._told.ended:
-                raise Violation("the command has finished, and readers are not told that the stream has ended")
+            assert self._told.ended, "the command has finished, and readers are not told that the stream has ended"
             if stop.power_of is not None:
                 # Nothing is left to be stopped: what is told now is all of it.
                 self._disk.cut(flush=stop.flush)
@@ -94,8 +92,7 @@ class Trial:
 
     def finish(self) -> None:
         ended = self._produce(None)
-        if ended.status:
-            raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
+        assert not ended.status, f"the last run exits with {ended.status}: {ended.last_words}"
         check_ended(self.out, self._whole, self._told, self._found)
 
     def remove(self) -> None:
@@ -194,7 +191,7 @@ def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
             if not trial.stopped:
                 break
         trial.finish()
-    except Violation as violation:
+    except AssertionError as violation:
         stopped |= trial.stopped
         tally.violation(f"{bench}: {', then '.join(map(str, stops))}: {violation}")
     finally:
@@ -250,8 +247,7 @@ class ConsumerTrial:
         self._told_file.unlink(missing_ok=True)
         ended = self._train(LIVE * PER_CHUNK, stop)
         self.stopped = ended.status == -signal.SIGKILL
-        if ended.status and not self.stopped:
-            raise Violation(f"the run exits with {ended.status}: {ended.last_words}")
+        assert not (ended.status and not self.stopped), f"the run exits with {ended.status}: {ended.last_words}"
         if self.stopped:
             told = Progress(**json.loads(self._told_file.read_text()))
             self._disk.restart()
@@ -269,8 +265,7 @@ class ConsumerTrial:
         self._produce()
         self._finish_training(TOTAL)
         newest = self._newest()
-        if newest is None or newest.ids != list(range(TOTAL)):
-            raise Violation(f"trained in the end: {newest and newest.ids}")
+        assert not (newest is None or newest.ids != list(range(TOTAL))), f"trained in the end: {newest and newest.ids}"
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -282,18 +277,15 @@ class ConsumerTrial:
 
     def _finish_training(self, until: int) -> None:
         ended = self._train(until)
-        if ended.status:
-            raise Violation(f"the run that goes on exits with {ended.status}: {ended.last_words}")
+        assert not ended.status, f"the run that goes on exits with {ended.status}: {ended.last_words}"
         self._check(Progress(until, until))
 
     def _produce(self) -> None:
         ended = self._forks.call(produce, self._beginning.played.arguments(self._stream))
-        if ended.status:
-            raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")
+        assert not ended.status, f"the producer exits with {ended.status}: {ended.last_words}"
         newest = self._newest()
         mark, needed = read_retired(self._stream), 0 if newest is None else len(newest.ids) // PER_CHUNK
-        if mark > needed:
-            raise Violation(f"chunks below {mark} are deleted, the newest checkpoint needs chunk {needed}")
+        assert mark <= needed, f"chunks below {mark} are deleted, the newest checkpoint needs chunk {needed}"
 
     def _newest(self) -> Checkpoint | None:
         return next(iter(found(self._checkpoints)), None)
@@ -302,21 +294,18 @@ class ConsumerTrial:
         newest = self._newest()
         saved = 0 if newest is None else len(newest.ids)
         if newest is not None and newest.ids != list(range(saved)):
-            raise Violation(f"trained, by the newest checkpoint: {newest.ids}")
-        if saved < told.saved:
-            raise Violation(f"a checkpoint at {told.saved} was saved, the newest is at {saved}")
+            raise AssertionError(f"trained, by the newest checkpoint: {newest.ids}")
+        assert saved >= told.saved, f"a checkpoint at {told.saved} was saved, the newest is at {saved}"
         for consumer in list_consumers(self._stream, TOTAL):
-            if consumer.problem is not None:
-                raise Violation(f"the cursor does not count: {consumer.problem}")
+            assert consumer.problem is None, f"the cursor does not count: {consumer.problem}"
         cursor = read_cursor(self._stream, CONSUMER)
         if cursor is None:
             if told.committed or (self.met == "" and told.saved):
-                raise Violation(f"committed up to {told.committed}, and there is no cursor")
+                raise AssertionError(f"committed up to {told.committed}, and there is no cursor")
             return
-        if cursor.consumed < told.committed:
-            raise Violation(f"committed up to {told.committed}, the cursor says {cursor.consumed}")
+        assert cursor.consumed >= told.committed, f"committed up to {told.committed}, the cursor says {cursor.consumed}"
         if cursor.consumed % EVERY or cursor.chunks_before * PER_CHUNK > saved:
-            raise Violation(
+            raise AssertionError(
                 f"the cursor stands at {cursor.consumed} and is done with {cursor.chunks_before} chunks, the newest "
                 f"checkpoint is at {saved}"
             )
@@ -332,7 +321,7 @@ def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, off
         try:
             trial.live(stop)
             trial.finish(producer_first=bool(point // every % 2))
-        except Violation as violation:
+        except AssertionError as violation:
             kind = "consumer as ms-swift's" if bench.swift else "consumer"
             tally.violation(f"{bench.disk.filesystem}, {kind}, mutant {bench.mutant}: {stop}: {violation}")
         finally:

@@ -208,7 +208,8 @@ class Nursery:
     def result(self, work: Callable[..., object], *arguments: Any, **named: Any) -> Any:
         """Returns what a child's function returns. Raises the AssertionError that it raises."""
         ended = self.call(_give_result, work, *arguments, **named)
-        assert ended.status == 0, ended.said
+        if ended.status:
+            raise RuntimeError(ended.said)
         found = pickle.loads(ended.left)
         if isinstance(found, AssertionError):
             raise found

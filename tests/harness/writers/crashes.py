@@ -19,7 +19,6 @@ from lazyshard.format.seal import Seal
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.harness.scenes.streams import LASTING
-from tests.harness.tally import Violation
 from tests.stream.streams import forked, names
 
 SAMPLES: Final = 7
@@ -40,7 +39,7 @@ _PACKED: Final = {arrays: [pack_row(row(sample, arrays)) for sample in range(SAM
 def produce(directory: Path, *, arrays: bool, overlap: bool = False) -> None:
     with contextlib.suppress(StreamEnded), ChunkWriter(directory, PER_CHUNK, overlap=overlap, arrays=arrays) as stream:
         if (stream.source or 0) != stream.published_samples:
-            raise Violation(f"goes on from source {stream.source}, published are {stream.published_samples}")
+            raise AssertionError(f"goes on from source {stream.source}, published are {stream.published_samples}")
         for sample in range(stream.published_samples, SAMPLES):
             stream.write(row(sample, arrays), tokens=sample, source=sample + 1)
 
@@ -70,8 +69,7 @@ def killed(at: int, when: When, work: Callable[[], object], mutant: Mutant | Non
         text = os.read(count, 20)
     finally:
         os.close(count)
-    if code not in (0, -signal.SIGKILL):
-        raise Violation(f"the process failed with exit code {code}")
+    assert code in (0, -signal.SIGKILL), f"the process failed with exit code {code}"
     return None if code else int(text)
 
 
@@ -89,8 +87,7 @@ def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) ->
     sealed.look_stopped(0)
     for chunk in range(sealed.chunks):
         source = Seal.decode(sealed.known[seal_name(chunk)], chunk).source
-        if source != min((chunk + 1) * PER_CHUNK, SAMPLES):
-            raise Violation(f"the seal of chunk {chunk} says source {source}")
+        assert source == min((chunk + 1) * PER_CHUNK, SAMPLES), f"the seal of chunk {chunk} says source {source}"
     if (directory / "stream.json").exists():
         sealed.read_through()
     return sealed.known
@@ -98,8 +95,7 @@ def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) ->
 
 def check_clean(directory: Path, *, arrays: bool) -> None:
     clean = LASTING | _CHUNKS | (_SIDE_FILES if arrays else set())
-    if set(names(directory)) != clean:
-        raise Violation(f"left over: {sorted(set(names(directory)) ^ clean)}")
+    assert set(names(directory)) == clean, f"left over: {sorted(set(names(directory)) ^ clean)}"
 
 
 def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = None, *, arrays: bool = False) -> None:
@@ -118,8 +114,7 @@ def _clear(directory: Path, mutant: Mutant | None) -> None:
     killed(0, "half", work, mutant)
     sealed = {path.name.removesuffix(".jsonl.completed") for path in directory.glob("*.completed")}
     files = {path.stem for path in directory.iterdir() if path.suffix in (".jsonl", ".arrays")}
-    if files != sealed or (directory / ".tmp").exists():
-        raise Violation(f"left over by a start: {names(directory)}")
+    assert not (files != sealed or (directory / ".tmp").exists()), f"left over by a start: {names(directory)}"
 
 
 def sweep(

@@ -16,7 +16,7 @@ from lazyshard.errors import ProducerFenced
 from tests.harness.disks import fast_folder
 from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 from tests.harness.writers.crashes import check, check_clean, produce
 
 _TO_THE_END: Final = 1 << 30
@@ -105,8 +105,7 @@ def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tup
     try:
         _play(directory, (*turns, Turn(_LAST)), racers, stops, arrays=arrays)
         check_clean(directory, arrays=arrays)
-        if all(racer.fenced for who, racer in racers.items() if who != _LAST):
-            raise Violation("nobody has got through")
+        assert not all(racer.fenced for who, racer in racers.items() if who != _LAST), "nobody has got through"
     finally:
         for racer in racers.values():
             racer.kill()
@@ -122,7 +121,9 @@ def _play(folder: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: 
         racer.advance(changes)
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
-            raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
+            raise AssertionError(
+                f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}"
+            ) from racer.failure
         sealed = check(folder, sealed, arrays=arrays)
 
 
@@ -181,7 +182,7 @@ def _tell(
     try:
         with without_locks(looks=looks):
             return race(directory, turns, arrays=arrays)
-    except Violation as error:
+    except AssertionError as error:
         found(f"{[tuple(turn) for turn in turns]}{' with arrays' * arrays}{' before looks too' * looks}: {error}")
         return None
     finally:

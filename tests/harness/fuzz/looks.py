@@ -3,13 +3,12 @@ that is returned is the true row of its sample. A look ends with a result or a `
 memory. Reading comes to the end of the stream only with all of its rows. A verification that finds nothing wrong is
 right. Nothing is deleted that a true cursor still needs."""
 
-import contextlib
 import functools
 import io
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -50,7 +49,10 @@ def bounded() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
-    resource.setrlimit(resource.RLIMIT_AS, (_most(limits), limits[1]))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    most = most if limits[0] == resource.RLIM_INFINITY else min(most, limits[0])
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
         yield
     finally:
@@ -59,15 +61,7 @@ def bounded() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _most(limits: tuple[int, int]) -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    return most if limits[0] == resource.RLIM_INFINITY else min(most, limits[0])
-
-
-_DOCUMENTED: Final = frozenset(
-    (*(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.FILESYSTEM), exits.OUT_OF_MEMORY)
-)
+_DOCUMENTED: Final = (exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.FILESYSTEM)
 
 Look = Callable[[Path, Known, Damaged], None]
 
@@ -81,10 +75,8 @@ def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | No
         # A scan of two gigabytes of zeros would take longer than all the rest.
         with bounded(), patch.object(chunk, "MAX_ROW_BYTES", 1 << 22):
             LOOKS[name](directory, known, done)
-    except Broken as broken:
+    except (Broken, Hangs) as broken:
         return f"{name}: {broken}"
-    except Hangs as hangs:
-        return f"{name}: {hangs}"
     except Exception as error:
         return f"{name}: {type(error).__module__}.{type(error).__name__}: {str(error)[:300]}"
     return None
@@ -100,14 +92,12 @@ def _read_in_order(directory: Path, known: Known, done: Damaged) -> None:
             published = reader.wait_for(sample + 1)
             if published.samples <= sample:
                 break
-            rows = reader.read_published(sample, published.samples, 2)
-            for row in rows:
+            for row in reader.read_published(sample, published.samples, 2):
                 _check_row(row, sample, known)
                 sample += 1
+        _check_end(sample, known, done)
     except LazyShardError as error:
         _check_error(error)
-    else:
-        _check_end(sample, known, done)
 
 
 def _read_any(directory: Path, known: Known, done: Damaged) -> None:
@@ -131,8 +121,8 @@ def _read_any(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _dataset(directory: Path, known: Known, **options: Any) -> LazyShardedDataset:
-    size, most = None if known.native else known.per_chunk, None if known.ended else len(known.rows)
-    given = {"dp_rank": 0, "dp_size": 1, "max_wait": 0, "samples_per_chunk": size, "max_total_samples": most}
+    most = None if known.ended else len(known.rows)
+    given = {"dp_rank": 0, "dp_size": 1, "max_wait": 0, "samples_per_chunk": known.size, "max_total_samples": most}
     return LazyShardedDataset(directory, **grouped(given | options))
 
 
@@ -168,7 +158,7 @@ def _resume(directory: Path, known: Known, done: Damaged) -> None:
 
 def _verify(directory: Path, known: Known, done: Damaged) -> None:
     try:
-        verified = verify(directory, None if known.native else known.per_chunk, grace_s=0.0)
+        verified = verify(directory, known.size, grace_s=0.0)
     except LazyShardError as error:
         _check_error(error)
         return
@@ -183,12 +173,9 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
             if row is not None and reader.line(sample) != row:
                 raise Broken(f"all is well, it says, but sample {sample} is not")
         for number in range(verified.retired, verified.chunks):
-            if (directory / chunk_name(number)).read_bytes() != known.files[chunk_name(number)]:
-                raise Broken(f"all is well, it says, but chunk {number} holds other bytes")
-            if known.values is not None:
-                side = arrays_name(number)
-                if (directory / side).read_bytes() != known.files[side]:
-                    raise Broken(f"all is well, it says, but {side} holds other bytes")
+            for name in (chunk_name(number), *([] if known.values is None else [arrays_name(number)])):
+                if (directory / name).read_bytes() != known.files[name]:
+                    raise Broken(f"all is well, it says, but {name} holds other bytes")
 
 
 def _delete(directory: Path, known: Known, done: Damaged) -> None:
@@ -210,9 +197,7 @@ def _delete(directory: Path, known: Known, done: Damaged) -> None:
 
 def _released(directory: Path, published: int) -> int:
     released = []
-    for path in (directory / "cursors").glob("[!.]*.json"):
-        if path.name.endswith(".reading.json"):
-            continue
+    for path in {*(directory / "cursors").glob("[!.]*.json")} - {*(directory / "cursors").glob("*.reading.json")}:
         try:
             found = orjson.loads(path.read_bytes() if path.is_file() and path.stat().st_size < 1 << 20 else b"")
             right = found["stream_id"] == ID and 0 <= found["chunks_before"] <= published
@@ -226,10 +211,11 @@ def _command(*arguments: str) -> Look:
     def run(directory: Path, known: Known, done: Damaged) -> None:
         out, err = io.StringIO(), io.StringIO()
         more = [] if known.native or arguments[0] == "status" else ["--samples-per-chunk", str(known.per_chunk)]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _quick_command():
+        app, quick = patch.object(command, "app", _built_app()), functools.partial(verify, grace_s=0.0)
+        with app, patch.object(verify_command, "verify", quick), redirect_stdout(out), redirect_stderr(err):
             code = execute([arguments[0], str(directory), *arguments[1:], *more])
         said = err.getvalue()
-        if code not in _DOCUMENTED or "Traceback" in said:
+        if code not in (*_DOCUMENTED, exits.OUT_OF_MEMORY) or "Traceback" in said:
             raise Broken(f"exit code {code}: {said[-400:]}")
         if said.count("\n") > 1 or (code and code not in (5, 7) and not said) or (said and not code):
             raise Broken(f"exit code {code}, and {said.count(chr(10))} lines: {said[:400]!r}")
@@ -241,33 +227,16 @@ def _command(*arguments: str) -> Look:
     return run
 
 
-class _BuiltApp:
-    """The command's parser, made once: typer makes it anew for each call, which takes far longer than a look."""
-
-    def __init__(self) -> None:
-        self.registered_commands = command.app.registered_commands
-        self._parser = typer.main.get_command(command.app)
-
-    def __call__(self, arguments: list[str], **options: Any) -> Any:
-        return self._parser(arguments, **options)
-
-
 @functools.cache
-def _built_app() -> _BuiltApp:
-    return _BuiltApp()
-
-
-@contextlib.contextmanager
-def _quick_command() -> Iterator[None]:
-    with (
-        patch.object(command, "app", _built_app()),
-        patch.object(verify_command, "verify", functools.partial(verify, grace_s=0.0)),
-    ):
-        yield
+def _built_app() -> Any:
+    """The command's parser, made once: typer makes it anew for each call, which takes far longer than a look."""
+    parser: Any = typer.main.get_command(command.app)
+    parser.registered_commands = command.app.registered_commands
+    return parser
 
 
 def _reader(directory: Path, known: Known) -> StreamReader:
-    return StreamReader(directory, None if known.native else known.per_chunk, max_wait=0)
+    return StreamReader(directory, known.size, max_wait=0)
 
 
 def _parsed(known: Known, sample: int) -> Any:
@@ -299,8 +268,8 @@ def _sealed(directory: Path) -> set[int]:
 LOOKS: Final[dict[str, Look]] = {
     **{"read": _read_in_order, "any": _read_any, "dataset": _read_dataset, "verify": _verify},
     **{words: _command(*words.split()) for words in ("status", "status --json", "verify --jobs 1")},
-    "verify --quick --json": _command("verify", "--jobs", "1", "--quick", "--json"),
-    **{words: _command(*words.split()) for words in ("inspect", "inspect --json", "inspect 0 --rows 9")},
-    **{"inspect --chunk 1 --json": _command("inspect", "--chunk", "1", "--json"), "resume": _resume, "delete": _delete},
+    **{words: _command(*words.split()) for words in ("verify --jobs 1 --quick --json", "inspect", "inspect --json")},
+    **{words: _command(*words.split()) for words in ("inspect 0 --rows 9", "inspect --chunk 1 --json")},
+    **{"resume": _resume, "delete": _delete},
 }
 """In this order: the last two write."""

@@ -50,6 +50,11 @@ class Known:
     # the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
     values: tuple[Any, ...] | None = None
 
+    @property
+    def size(self) -> int | None:
+        """Rows in a chunk, where whoever reads it has to be told."""
+        return None if self.native else self.per_chunk
+
     def put(self, directory: Path) -> None:
         directory.mkdir()
         for folder in self.folders:
@@ -61,12 +66,11 @@ class Known:
 def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retired: int = 0, cursors: int = 0) -> Known:
     rows = ROWS[:count]
     cuts = [rows[start : start + per_chunk] for start in range(0, count, per_chunk)]
+    state, note = ("finished", "") if ended else ("idle", "stopped")
     files = {
         "stream.json": Manifest(ID, per_chunk, AT).encode(),
         "stream.owner": Owner(1, "0123456789abcdef", "node1", 4711, AT).encode(),
-        "head.json": Head(
-            len(cuts), count, ended, "finished" if ended else "idle", 0.0, "node1", 4711, AT, "" if ended else "stopped"
-        ).encode(),
+        "head.json": Head(len(cuts), count, ended, state, 0.0, "node1", 4711, AT, note).encode(),
         ".producer.lock": b"",
     }
     if ended:
@@ -115,10 +119,8 @@ def _with_arrays(name: str) -> Known:
     known = _stream(name, len(rows), 3)
     files = known.files | {MANIFEST: Manifest(ID, 3, AT, arrays=True).encode()}
     for chunk, start in enumerate(range(0, len(rows), 3)):
-        cut = packed[start : start + 3]
-        files[chunk_name(chunk)] = b"".join(row.line for row in cut)
-        files[arrays_name(chunk)] = b"".join(row.arrays for row in cut)
-        lines, sides = [row.line for row in cut], [row.arrays for row in cut]
+        lines, sides = ([getattr(row, what) for row in packed[start : start + 3]] for what in ("line", "arrays"))
+        files[chunk_name(chunk)], files[arrays_name(chunk)] = b"".join(lines), b"".join(sides)
         arrays = SealedArrays(_starts(sides), _digests(sides))
         seal = Seal(chunk=chunk, offsets=_starts(lines), digests=_digests(lines), sealed_at=AT, arrays=arrays)
         files[seal_name(chunk)] = seal.encode()

@@ -100,8 +100,8 @@ def without_locks() -> None:
 
 
 class Trial:
-    """A stream to which things happen. Every method raises AssertionError where a promise is not kept. `before`: a trial
-    that this one goes on from, on a copy of its stream; its sources must not be live."""
+    """A stream to which things happen. `before`: a trial that this one goes on from, on a copy of its stream; its
+    sources must not be live."""
 
     def __init__(self, stage: Stage, before: Trial | None = None) -> None:
         self.met: list[str] = []  # for each fault that came about, the call that it met

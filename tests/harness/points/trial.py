@@ -20,7 +20,7 @@ from tests.harness.points.reader import Reader, Watched
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import Fault
-from tests.harness.scenes.rows import is_refused, made, side_bytes, tokens_of
+from tests.harness.scenes.rows import side_bytes
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream, lasting
 from tests.harness.scenes.table import QUICK_LOOKS, Scene
@@ -32,7 +32,6 @@ class Whole(NamedTuple):
     lines: list[str]  # its rows, in order
     seals: list[dict[str, Any]]  # its seals, but for their times
     refused: list[dict[str, Any]]  # its refused rows, but for their times
-    calls: int  # how many calls that change a file it takes
     arrays: list[bytes] | None = None  # the bytes of each row's arrays, in order; None where rows hold none
 
 
@@ -41,9 +40,7 @@ class Stage:
     functions that the command calls first."""
 
     def __init__(self, scene: Scene, nursery: Commands, reader: Reader, at: Path, broken: Sequence[str] = ()) -> None:
-        self.scene = scene
-        self.nursery = nursery
-        self.reader = reader
+        self.scene, self.nursery, self.reader = scene, nursery, reader
         self.prepare: Final = (*([QUICK_LOOKS] if scene.behind is not None else []), *broken)
         self._folder = at
         self._numbers = itertools.count()
@@ -64,25 +61,12 @@ class Stage:
             del options[options.index("--retain") :]
         stream = Stream(self.nursery, folder / "out", sources, options, self.scene.per_chunk)
         status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
-        assert not status, f"not even a run to which nothing happens gets through: {status}: {said}"
-        lines, calls = [line.decode() for line in stream.lines()], self.nursery.counted.calls
+        assert status == 0, f"not even a run to which nothing happens gets through: {status}: {said}"
+        # What rows it is to be is for the tests of the producer; the bytes of arrays are known.
         sides = [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None
-        whole = Whole(lines, stream.seals(), stream.refused(), calls, sides)
-        makes, encodes = "--transform" in options, self.scene.encoded
-        rows = [row for source in sources for row in source.rows]
-        expected, found = made(rows, transform=makes, where=makes, encode=encodes), stream.rows()
-        if self.scene.tokens:
-            expected = [one for one in expected for _ in range(tokens_of(one[0]))]
-        plain = self.scene.ordered and not makes
-        if (found if plain else sorted(map(str, found))) != (expected if plain else sorted(map(str, expected))):
-            raise AssertionError(f"a run to which nothing happens gives {found}, expected {expected}")
-        refused = sum(is_refused(row, transform=encodes) for row in rows)
-        if len(whole.refused) < refused or (not makes and len(whole.refused) > refused):
-            raise AssertionError(f"a run to which nothing happens refuses {whole.refused}, expected {refused} rows")
         beside = b"".join(path.read_bytes() for path in sorted(stream.out.glob("chunk_*.arrays")))
-        if beside != b"".join(whole.arrays or []):
-            raise AssertionError(f"a run to which nothing happens makes arrays of {beside!r}, expected {whole.arrays}")
-        return whole
+        assert beside == b"".join(sides or []), f"arrays are {beside!r}, expected {sides}"
+        return Whole([line.decode() for line in stream.lines()], stream.seals(), stream.refused(), sides)
 
 
 _REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
@@ -124,9 +108,8 @@ class Trial:
 
     def suffer(self, fault: Fault) -> bool:
         """Runs the command with a fault; returns whether that came about."""
-        retains = self._stage.scene.behind is not None
-        most_s = _REPAIRED_S if retains and fault.always else HANGS_S
-        status, said = self._run(most_s, **fault.options())
+        waits = self._stage.scene.behind is not None and fault.always
+        status, said = self._run(_REPAIRED_S if waits else HANGS_S, **fault.options())
         met = self._stage.nursery.counted.met
         self._check_now()
         if met:
@@ -141,10 +124,9 @@ class Trial:
         after it the other. Returns whether the first one got to its call, and the other to its own."""
         runs: list[int] = []
         prepare = (*self._stage.prepare, WITHOUT_LOCKS)
-        said = []
+        said, met = [], []
         try:
             with self._stream.fed():
-                met = []
                 for number in (first, second):
                     runs.append(self._stream.start(kill_at=number, by=signal.SIGSTOP, prepare=prepare, most_s=HANGS_S))
                     met.append(self._stage.nursery.wait_for_stop(runs[-1]))
@@ -166,17 +148,13 @@ class Trial:
         acknowledged, chunks = self._acknowledged, self._sealed.chunks
         status, said = self._run(HANGS_S) if run is None else run(self._stream)
         self._check_now()
-        if status or "Traceback" in said:
-            raise AssertionError(f"it does not get through although nothing fails any more: {status}: {said}")
-        if self._read.samples + self._first * self._stage.scene.per_chunk != len(self._stage.whole.lines):
-            raise AssertionError(f"the reader was given {self._read}, of {len(self._stage.whole.lines)} rows")
-        assert self._read.ended, "the reader was not told that the stream has ended"
+        assert status == 0 and "Traceback" not in said, f"it does not get through, and nothing fails: {status}: {said}"
+        given, rows = self._read.samples + self._first * self._stage.scene.per_chunk, len(self._stage.whole.lines)
+        assert (given, self._read.ended) == (rows, True), f"the reader was given {self._read}, of {rows} rows"
         mark = read_retired(self.out)
         # The look before its first chunk must have found what was acknowledged before it began.
-        if self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1):
-            raise AssertionError(
-                f"acknowledged were the chunks below {acknowledged}, deleted are only those below {mark}"
-            )
+        late = self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1)
+        assert not late, f"acknowledged were chunks below {acknowledged}, deleted are only those below {mark}"
         self._check_content()
         self._check_names(mark)
 
@@ -208,71 +186,58 @@ class Trial:
 
     def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
         assert "Traceback" not in said, f"{fault} at {met or 'nothing'}: a traceback: {said}"
-        if fault.kind == "kill":
-            expected = -signal.SIGKILL if met else 0
-        elif not fault.is_error or not met:
-            expected = 0
-        else:
+        expected = 0
+        if met and fault.kind == "kill":
+            expected = -signal.SIGKILL
+        elif met and fault.is_error:
             expected = _FILESYSTEM
         if status == expected:
             if expected == _FILESYSTEM:
-                self._check_words(fault, said)
+                errors = [line for line in said.splitlines() if "error: " in line]
+                told = len(errors) == 1 and fault.text in errors[0] and str(self.out) in errors[0]
+                assert told, f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}"
             return
         # Deleting is tried again and again; a name that was given, with only the answer lost, is known by its result.
-        retains = self._stage.scene.behind is not None
-        harmless = retains or met in _HARMLESS or (met in _NAMING and fault.when == "after")
+        harmless = (
+            self._stage.scene.behind is not None or met in _HARMLESS or (met in _NAMING and fault.when == "after")
+        )
         # The head finds room in what is kept for it, once.
         harmless |= fault.kind == "ENOSPC" and not fault.always and met in ("open", "write")
-        if status == 0 and expected == _FILESYSTEM and harmless:
-            return
-        if status == -signal.SIGALRM and fault.always:
-            return
-        raise AssertionError(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
+        passes = (status == 0 and expected == _FILESYSTEM and harmless) or (status == -signal.SIGALRM and fault.always)
+        assert passes, f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}"
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
         for status, text in said:
-            errors = text.count("error: ")
-            if "Traceback" in text or status not in (0, _FENCED) or errors != (status == _FENCED):
-                raise AssertionError(f"one of two producers ends with exit status {status}: {text}")
+            right = "Traceback" not in text and text.count("error: ") == (status == _FENCED)
+            assert right and status in (0, _FENCED), f"one of two producers ends with exit status {status}: {text}"
         assert not all(status for status, _ in said), f"both of two producers give up: {said}"
-
-    def _check_words(self, fault: Fault, said: str) -> None:
-        errors = [line for line in said.splitlines() if "error: " in line]
-        if len(errors) != 1 or fault.text not in errors[0] or str(self.out) not in errors[0]:
-            raise AssertionError(f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}")
 
     def _check_content(self) -> None:
         stream, whole, scene = self._stream, self._stage.whole, self._stage.scene
-        if self._sealed.chunks != len(whole.seals):
-            raise AssertionError(f"{self._sealed.chunks} chunks were sealed, expected {len(whole.seals)}")
-        self._check_refused(whole.refused, stream.refused())
-        if scene.behind is None and not scene.live and stream.seals() != whole.seals:
-            raise AssertionError("seals differ from those of a run to which nothing has happened")
+        sealed = self._sealed.chunks
+        assert sealed == len(whole.seals), f"{sealed} chunks were sealed, expected {len(whole.seals)}"
+        # Each refused row is kept once; where files are read in any order, only the order may differ.
+        refused, expected = stream.refused(), whole.refused
+        if scene.live:
+            refused, expected = (
+                sorted((entry | {"source": Path(entry["source"]).name} for entry in entries), key=str)
+                for entries in (refused, expected)
+            )
+        assert refused == expected, f"in quarantine is {refused}, expected {expected}"
+        if scene.behind is None and not scene.live:
+            assert stream.seals() == whole.seals, "seals differ from those of a run to which nothing has happened"
         try:
             findings = verify(self.out, jobs=1).findings
             ended = Head.decode((self.out / HEAD).read_bytes()).ended
         except (LazyShardError, OSError) as error:
             raise AssertionError(f"the stream cannot be verified: {error}") from error
-        assert not (findings or not ended), f"the stream is damaged: {findings}, told as ended: {ended}"
-
-    def _check_refused(self, expected: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> None:
-        """Each refused row is kept once; where files are read in any order, only the order may differ."""
-        if self._stage.scene.live:
-            for entries in (expected, found):
-                for entry in entries:
-                    entry["source"] = Path(entry["source"]).name
-            expected, found = sorted(expected, key=str), sorted(found, key=str)
-        assert found == expected, f"in quarantine is {found}, expected {expected}"
+        assert ended and not findings, f"the stream is damaged: {findings}, told as ended: {ended}"
 
     def _check_names(self, mark: int) -> None:
-        chunks = range(mark, len(self._stage.whole.seals))
-        of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
-        expected = lasting(self.out) | {name(chunk) for chunk in chunks for name in of_chunk}
-        if self._stage.whole.refused:
-            expected |= {QUARANTINE}
-        if mark:
-            expected |= {RETIRED}
-        if self._stage.scene.behind is not None:
-            expected |= {CURSORS}
+        scene, whole = self._stage.scene, self._stage.whole
+        of_chunk = [chunk_name, seal_name, *([arrays_name] if scene.encoded else [])]
+        expected = lasting(self.out) | {name(chunk) for chunk in range(mark, len(whole.seals)) for name in of_chunk}
+        there = {QUARANTINE: bool(whole.refused), RETIRED: mark > 0, CURSORS: scene.behind is not None}
+        expected |= {name for name, is_there in there.items() if is_there}
         found = {path.name for path in self.out.iterdir()}
         assert found == expected, f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}"

@@ -18,12 +18,11 @@ EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
         (Plan(1), 1, 17_000),
         *full((Plan(2), 1, 45_000), (Plan(1, partial=True), 2, 50_000)),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_protocol_keeps_every_promise_wherever_faults_come(plan: Plan, faults: int, states: int) -> None:
     found = explore(World(plan), faults)
     assert found.broken is None, str(found)
-    assert found.whole
     assert found.finished > 0
     assert found.states > states
 

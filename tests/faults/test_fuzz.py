@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.inspection.verification import verify
-from tests.harness.fuzz import looks as fuzz_bounds
-from tests.harness.fuzz.damage import Damaged
-from tests.harness.fuzz.looks import LOOKS, look_at
-from tests.harness.fuzz.streams import ARRAYS, STREAMS
+from tests.harness.fuzz import sweep as fuzz_bounds
+from tests.harness.fuzz.damage import ARRAYS, STREAMS, Damaged
 from tests.harness.fuzz.sweep import (
+    LOOKS,
     Cases,
     Input,
     Recipe,
     hypothesis_case,
     inputs,
+    look_at,
     quiet,
     recipes,
     run_input,

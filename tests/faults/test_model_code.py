@@ -206,9 +206,9 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
             writer.write({"id": row}, source=row + 1)
 
     def work() -> None:
-        with mock.patch.object(durable, "sync_directory", raising(OSError(errno.EIO, "broken"))):
-            with pytest.raises(OSError, match="broken"):
-                retention.retire(root / STREAM, 1, plan.chunks)
+        broken = mock.patch.object(durable, "sync_directory", raising(OSError(errno.EIO, "broken")))
+        with broken, pytest.raises(OSError, match="broken"):
+            retention.retire(root / STREAM, 1, plan.chunks)
         assert retention.retire(root / STREAM, 1, plan.chunks) == 1
 
     found = recorded(root, work, plan)

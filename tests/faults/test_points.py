@@ -10,9 +10,8 @@ from tests.harness.disks import fast_folder, tool
 from tests.harness.planted import points as points_mutants
 from tests.harness.planted.points import MUTANTS, written_uncounted
 from tests.harness.points.reader import Reader
-from tests.harness.points.sweep import Sweeper
+from tests.harness.points.sweep import Stage, Sweeper, Trial
 from tests.harness.points.traced import Traced, trace
-from tests.harness.points.trial import Stage, Trial
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import ERRORS, WHENS, Fault, ways
 from tests.harness.scenes.streams import Stream

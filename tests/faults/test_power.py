@@ -12,7 +12,7 @@ from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power
-from tests.harness.power.checks import Told, Whole
+from tests.harness.power.lives import Told, Whole
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally

@@ -10,7 +10,7 @@ import pytest
 from lazyshard import ChunkWriter
 from tests.harness.planted.soak import MUTANTS
 from tests.harness.processes.nursery import Nursery
-from tests.harness.soak.rank import END, Rules, Shape, train
+from tests.harness.soak.job import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
 

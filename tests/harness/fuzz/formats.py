@@ -25,8 +25,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.stream.chunk import open_foreign
-from tests.harness.fuzz.damage import alter_json, spoil_more
-from tests.harness.fuzz.streams import STREAMS
+from tests.harness.fuzz.damage import STREAMS, alter_json, spoil_more
 
 FILE: Final = "/some/stream/the-file"
 MAX_MESSAGE: Final = 1000  # Characters of a message that a person is to read, whatever the file held

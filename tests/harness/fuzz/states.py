@@ -16,8 +16,7 @@ from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from tests.data.options import grouped
-from tests.harness.fuzz.damage import alter_json
-from tests.harness.fuzz.streams import ID, STREAMS, Known
+from tests.harness.fuzz.damage import ID, STREAMS, Known, alter_json
 
 NOT_OF_JSON: Final[tuple[Any, ...]] = (
     *(b"bytes", float("nan"), float("inf"), -float("inf"), np.int64(3), np.float32(1.5), torch.tensor(3)),

@@ -13,7 +13,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
 from lazyshard.store import files
 from lazyshard.stream import chunk, consumers
-from tests.harness.fuzz.streams import ID
+from tests.harness.fuzz.damage import ID
 
 
 def _any_size(

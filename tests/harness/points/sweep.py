@@ -10,22 +10,254 @@ for them: a kill shows the same there.
     python -m tests.harness.points.sweep plain kill@17/half EIO@3/before
 """
 
+from __future__ import annotations
+
 import contextlib
+import fcntl
 import itertools
+import os
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from lazyshard.errors import LazyShardError
+from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Head
+from lazyshard.inspection.verification import verify
+from lazyshard.stream import read_retired
 from tests.harness.disks import fast_folder
-from tests.harness.points.reader import Reader
-from tests.harness.points.trial import Stage, Trial
+from tests.harness.points.reader import Reader, Watched
+from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_faults, ways
-from tests.harness.scenes.table import POINTS
+from tests.harness.scenes.rows import side_bytes
+from tests.harness.scenes.sources import FedSource
+from tests.harness.scenes.streams import Stream, lasting
+from tests.harness.scenes.table import POINTS, QUICK_LOOKS, Scene
 from tests.harness.tally import Tally
+
+HANGS_S: Final = 30.0  # A run that has not ended by then never will
+
+
+class Whole(NamedTuple):
+    lines: list[str]  # its rows, in order
+    seals: list[dict[str, Any]]  # its seals, but for their times
+    refused: list[dict[str, Any]]  # its refused rows, but for their times
+    arrays: list[bytes] | None = None  # the bytes of each row's arrays, in order; None where rows hold none
+
+
+class Stage:
+    """A scene with its sources, and who plays it. `at`: folder, is made, for all that is written. `broken`: further
+    functions that the command calls first."""
+
+    def __init__(self, scene: Scene, nursery: Commands, reader: Reader, at: Path, broken: Sequence[str] = ()) -> None:
+        self.scene, self.nursery, self.reader = scene, nursery, reader
+        self.prepare: Final = (*([QUICK_LOOKS] if scene.behind is not None else []), *broken)
+        self._folder = at
+        self._numbers = itertools.count()
+        at.mkdir()
+        self._shared = None if scene.live else scene.make(at)
+        self.whole: Final = self._play_whole()
+
+    def new_folder(self) -> tuple[Path, list[FedSource]]:
+        folder = self._folder / f"{next(self._numbers)}"
+        folder.mkdir()
+        return folder, self.scene.make(folder) if self._shared is None else self._shared
+
+    def _play_whole(self) -> Whole:
+        folder, sources = self.new_folder()
+        options = list(self.scene.options)
+        if "--retain" in options:
+            # The same rows, and nobody has to be waited for.
+            del options[options.index("--retain") :]
+        stream = Stream(self.nursery, folder / "out", sources, options, self.scene.per_chunk)
+        status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
+        assert status == 0, f"not even a run to which nothing happens gets through: {status}: {said}"
+        # What rows it is to be is for the tests of the producer; the bytes of arrays are known.
+        sides = [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None
+        beside = b"".join(path.read_bytes() for path in sorted(stream.out.glob("chunk_*.arrays")))
+        assert beside == b"".join(sides or []), f"arrays are {beside!r}, expected {sides}"
+        return Whole([line.decode() for line in stream.lines()], stream.seals(), stream.refused(), sides)
+
+
+_REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
+_FENCED: Final = 6  # The command's exit code where another producer has the stream
+_FILESYSTEM: Final = 7  # The command's exit code for an error of the filesystem
+WITHOUT_LOCKS: Final = f"{__name__}:without_locks"  # Names a function for `Nursery.start`
+# Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
+_HARMLESS: Final = ("unlink", "rmdir", "mkdir")
+_NAMING: Final = ("replace", "link")
+
+
+def without_locks() -> None:
+    """Has file locks hold nobody off, as on a network filesystem that keeps them to one machine."""
+    fcntl.flock = lambda fd, operation: None
+
+
+class Trial:
+    """A stream to which things happen. `before`: a trial that this one goes on from, on a copy of its stream; its
+    sources must not be live."""
+
+    def __init__(self, stage: Stage, before: Trial | None = None) -> None:
+        self.met: list[str] = []  # for each fault that came about, the call that it met
+        self.suffered: list[Fault] = []  # these faults
+        self._stage = stage
+        scene, lines = stage.scene, stage.whole.lines
+        self._folder, sources = stage.new_folder()
+        self.out: Final = self._folder / "out"
+        if before is not None and before.out.exists():
+            shutil.copytree(before.out, self.out)
+        self._stream = Stream(stage.nursery, self.out, sources, scene.options, scene.per_chunk)
+        self._acknowledged: int = 0 if before is None else before._acknowledged
+        self._first: Final = self._acknowledged
+        known: dict[str, bytes] = {} if before is None else before._sealed.known
+        arrays = stage.whole.arrays
+        self._sealed: SealedChunks = SealedChunks(
+            self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known, arrays=arrays
+        )
+        stage.reader.watch(Watched(self.out, lines, arrays, scene.per_chunk, scene.ordered, scene.behind, self._first))
+
+    def suffer(self, fault: Fault) -> bool:
+        """Runs the command with a fault; returns whether that came about."""
+        waits = self._stage.scene.behind is not None and fault.always
+        status, said = self._run(_REPAIRED_S if waits else HANGS_S, **fault.options())
+        met = self._stage.nursery.counted.met
+        self._check_now()
+        if met:
+            self.met.append(met)
+            self.suffered.append(fault)
+        self._judge(fault, met, status, said)
+        return bool(met)
+
+    def take_over(self, first: int, second: int) -> tuple[bool, bool]:
+        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls. One runs
+        to its call number `first`, then another one to its call `second`; then the first one goes on to its end, and
+        after it the other. Returns whether the first one got to its call, and the other to its own."""
+        runs: list[int] = []
+        prepare = (*self._stage.prepare, WITHOUT_LOCKS)
+        said, met = [], []
+        try:
+            with self._stream.fed():
+                for number in (first, second):
+                    runs.append(self._stream.start(kill_at=number, by=signal.SIGSTOP, prepare=prepare, most_s=HANGS_S))
+                    met.append(self._stage.nursery.wait_for_stop(runs[-1]))
+                    self._check_now()
+                while runs:
+                    os.kill(runs[0], signal.SIGCONT)
+                    said.append(self._stage.nursery.wait(runs.pop(0)))
+                    self._check_now()
+        finally:
+            for pid in runs:
+                os.kill(pid, signal.SIGKILL)
+                self._stage.nursery.wait(pid)
+        self._judge_pair(said)
+        return met[0], met[1]
+
+    def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
+        """Runs the command without a fault, and checks the whole stream. `run`: how, if not as usual; returns the exit
+        status and what the command has said."""
+        acknowledged, chunks = self._acknowledged, self._sealed.chunks
+        status, said = self._run(HANGS_S) if run is None else run(self._stream)
+        self._check_now()
+        assert status == 0 and "Traceback" not in said, f"it does not get through, and nothing fails: {status}: {said}"
+        given, rows = self._read.samples + self._first * self._stage.scene.per_chunk, len(self._stage.whole.lines)
+        assert (given, self._read.ended) == (rows, True), f"the reader was given {self._read}, of {rows} rows"
+        mark = read_retired(self.out)
+        # The look before its first chunk must have found what was acknowledged before it began.
+        late = self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1)
+        assert not late, f"acknowledged were chunks below {acknowledged}, deleted are only those below {mark}"
+        self._check_content()
+        self._check_names(mark)
+
+    def finish_again(self) -> None:
+        """Runs the command on the ended stream: it says so, and changes nothing."""
+        before = self._files()
+        status, said = self._run(HANGS_S)
+        assert not (status or before != self._files()), f"a run on the ended stream changes it: {status}: {said}"
+
+    def _files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, most_s: float, **fault: Any) -> tuple[int, str]:
+        status, said = self._stream.run(most_s=most_s, prepare=self._stage.prepare, **fault)
+        if status == -signal.SIGALRM and most_s == HANGS_S:
+            # It may wait for a reader that has found something.
+            self._check_now()
+            raise AssertionError(f"it hangs: {said}")
+        return status, said
+
+    def _check_now(self) -> None:
+        self._read = self._stage.reader.report()
+        assert self._read.violation is None, self._read.violation
+        self._acknowledged = self._read.acknowledged
+        self._sealed.look_stopped(self._acknowledged)
+
+    def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
+        assert "Traceback" not in said, f"{fault} at {met or 'nothing'}: a traceback: {said}"
+        expected = 0
+        if met and fault.kind == "kill":
+            expected = -signal.SIGKILL
+        elif met and fault.is_error:
+            expected = _FILESYSTEM
+        if status == expected:
+            if expected == _FILESYSTEM:
+                errors = [line for line in said.splitlines() if "error: " in line]
+                told = len(errors) == 1 and fault.text in errors[0] and str(self.out) in errors[0]
+                assert told, f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}"
+            return
+        # Deleting is tried again and again; a name that was given, with only the answer lost, is known by its result.
+        harmless = (
+            self._stage.scene.behind is not None or met in _HARMLESS or (met in _NAMING and fault.when == "after")
+        )
+        # The head finds room in what is kept for it, once.
+        harmless |= fault.kind == "ENOSPC" and not fault.always and met in ("open", "write")
+        passes = (status == 0 and expected == _FILESYSTEM and harmless) or (status == -signal.SIGALRM and fault.always)
+        assert passes, f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}"
+
+    def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
+        for status, text in said:
+            right = "Traceback" not in text and text.count("error: ") == (status == _FENCED)
+            assert right and status in (0, _FENCED), f"one of two producers ends with exit status {status}: {text}"
+        assert not all(status for status, _ in said), f"both of two producers give up: {said}"
+
+    def _check_content(self) -> None:
+        stream, whole, scene = self._stream, self._stage.whole, self._stage.scene
+        sealed = self._sealed.chunks
+        assert sealed == len(whole.seals), f"{sealed} chunks were sealed, expected {len(whole.seals)}"
+        # Each refused row is kept once; where files are read in any order, only the order may differ.
+        refused, expected = stream.refused(), whole.refused
+        if scene.live:
+            refused, expected = (
+                sorted((entry | {"source": Path(entry["source"]).name} for entry in entries), key=str)
+                for entries in (refused, expected)
+            )
+        assert refused == expected, f"in quarantine is {refused}, expected {expected}"
+        if scene.behind is None and not scene.live:
+            assert stream.seals() == whole.seals, "seals differ from those of a run to which nothing has happened"
+        try:
+            findings = verify(self.out, jobs=1).findings
+            ended = Head.decode((self.out / HEAD).read_bytes()).ended
+        except (LazyShardError, OSError) as error:
+            raise AssertionError(f"the stream cannot be verified: {error}") from error
+        assert ended and not findings, f"the stream is damaged: {findings}, told as ended: {ended}"
+
+    def _check_names(self, mark: int) -> None:
+        scene, whole = self._stage.scene, self._stage.whole
+        of_chunk = [chunk_name, seal_name, *([arrays_name] if scene.encoded else [])]
+        expected = lasting(self.out) | {name(chunk) for chunk in range(mark, len(whole.seals)) for name in of_chunk}
+        there = {QUARANTINE: bool(whole.refused), RETIRED: mark > 0, CURSORS: scene.behind is not None}
+        expected |= {name for name, is_there in there.items() if is_there}
+        found = {path.name for path in self.out.iterdir()}
+        assert found == expected, f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}"
+
 
 # Scenes that have every error; the others differ from them in how they read, which changes no file
 _ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")

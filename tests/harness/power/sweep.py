@@ -17,8 +17,22 @@ import pytest
 
 from lazyshard.stream import list_consumers, read_cursor, read_retired
 from tests.harness.disks import FILESYSTEMS, Disk, fast_folder
-from tests.harness.power.checks import Found, Told, Whole, check, check_ended, read_whole
-from tests.harness.power.lives import EVERY, TOTAL, Checkpoint, Progress, Stop, found, produce, train
+from tests.harness.power.lives import (
+    EVERY,
+    TOTAL,
+    Checkpoint,
+    Found,
+    Progress,
+    Stop,
+    Told,
+    Whole,
+    check,
+    check_ended,
+    found,
+    produce,
+    read_whole,
+    train,
+)
 from tests.harness.processes.kill_points import WHENS, When
 from tests.harness.processes.nursery import Ended, Nursery
 from tests.harness.processes.producing import run_arguments

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _soak(args: argparse.Namespace, place: Path) -> int:
     # What it takes to load torch, a soak of a stream's files does not need.
     from tests.harness.planted.soak import MUTANTS
-    from tests.harness.soak.rank import Rules
+    from tests.harness.soak.job import Rules
     from tests.harness.soak.run import Settings, Soak
 
     if args.mutant is not None:

@@ -14,7 +14,7 @@ from tests.harness.tally import RunViolation
 from tests.plan.oracle import permutation, slices
 
 if TYPE_CHECKING:
-    from tests.harness.soak.rank import Rules, Shape
+    from tests.harness.soak.job import Rules, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@ program (`python -m tests.harness.points.reader`) it looks at a stream all the t
 
 from __future__ import annotations
 
-import select
+import contextlib
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +15,7 @@ from lazyshard.errors import WaitTimeout
 from lazyshard.format.cursor import Cursor
 from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
-from tests.harness.processes.nursery import Answering, Silent, decode, encode
+from tests.harness.processes.nursery import Answering, Silent
 from tests.harness.scenes.table import CONSUMER
 
 _ANSWER_S: Final = 60.0
@@ -135,28 +136,22 @@ class _Consumer:
 
 
 def main() -> None:
+    pipe = Connection(int(sys.argv[1]))
     consumer: _Consumer | None = None
     while True:
-        ready, _, _ = select.select([sys.stdin], [], [], None if consumer is None else _LOOK_EVERY_S)
-        if not ready:
+        if not pipe.poll(None if consumer is None else _LOOK_EVERY_S):
             assert consumer is not None
             consumer.look()
             continue
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        request: Watched | None = decode(line)
-        answer = None
+        request: Watched | None = pipe.recv()
         if request is not None:
             consumer = _Consumer(request)
-        elif consumer is not None:
-            answer = consumer.report()
-        sys.stdout.buffer.write(encode(answer))
-        sys.stdout.buffer.flush()
+        pipe.send(None if consumer is None or request is not None else consumer.report())
 
 
 if __name__ == "__main__":
     # Not the classes of this program, but those of the module that who asks has.
     from tests.harness.points import reader
 
-    reader.main()
+    with contextlib.suppress(EOFError):
+        reader.main()

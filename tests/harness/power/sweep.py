@@ -177,17 +177,15 @@ def cut_in_each_recovery(tally: Tally, bench: Bench, every: int, offset: int = 0
         if (7 * first + second + offset) % every:
             continue
         # Each pair one way, all ways among neighbours.
-        first_way, second_way = WHENS[(first + second) % 3], WHENS[second % 3]
         flush = bool((first + second // 3) % 2)
-        begun = bench.stop(first, first_way, flush=not flush, power=power_first)
-        stops = [begun, bench.stop(second, second_way, flush=flush)]
+        begun = bench.stop(first, WHENS[(first + second) % 3], flush=not flush, power=power_first)
+        stops = [begun, bench.stop(second, WHENS[second % 3], flush=flush)]
         if not _tried(tally, bench, Trial(bench), stops) or (bench.mutant and tally.violations):
             return
 
 
 def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
-    """Cuts the power after each call of the run that follows this one. What a mutant breaks is looked for until it
-    shows."""
+    """Cuts the power after each call of the run that follows this one; of a mutant until it shows."""
     for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
         _tried(tally, bench, Trial(bench), [first, bench.stop(second, "after", flush=flush)])
         if bench.mutant and tally.violations:
@@ -319,14 +317,12 @@ class ConsumerTrial:
             return
         assert cursor.consumed >= told.committed, f"committed up to {told.committed}, the cursor says {cursor.consumed}"
         if cursor.consumed % EVERY or cursor.chunks_before * PER_CHUNK > saved:
-            raise AssertionError(
-                f"the cursor stands at {cursor.consumed} and is done with {cursor.chunks_before} chunks, the newest "
-                f"checkpoint is at {saved}"
-            )
+            done = f"done with {cursor.chunks_before} chunks, the newest checkpoint is at {saved}"
+            raise AssertionError(f"the cursor stands at {cursor.consumed}, {done}")
 
 
 def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, offset: int = 0, first: int = 1) -> None:
-    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
+    """Cuts the power at points of a consumer's run; of a mutant until it shows."""
 
     def attempt(point: int, stop: Stop) -> tuple[str, bool]:
         if bench.mutant and tally.violations:

@@ -83,13 +83,12 @@ def run_apart(
     it does and says; where its start, its terminal or a signal is the point, it is a process of its own. `timeout_s`:
     after so long it is killed. Raises subprocess.TimeoutExpired: it was."""
     with tempfile.TemporaryDirectory() as said, _one_at_a_time:
-        out, err = Path(said, "out"), Path(said, "err")
-        ended = _shared().call(
-            _run_apart, list(arguments), dict(variables), str(folder), (str(out), str(err)), within_s=timeout_s
-        )
+        given = list(arguments), dict(variables), str(folder), said
+        ended = _shared().call(_run_apart, *given, within_s=timeout_s)
         if ended.late:
             raise subprocess.TimeoutExpired(list(arguments), timeout_s)
-        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (out, err)]
+        paths = [Path(said, str(fd)) for fd in (1, 2)]
+        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in paths]
     return subprocess.CompletedProcess(list(arguments), ended.status, texts[0], texts[1] + ended.said)
 
 
@@ -102,14 +101,14 @@ def _shared() -> Commands:
     return nursery
 
 
-def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, said: tuple[str, str]) -> object:
+def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, said: str) -> object:
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
     # As `python -m` has them.
     sys.path[0], sys.argv = folder, [str(ROOT / "producer" / "lazyshard_producer" / "__main__.py"), *arguments]
-    for fd, path in enumerate(said, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
+    for fd in (1, 2):
+        os.dup2(os.open(f"{said}/{fd}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
     try:
         return importlib.import_module("lazyshard_producer.cli").main()
     except SystemExit as ended:

@@ -1,13 +1,13 @@
 """A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
-second. As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input
-and answers each one. Children end with it, and may leave something in memory that outlives them."""
+second. As a program it answers requests through a pipe. Children end with it, and may leave something in memory that
+outlives them."""
 
-import base64
 import contextlib
 import ctypes
 import gc
 import importlib
 import mmap
+import multiprocessing
 import os
 import pickle
 import select
@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -125,42 +126,26 @@ class Silent(RuntimeError):
 
 
 class Answering:
+    """A process of a program, which answers requests through the pipe that is its first argument."""
+
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=folder,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._pipe, its = multiprocessing.Pipe()
+        command = [sys.executable, "-m", module, str(its.fileno()), *arguments]
+        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "pass_fds": [its.fileno()]}
+        self.process = subprocess.Popen(command, cwd=folder, env=environment(), **quiet)
+        its.close()
 
     def ask(self, request: object, within_s: float | None = None) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        line = b""
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(encode(request))
-            self.process.stdin.flush()
-            if select.select([self.process.stdout], [], [], within_s)[0]:
-                line = self.process.stdout.readline()
-        if not line:
-            raise Silent(f"{self.process.args!r} has died or is silent (exit status {self.process.poll()})")
-        return decode(line)
+        with contextlib.suppress(OSError, EOFError):
+            self._pipe.send(request)
+            if self._pipe.poll(within_s):
+                return self._pipe.recv()
+        raise Silent(f"{self.process.args!r} has died or is silent (exit status {self.process.poll()})")
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-
-def encode(value: object) -> bytes:
-    return base64.b64encode(pickle.dumps(value)) + b"\n"
-
-
-def decode(line: bytes) -> Any:
-    return pickle.loads(base64.b64decode(line))
+        self._pipe.close()
 
 
 class Ended(NamedTuple):
@@ -232,6 +217,7 @@ class Nursery:
 
 
 _page: mmap.mmap | None = None  # Memory that a child has in common with the nursery
+_pipe: Connection | None = None  # Of the nursery, to who asks
 
 
 def leave(data: bytes) -> None:
@@ -257,13 +243,15 @@ def reset_signals() -> None:
 
 
 def serve() -> None:
+    global _pipe
     reset_signals()
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         module = importlib.import_module(name)
         getattr(module, "load", int)()
     loaded = 0
-    for line in sys.stdin.buffer:
-        kind, *request = decode(line)
+    _pipe = Connection(int(sys.argv[1]))
+    while True:
+        kind, *request = _pipe.recv()
         if len(sys.modules) > loaded:
             loaded = len(sys.modules)
             # What is there now is never looked through again, nor copied for that in every fork.
@@ -276,8 +264,7 @@ def serve() -> None:
         else:
             found = os.waitid(os.P_PID, request[0], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             answer = found is not None and found.si_code == os.CLD_STOPPED
-        sys.stdout.buffer.write(encode(answer))
-        sys.stdout.buffer.flush()
+        _pipe.send(answer)
 
 
 _pages: Final[dict[int, mmap.mmap]] = {}  # In the nursery: that memory of each child which is not reaped
@@ -305,6 +292,8 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
     global _page
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _page = page
+    assert _pipe is not None
+    _pipe.close()
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for fd in (1, 2):
         os.dup2(out, fd)
@@ -402,4 +391,5 @@ if __name__ == "__main__":
     # Not the functions of this program, but those of the module that its children find.
     from tests.harness.processes import nursery
 
-    nursery.serve()
+    with contextlib.suppress(EOFError):
+        nursery.serve()

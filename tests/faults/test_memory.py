@@ -1,7 +1,4 @@
-"""Shortage of memory: a MemoryError and an exit code of its own, whatever bad rows are to come to; never a bad row.
-
-Each case is a process with a limit to its address space, and a row of which orjson alone needs more than that.
-"""
+"""Shortage of memory is a MemoryError and an exit code of its own, never a bad row; each in a process with a limit."""
 
 import json
 import resource

@@ -1,5 +1,4 @@
-"""What a very long stream costs: with 2,400 chunks no more files are opened or listed than with 600. Of the stream of
-a million chunks that `scripts/soak --million` makes this is the part that holds on any machine."""
+"""What a very long stream costs: the part of `scripts/soak --million` that holds on any machine."""
 
 import pytest
 

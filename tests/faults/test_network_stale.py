@@ -132,8 +132,7 @@ def write(path: Path) -> None:
 
 
 def tear(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[Path]:
-    """Has the first so many reads of a file give but a part of it, as sshfs may while it is being replaced. Returns
-    a list to which those are added."""
+    """Has so many reads of a file give a part of it, as sshfs may while it is replaced; returns them as they come."""
     read, torn = files.read_file, list[Path]()
 
     def part(path: Path, most: int | None = None) -> bytes:

@@ -1,6 +1,4 @@
-"""How bytes are spoilt: as a disk, a crash or a hand would do it, and by the structure of JSON; and damage to a
-whole stream directory: to the bytes of a file, to which file is where, and to what kind a file is of. All is drawn
-from a `Random`: a plain one in the sweep, one of Hypothesis' in CI, which can then make a failing case smaller."""
+"""How bytes are spoilt, as a disk, a crash or a hand does it and by the structure of JSON, and whole directories."""
 
 import itertools
 import os
@@ -191,8 +189,7 @@ def spoil_more(data: bytes, random: Random) -> bytes:
 
 
 def alter_json(data: bytes, random: Random, *, values: Sequence[Any] = ()) -> bytes:
-    """Returns a file of JSON with fields changed, missing, added, given twice, or of another type. `data`: the file.
-    What is no JSON object is spoilt as any bytes are. `values`: values that may be put in, besides the usual ones."""
+    """Changes, removes, adds and doubles fields; spoils what is no JSON object as bytes. `values`: more to put in."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -1,7 +1,5 @@
-"""Files of JSON and lines of rows as targets of fuzzing: whatever the bytes, a decoder returns a value or its own
-error. What is taken is written and taken again for the same value; what is refused is refused with the file's own
-class of error, in a message of bounded length. A row is taken as Python's own reader of JSON takes it, number by
-number."""
+"""Files and rows as targets of fuzzing: a decoder returns a value that is written and taken again, or its own error of
+bounded length; a row is taken as Python's own reader of JSON takes it."""
 
 import itertools
 import json

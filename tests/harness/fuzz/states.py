@@ -1,6 +1,5 @@
-"""States of runs as targets of fuzzing: a checkpoint may hold anything; a data set goes on from it or refuses it. What
-must hold: `load_state_dict` returns or raises a `LazyShardError`, soon and in bounded memory. If it returns, what is
-left draws samples of the stream, none of them twice in what is left of the epoch."""
+"""States as targets of fuzzing: `load_state_dict` refuses one with a `LazyShardError`, soon and in bounded memory, or
+what is left draws samples of the stream, none of them twice in the epoch."""
 
 from dataclasses import replace
 from pathlib import Path

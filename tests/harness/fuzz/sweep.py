@@ -1,7 +1,5 @@
-"""The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1. Each
-case is drawn from its seed, target and number alone. And the inputs that are kept, `corpus/`, each run again in CI.
-`inputs.jsonl`: on each line `target` (a format of `FORMATS`, row, lines or foreign), `text` or `base64`, and `why`
-it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do` to its directory, and `why`."""
+"""The sweep over damaged files, each case drawn from its seed, target and number alone, and everything that reads a
+stream let loose on them. `corpus/` holds the inputs and damaged streams that are kept, see its README."""
 
 import base64
 import functools

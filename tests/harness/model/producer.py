@@ -1,7 +1,6 @@
-"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code. That they
-are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
-Contents of files: (manifest,), (owner,), (rows, n) for the n-th piece of the source, (seal, chunk, position after
-it, whether it is full), (head, chunks, ended), (end, chunks), (retired, chunks before), (cursor, chunks before)."""
+"""The producer of the model: the calls that change files, in the order of the code, which `test_model_code.py` holds.
+Contents: (rows, n-th piece of the source), (seal, chunk, position after it, whether it is full), (head, chunks,
+ended)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

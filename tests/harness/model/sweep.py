@@ -1,5 +1,4 @@
-"""Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant. Points are
-states, trials moves from one to another. CPU time: about ten minutes."""
+"""Explores the model whole, about ten minutes of CPU time: points are states, trials moves from one to another."""
 
 import math
 from collections import Counter, deque

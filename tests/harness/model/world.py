@@ -1,6 +1,5 @@
-"""The states of the model and what leads from one to the next: a step of a process, or a fault; and what must hold
-in each. Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what
-was found out of a disk once is not found out again."""
+"""The states of the model, what leads from one to the next, a step or a fault, and what must hold in each. Disks, what
+is still to do, and courses are interned: a state is five small numbers."""
 
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, replace

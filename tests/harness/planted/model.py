@@ -1,5 +1,4 @@
-"""Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
-or what the code once did."""
+"""Mistakes that the model must find: the protocol with one thing done otherwise, or as the code once did it."""
 
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,5 +1,4 @@
-"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation. As a
-program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests."""
+"""A process that reads a stream all the time while others write to it and are killed. Its death is a violation."""
 
 from __future__ import annotations
 

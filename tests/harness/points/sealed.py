@@ -20,9 +20,8 @@ from lazyshard.stream.listing import Published
 
 
 class SealedChunks:
-    """All that was ever seen sealed of a stream, and looks at what is there now. `lines`: the rows that it is to have
-    in the end, in order, each as its line's text without the newline. `arrays`: the bytes of each row's arrays, in the
-    order of `lines`; None where there are to be no side files."""
+    """All that was ever seen sealed of a stream. `lines`: the rows that it is to have in the end, in order, without
+    newlines. `arrays`: the bytes of each row's arrays; None where there are to be no side files."""
 
     def __init__(
         self,
@@ -55,8 +54,7 @@ class SealedChunks:
         return max(self._chunks, default=-1) + 1
 
     def look(self, acknowledged: int) -> None:
-        """Looks at everything that is sealed. May be called while the stream is written and deleted. `acknowledged`:
-        chunks that its consumers are done with, and that therefore may be gone: [0, acknowledged)."""
+        """May be called while the stream is written and deleted. `acknowledged`: the chunks below it may be gone."""
         try:
             names = os.listdir(self._out)
         except FileNotFoundError:

@@ -1,14 +1,6 @@
-"""Every crash point: the producer's command is stopped, or has an error, at each call that changes a file.
-
-For every kind of source (`scenes.table`), each call N = 1, 2, ... of a run until it gets through without one: killed
-before, after and half way through it; an error in its place, once and from there on; and once more at each call M of
-the run that goes on from there. While all this happens a process reads the stream (`points.reader`). What is to hold is
-in `points.sealed` for every instant and in `points.trial` for the end. The streams are in memory where there is room
-for them: a kill shows the same there.
-
-    python -m tests.harness.points.sweep SCENE FAULT ...     plays one trial again, as a violation names it:
-    python -m tests.harness.points.sweep plain kill@17/half EIO@3/before
-"""
+"""Every crash point: the producer's command is killed, or has an error, at each call that changes a file, and again at
+each call of the run that goes on, while a process reads (`points.reader`). As a program it plays one trial again:
+`python -m tests.harness.points.sweep plain kill@17/half EIO@3/before`."""
 
 from __future__ import annotations
 
@@ -52,8 +44,7 @@ class Whole(NamedTuple):
 
 
 class Stage:
-    """A scene with its sources, and who plays it. `at`: folder, is made, for all that is written. `broken`: further
-    functions that the command calls first."""
+    """A scene with its sources, and who plays it in folder `at`. `broken`: further functions to be called first."""
 
     def __init__(self, scene: Scene, nursery: Commands, reader: Reader, at: Path, broken: Sequence[str] = ()) -> None:
         self.scene, self.nursery, self.reader = scene, nursery, reader
@@ -100,8 +91,7 @@ def without_locks() -> None:
 
 
 class Trial:
-    """A stream to which things happen. `before`: a trial that this one goes on from, on a copy of its stream; its
-    sources must not be live."""
+    """A stream to which things happen. `before`: the trial that it goes on from, on a copy; no source is live."""
 
     def __init__(self, stage: Stage, before: Trial | None = None) -> None:
         self.met: list[str] = []  # for each fault that came about, the call that it met
@@ -135,9 +125,8 @@ class Trial:
         return bool(met)
 
     def take_over(self, first: int, second: int) -> tuple[bool, bool]:
-        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls. One runs
-        to its call number `first`, then another one to its call `second`; then the first one goes on to its end, and
-        after it the other. Returns whether the first one got to its call, and the other to its own."""
+        """Runs the command twice at a time, as where locks do not meet: one to its call `first`, another one to
+        `second`, then the first one to its end, and the other. Returns whether each got to its call."""
         runs: list[int] = []
         prepare = (*self._stage.prepare, WITHOUT_LOCKS)
         said, met = [], []
@@ -159,8 +148,7 @@ class Trial:
         return met[0], met[1]
 
     def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
-        """Runs the command without a fault, and checks the whole stream. `run`: how, if not as usual; returns the exit
-        status and what the command has said."""
+        """Runs the command without a fault and checks all. `run`: how; gives its exit status and its words."""
         acknowledged, chunks = self._acknowledged, self._sealed.chunks
         status, said = self._run(HANGS_S) if run is None else run(self._stream)
         self._check_now()
@@ -310,8 +298,7 @@ class Sweeper:
         return self._count(lambda number: self._after(Fault(kind, number, when), number, step), self._step)
 
     def in_pairs(self, second_step: int = 1) -> int:
-        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's. See
-        `Trial.take_over`."""
+        """Stops a run at every call, another one at each `second_step`-th; returns at how many of the first's."""
         turns = itertools.count()
 
         def first(number: int) -> bool:

@@ -1,6 +1,5 @@
-"""Lives of the producer's command and of a consumer, some of which end with a power cut or a kill; called in forks.
-What others were told by then is written down off the disk. A checkpoint of the consumer, `CHECKPOINTS/checkpoint-N/`
-after N samples, holds which samples were trained: what is lost or trained twice shows in the last one."""
+"""Lives of the producer's command and of a consumer that end with a power cut or a kill, called in forks, and what a
+stream has to be after each. A checkpoint of the consumer, `checkpoint-N/`, holds which samples were trained."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def refused(out: Path) -> tuple[tuple[str, int], ...]:
 
 
 def check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
-    """Checks what every moment must keep. `out`: the stream's directory, which may not be there. `told`: what was told
-    before the cut. `before`: what was there after the cut before this one."""
+    """Checks what every moment must keep, by what was told before the cut, and was there after the one before."""
     try:
         return _check(out, whole, told, before)
     except (LazyShardError, OSError) as error:
@@ -214,9 +212,8 @@ class Progress:
 
 
 def installed(stop: Stop | None, mutant: str | None, told: str, tell: Callable[[str], Told | Progress]) -> None:
-    """Makes this process one that ends so, with that mistake in it. `stop`: None for a life that nothing ends.
-    `mutant`: one of `planted.power`. `told`: file in which is written, right before the end, what `tell` returns for
-    the name of the call; no call of this counts as one that changes a file."""
+    """Makes this process one that ends so, with a mistake of `planted.power` in it. `told`: file in which is written,
+    right before the end, what `tell` returns for the name of the call."""
     if mutant is not None:
         power_mutants.plant(mutant)
     if stop is None:
@@ -286,8 +283,7 @@ class Checkpoint(NamedTuple):
 
 
 def train(stream: str, folder: Path, until: int, swift: bool, stop: Stop | None, mutant: str | None, told: str) -> None:
-    """A life. `folder`: where to keep checkpoints, the newest of which it goes on from. `swift`: whether a checkpoint
-    is kept as ms-swift's plug-in does. `told`: file in which to write its `Progress`."""
+    """A life. `folder`: of the checkpoints, kept as ms-swift does or not. `told`: where to write its `Progress`."""
     folder.mkdir(exist_ok=True)
     progress = Progress()
     installed(stop, mutant, told, lambda met: replace(progress, met=met))

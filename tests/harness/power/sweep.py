@@ -1,6 +1,5 @@
-"""Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file, and of their recoveries;
-see scripts/test_faults. What of a run a cut shows depends on the filesystem, and on whether its journal came onto
-the device: each is cut both ways. A consumer keeps checkpoints by itself or as ms-swift's plug-in does."""
+"""Power cuts on ext4 and xfs at every call of producers and consumers that changes a file, and of their recoveries:
+each with and without the journal written, since what a cut shows depends on that."""
 
 import itertools
 import json
@@ -141,8 +140,7 @@ Attempt = Callable[[int, Stop], tuple[str, bool]]
 
 
 def _at_each_call(attempt: Attempt, disk: Disk, every: int, offset: int, first: int) -> None:
-    """Attempts every so-many-th point of a life from call `first` on, with and without the journal written. An attempt
-    returns what call was met, and whether that was the last one of interest."""
+    """Attempts every so-many-th point from call `first` on, and is told the call and whether it was the last one."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False
@@ -270,8 +268,7 @@ class ConsumerTrial:
         self._check(told)
 
     def finish(self, *, producer_first: bool) -> None:
-        """Goes on: the producer deletes by the cursor and finishes the stream, the run trains the rest.
-        `producer_first`: whether the producer starts before the run does."""
+        """The producer deletes by the cursor and finishes, before the run goes on or after; the rest is trained."""
         if not producer_first:
             self._finish_training(LIVE * PER_CHUNK)
         self._produce()
@@ -347,8 +344,7 @@ _STACKED: Final = {"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "en
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Cuts the power at all points, or with a smaller `scale` at every 1/scale-th; `seed` decides with which it begins.
-    `place`: folder for images where there is no room in memory."""
+    """Cuts the power at every 1/scale-th point; `seed` decides with which it begins. `place`: where images are put."""
     every = max(1, round(1 / scale))
     with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()

@@ -1,6 +1,5 @@
 """A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
-second. As a program it answers requests through a pipe. Children end with it, and may leave something in memory that
-outlives them."""
+second. Children end with it, and may leave something in memory that outlives them."""
 
 import contextlib
 import ctypes
@@ -79,16 +78,14 @@ def exit_status(pid: int) -> int:
 
 
 def reap(pid: int, what: str) -> int:
-    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError: it does not
-    end."""
+    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError."""
     if not has_ended(pid, GONE_S):
         raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
     return exit_status(pid)
 
 
 def reap_group(group: int) -> None:
-    """Kills and reaps what is left of a process group: the DataLoader workers whose rank is gone. Raises TimeoutError:
-    some of it does not end."""
+    """Kills and reaps what is left of a process group: DataLoader workers whose rank is gone. Raises TimeoutError."""
     deadline = time.monotonic() + GONE_S
     while True:
         try:
@@ -160,9 +157,8 @@ class Ended(NamedTuple):
 
 
 class Nursery:
-    """A context manager; children that are left at its end are killed. `folder`: made where it is missing; current
-    directory of the children, and place of what they say. `modules`: to be loaded first; a function `load` of one is
-    called. What a child needs besides is loaded with it."""
+    """Children that are left at its end are killed. `folder`: their current directory, made where it is missing.
+    `modules`: to be loaded first; a function `load` of one is called."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder: Final = folder
@@ -171,8 +167,7 @@ class Nursery:
         self._said: dict[int, Path] = {}
 
     def fork(self, work: Callable[..., object], *arguments: Any, stdin: Path | None = None, **named: Any) -> int:
-        """Starts a child, which calls a function of a module and ends; returns its process id. `work`: returns the exit
-        status, or None for 0. `stdin`: what is the child's standard input."""
+        """Starts a child, which calls a function that gives the exit status, or None for 0; returns its id."""
         self._count += 1
         said = self.folder / f"said-{self._count}"
         pid: int = self._answering.ask(("fork", work, arguments, named, os.fspath(stdin or os.devnull), str(said)))

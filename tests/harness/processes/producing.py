@@ -101,10 +101,7 @@ def ids(out: Path) -> list[int]:
 
 
 def rows_of(line: bytes) -> list[dict[str, Any]]:
-    """The rows of a pack, or the row that a line is; of a sequence of tokens a row for each of them.
-
-    Those are of `scenes.rows.tokenized`; where they are arrays, which are elsewhere, there are none.
-    """
+    """The rows of a pack, or the row that a line is; of a sequence of `scenes.rows.tokenized` a row for each token."""
     row = json.loads(line)
     if "position_ids" in row:
         pairs = zip(row["input_ids"], row["labels"], strict=True) if isinstance(row["labels"], list) else ()

@@ -110,9 +110,8 @@ def _draws(steps: Sequence[Step]) -> int:
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
-    """Checks that what is left to train after a checkpoint is still there. By what was written down, and by no
-    arithmetic of the package. What is left over at the end counts as well: other ranks go on with it. `retired`: chunks
-    below this number are gone."""
+    """Checks that what is left to train after a checkpoint is still there, by what was written down. What is left over
+    at the end counts as well: other ranks go on with it. `retired`: chunks below it are gone."""
     left = sorted(set(range(run.total)) - set(_samples(survived(lives, (life, steps)))))
     if left and left[0] // run.per_chunk < retired:
         text = f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still needed"
@@ -129,8 +128,7 @@ def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
 
 
 def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
-    """Returns about how many steps a life has, until the first of its streams is at its end. `origin`: the life from
-    which it goes on, and the steps which that had trained; None for neither."""
+    """Returns about how many steps a life has that goes on from another one, `origin`, after so many of its steps."""
     trained = [0] * len(run.streams)
     for sample in _samples(survived(lives, origin)):
         trained[sample // OF_A_STREAM] += 1
@@ -154,8 +152,7 @@ def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
 
 
 def check_turns(history: History) -> list[int]:
-    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was. Returns
-    whose turn it would be in the next micro batch."""
+    """Checks that all ranks drew from the streams whose turn it was; returns whose it would be next."""
     begun: tuple[int, ...] = ()
     drawn = 0
     for number, (plan, steps) in enumerate(history):

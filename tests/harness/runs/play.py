@@ -1,5 +1,4 @@
-"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is
-trained. What is to hold is checked against what the ranks have written down of what they read."""
+"""Plays a run: a live stream, and a training job, killed and resumed with other ranks until all is trained."""
 
 import contextlib
 import json
@@ -127,8 +126,7 @@ _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 
 class Life:
-    """`left_alone` is given groups of which one process was killed and the others one by one: what those left is not
-    reaped."""
+    """`left_alone` is given groups of which one process was killed and the others one by one: what those left stays."""
 
     def __init__(
         self,
@@ -308,8 +306,7 @@ def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
 
 
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
-    """Plays a run, in a process that has nothing else to do and ends with it. `mutant`: by its name, what is broken in
-    the package first; None for nothing. `folder`: is made, for all that the run writes."""
+    """Plays a run, in a process that ends with it. `mutant`: what is broken first. `folder`: is made."""
     folder.mkdir(parents=True)
     adopt_orphans()
     if mutant is not None:

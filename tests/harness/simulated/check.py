@@ -40,9 +40,8 @@ CASES: Final = (
 
 
 def compare(measured: Measured, tolerance: float) -> list[bool]:
-    """Prints the prediction for a run beside what was measured; returns which of them fit. Besides the tolerance each
-    figure may be off by what processes take to start, and by what one event more or less comes to: half a second, a
-    twentieth of the time stalled, two chunks, ten looks and two of each rank."""
+    """Prints a prediction beside what was measured; returns which figures fit. Each may be off, besides the tolerance,
+    by what processes take to start, and by what one event more or less comes to."""
     predicted, ranks = outcome(measured.setting), measured.setting.ranks
     print(f"\n{measured.setting}\n  {'':20}{'predicted':>11}{'measured':>11}")
     fits = []

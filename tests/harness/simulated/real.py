@@ -1,6 +1,5 @@
-"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits
-for the others, and computes for as long as it is told. What is measured is what the simulation predicts. The clock
-begins with the word in `head.json` that so many rows are published as the setting's head start says."""
+"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits for
+the others, and sleeps for as long as a step takes. The clock begins when the head start is published."""
 
 import contextlib
 import multiprocessing

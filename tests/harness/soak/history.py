@@ -1,5 +1,4 @@
-"""The history of a run that survives its kills: checks each step against it, and goes back with the run. Beside the
-samples themselves it is only kept where the ranks stood at the checkpoints that are there."""
+"""The history of a run that survives its kills: checks each step against it, and goes back with the run."""
 
 from __future__ import annotations
 
@@ -204,8 +203,7 @@ class History:
         self.ledger.check_below(floor)
 
     def check_kept(self, stream: Path, checkpoints: Path) -> int:
-        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to. Returns chunks
-        that are deleted."""
+        """Checks that what any kept checkpoint needs is there, and forgets the rest; returns chunks deleted."""
         # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
         retired = read_retired(stream)
         kept = sorted(int(path.stem) for path in checkpoints.glob("*.json"))

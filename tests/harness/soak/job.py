@@ -164,8 +164,7 @@ class Producer:
             self._start_at = time.monotonic() + pause_s
 
     def check(self, *, full: bool) -> bool:
-        """Reaps it if it has ended; returns whether it has just now. `full`: whether the disk is full, or was a moment
-        ago."""
+        """Reaps it if it has ended; returns whether it has just now. `full`: whether the disk is, or was just now."""
         found, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
         if not found:
             return False
@@ -199,8 +198,7 @@ _KINDS: Final = {
 
 
 class Job:
-    """The ranks of one life. `origin`: the checkpoint that it goes on from. `said`: folder for the ranks' words. It is
-    the supervisor that sees every sample of every rank, in order, and nothing has to be kept."""
+    """The ranks of one life, on from `origin`. Its supervisor sees all that they read: nothing has to be kept."""
 
     def __init__(
         self, shape: Shape, rules: Rules, stream: Path, folder: Path, origin: Checkpoint | None, said: Path
@@ -227,8 +225,7 @@ class Job:
         return ranks + [(child, "worker") for pid in self.pids for child in children(pid)]
 
     def serve(self, seconds: float, on_step: Callable[[Step], bool]) -> bool:
-        """Hears the ranks for so long; returns False once one of them is gone, as it was to be. `seconds`: of silence
-        after which to return. `on_step`: is given each step; returns whether a checkpoint is to be written."""
+        """Hears the ranks for so long; returns False once one is gone. `on_step`: whether to save after it."""
         for key, _ in self._ranks.selector.select(seconds):
             said = self._ranks.heard(key.data)
             if said.startswith(FAILED) or (not said and not self._alive(key.data)):

@@ -1,6 +1,5 @@
-"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified. Run
-by `scripts/soak --million`. Each part is a fork of a process that has loaded torch and all else: neither the time nor
-the files of that are counted."""
+"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
+Each part is a fork of a process that has loaded all: neither the time nor the files of that are counted."""
 
 import contextlib
 import importlib
@@ -130,8 +129,7 @@ def _part(work: Callable[..., object], stream: Path, *arguments: object) -> None
 
 
 def count_touched(folder: Path) -> Counter[str]:
-    """Begins to count what this process opens and lists below a folder: numbers that do not depend on how busy the
-    machine is. Returns the counts: `open` of files, `listings` of folders."""
+    """Counts from now on what this process opens and lists below a folder: busy machines do the same."""
     counts: Counter[str] = Counter(open=0, listings=0)
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -203,8 +201,7 @@ def _read(parts: _Parts, ranks: Sequence[int]) -> None:
 
 
 def _write_state(stream: Path, counts: object) -> int:
-    """Writes the state of a run of 8 ranks that stands in the middle, beside the stream; returns its samples: whole
-    steps, but no whole stripes."""
+    """Writes the state of 8 ranks that stand in the middle; returns its samples: whole steps, but no whole stripes."""
     dataset, step = _opened(stream, 0, BEFORE), BEFORE * BATCH * 2
     consumed = dataset.published().samples // 2 // step * step + step // 2
     stream.with_name("state.json").write_bytes(orjson.dumps(dataset.state_dict(consumed)))
@@ -219,8 +216,7 @@ def _opened(stream: Path, rank: int, ranks: int) -> Any:
 
 
 def _read_as(stream: Path, counts: Counter[str], task: str) -> tuple[list[int], float, dict[str, int]]:
-    """Reads the first or the last sample, or goes on in the middle as this one of 6 ranks. Returns the samples, how
-    long the first one took, and what was touched for it."""
+    """Reads the first or the last sample, or on as this one of 6 ranks; returns them, and what the first took."""
     from torch.utils.data import DataLoader
 
     started = time.perf_counter()

@@ -1,6 +1,5 @@
-"""Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
-Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once
-in the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
+"""Soaks: a producer at full speed and a training job, with things killed all the while, in storms and calms. Every
+sample is looked at as it is read, and so is what the stream takes on disk, what is deleted, and what processes hold."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ class Settings:
         return min(2.0, max(0.4, self.half_cycle_s / 60))
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
-        """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
-        `row_bytes`: of the longest row, its part of a seal included."""
+        """Twice what docs/retention.md says is the least, and what may be ahead. `row_bytes`: with the seal's part."""
         rules = self.rules
         interval = rules.every * batch_size * self.ranks / rules.per_chunk
         window = self.ranks * max(1, rules.window)

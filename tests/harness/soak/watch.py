@@ -142,8 +142,7 @@ _TORN_TENSORS: Final = 2  # So many may have been left by kills between two step
 
 
 def own_namespace(small: Path, size: int) -> str | None:
-    """Mounts a disk of this size, and an empty /dev/shm, for this process and those that it will start. Returns why it
-    could not be done; None where it is."""
+    """Mounts a small disk, and an empty /dev/shm, for this process and its children; returns why it could not."""
     if os.geteuid() != 0:
         return "needs root, to mount a small disk"
     mount = find_tool("mount")
@@ -218,8 +217,7 @@ class Use(NamedTuple):
 
 
 def measure(stream: Path) -> Use:
-    """Returns what a stream takes; never more than it did take at some moment while this looked. A file counts if it
-    was there at both of two looks: so all that count were there between the two."""
+    """What a stream takes, never more than at some moment: a file counts if it was there at two looks."""
     first, second = _chunk_files(stream), _chunk_files(stream)
     chunks: Counter[str] = Counter()
     for name in first.keys() & second.keys():

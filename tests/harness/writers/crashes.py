@@ -45,8 +45,7 @@ def produce(directory: Path, *, arrays: bool, overlap: bool = False) -> None:
 
 
 def killed(at: int, when: When, work: Callable[[], object], mutant: Mutant | None = None) -> int | None:
-    """Does some work in a fork that is killed at a call that changes a file; returns None if it was, else how many such
-    calls it made."""
+    """Works in a fork that is killed at a call that changes a file; returns None if it was, else how many it made."""
     count, told = os.pipe()
     write = os.write
 

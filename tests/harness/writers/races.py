@@ -98,8 +98,7 @@ def without_locks(*, looks: bool = False) -> Iterator[None]:
 
 
 def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tuple[int, ...]:
-    """Plays a race, and one more writer after it. Who has not ended by then is killed. Returns how many turns each
-    writer was stopped in before it had ended."""
+    """Plays a race, and one more writer after it; returns how many turns each was stopped in before it had ended."""
     racers: dict[int, Racer] = {}
     stops: dict[int, int] = {}
     try:
@@ -138,8 +137,7 @@ def race_in_pairs(
     other: int = 0,  # likewise the second one, in the first round
     found: Callable[[str], object],
 ) -> int:
-    """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
-    Returns how many pairs were played."""
+    """Plays two writers, each stopped before any of its changes; returns how many pairs."""
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):

@@ -87,7 +87,7 @@ def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
     """Counts the calls of this process and its forks. `alone_at`: the change at which it dies alone; 0 for never."""
     changes = 0
 
-    def counted(name: str, call: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
+    def counted(name: str, call: Callable[..., Any], kind: Kind) -> Any:
         def counting(*arguments: Any, **named: Any) -> Any:
             nonlocal changes
             changes += kind == "changes"
@@ -106,8 +106,6 @@ def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
 
         return counting
 
-    for name in CHANGES:
-        setattr(os, name, counted(name, getattr(os, name), "changes"))
-    for name in READS:
-        setattr(os, name, counted(name, getattr(os, name), "reads"))
+    for name in (*CHANGES, *READS):
+        setattr(os, name, counted(name, getattr(os, name), "changes" if name in CHANGES else "reads"))
     os.fsync = counted(SYNC, lambda fd: None, "changes")

@@ -7,11 +7,9 @@ import pickle
 import selectors
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +32,6 @@ from tests.harness.processes.nursery import (
     reap_group,
 )
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.runs.history import (
     OF_A_STREAM,
     Lived,
@@ -61,9 +58,7 @@ class Producing:
         self.stream = folder / f"stream-{number}"  # the stream's directory
         self.fd = -1  # is readable when it has ended; -1 while there is none
         self.died = 0  # how often it was killed alone
-        self._run = run
-        self._board = board
-        self._number = number
+        self._run, self._board, self._number = run, board, number
         self._said = folder / f"producer-{number}.log"
         self._source = folder / f"rows-{number}.jsonl"
         first = number * OF_A_STREAM
@@ -147,7 +142,7 @@ class Life:
         """Runs the ranks; returns True if they came to the end, False if they were killed as planned."""
         try:
             for rank in ranks:
-                self._ranks.start(rank.rank, partial(self._train, rank), _tell_error)
+                self._ranks.start(rank.rank, rank.train, _tell_error)
             self._start_producers()
             # The first ones may have had all of them killed before the last ones hear of it.
             self._ranks.tell()
@@ -155,13 +150,8 @@ class Life:
         finally:
             self._end()
 
-    def _train(self, rank: Rank, lockstep: socket.socket) -> None:
-        count_calls(self._board, rank.rank)
-        rank.train(lockstep)
-
     def _end(self) -> None:
-        if self._dies_together:
-            self._stop_producers()
+        self._stop_producers()
         for pid in self._ranks.pids.values():
             kill(pid)
         for rank in list(self._ranks.pids):
@@ -177,7 +167,7 @@ class Life:
             one.start(self._ranks.group if self._dies_together else 0)
 
     def _stop_producers(self) -> None:
-        for one in self._producing:
+        for one in self._producing if self._dies_together else ():
             one.stop()
 
     def _supervise(self) -> bool:
@@ -227,14 +217,12 @@ class Life:
         # Not for luck: whatever instant that is, it has to be survived.
         time.sleep(planned.delay_s)
         self._board.kill_from_outside(self._ranks.pids[planned.rank] if planned.whose == "one" else -self._ranks.group)
-        if self._dies_together:
-            # One that was there before may not have been in the group yet.
-            self._stop_producers()
+        self._stop_producers()  # One that was there before may not have been in the group yet
         return True
 
     def _check_killed(self, rank: int, said: bytes) -> None:
         if self._board.killed:
-            if self._dies_together and not said:
+            if not said:
                 self._stop_producers()
         elif said:
             error = json.loads(said)
@@ -341,10 +329,15 @@ def _live(
     lives: list[Lived] = []
     done = False
     for plan in run.lives:
-        origin, newer = _choose(checkpoints, plan.back)
-        played.again += bool(newer)
+        kept = run_checkpoints.found(checkpoints)
+        back = max(0, min(plan.back, len(kept) - 1))
+        run_checkpoints.remove(checkpoints, kept[:back])
+        played.again += back > 0
+        origin = kept[back] if kept else None
         started = None if origin is None else (origin.life, origin.steps)
-        steps = _steps_left(run, lives, origin, plan)
+        steps = max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
+        if run.others:
+            steps = steps_left(run, lives, started, plan)
         if not steps and plan.kill is not None:
             # Once is enough to see that nothing is trained again.
             if done:
@@ -366,30 +359,12 @@ def _live(
         played.deleted = _check_disk(run, lives, checkpoints, streams)
     for one in producing:
         one.stop()
-    if run.others:
-        check_blend(run, lives)
-    else:
-        check_whole(run, lives)
+    (check_blend if run.others else check_whole)(run, lives)
     for stream in streams:
         # One that was killed at work leaves what its next start would remove.
         findings = [found for found in verify(stream, jobs=1).findings if found.severity != "leftover"]
         if findings:
             raise RunViolation("torn", f"the stream {stream.name} is damaged: {findings}")
-
-
-def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
-    kept = run_checkpoints.found(folder)
-    if not kept:
-        return None, False
-    back = min(back, len(kept) - 1)
-    run_checkpoints.remove(folder, kept[:back])
-    return kept[back], back > 0
-
-
-def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:
-    if run.others:
-        return steps_left(run, lives, None if origin is None else (origin.life, origin.steps), plan)
-    return max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
 
 
 def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, streams: Sequence[Path]) -> int:

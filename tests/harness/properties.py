@@ -23,14 +23,10 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float, tests: Sequence[st
     """Runs the tests with Hypothesis; what fails is printed as it is to be put into its test: as an `@example`."""
     command = [sys.executable, "-m", "pytest", *tests, "-m", "hypothesis", "-n", "auto", "-q", "--color=no"]
     command += ["--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "--timeout=0", "-p", "no:cacheprovider"]
+    command += [f"--basetemp={place / 'pytest'}"]
     factor = max(1, round(_FACTOR * scale))
-    with subprocess.Popen(
-        [*command, f"--basetemp={place / 'pytest'}"],
-        cwd=_ROOT,
-        env=os.environ | {EXAMPLES_FACTOR: str(factor)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as run:
+    variables = os.environ | {EXAMPLES_FACTOR: str(factor)}
+    with subprocess.Popen(command, cwd=_ROOT, env=variables, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if _PROPERTY.match(line):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -108,6 +108,7 @@ class Trial(ABC):
         self.stopped = ended.status == -signal.SIGKILL
         assert self.stopped or ended.status == 0, f"the life exits with {ended.status}: {ended.last_words}"
         told: dict[str, Any] = json.loads(self._told_file.read_text()) if self.stopped else {}
+        self._told_file.unlink(missing_ok=True)
         self.met = told.get("met", "")
         return told
 

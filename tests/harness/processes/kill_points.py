@@ -129,14 +129,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """Returns faults from their texts, separated by blanks.
-
-    Raises:
-        ValueError: they are none.
-
-    >>> [str(fault) for fault in parse_faults("kill@17/half EIO@3+/before")]
-    ['kill@17/half', 'EIO@3+/before']
-    """
+    """Returns faults from their texts, separated by blanks: as a fault is written as text."""
     found = []
     for word in text.split():
         kind, _, rest = word.partition("@")

@@ -160,8 +160,8 @@ def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], o
 
 
 def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
+    directory = root / "begun"
     for changes in range(_TO_THE_END):
-        directory = root / "begun"
         racer = Racer(directory, arrays=arrays)
         with without_locks(looks=looks):
             racer.advance(changes)

@@ -63,13 +63,12 @@ def beginning(place: Place) -> power.Beginning:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "every"),
+    ("filesystem", "name", "every"),
     [
-        *(("plain", 47), ("encoded retained", 151), ("gzipped", 61)),
-        *(("followed", 61), ("retained", 101), ("encoded", 71)),
+        *(("ext4", "plain", 47), ("xfs", "plain", 47), ("ext4", "retained", 101), ("xfs", "encoded retained", 151)),
+        *(("ext4", "gzipped", 61), ("xfs", "followed", 61), ("ext4", "encoded", 71), ("xfs", "encoded", 71)),
     ],
 )
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
 def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, every: int, place: Place
 ) -> None:

@@ -18,7 +18,7 @@ from tests.harness.processes.nursery import Answering, Silent
 from tests.harness.scenes.table import CONSUMER
 
 _ANSWER_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.001
+_LOOK_EVERY_S: Final = 0.003
 
 
 class Watched(NamedTuple):

@@ -44,7 +44,7 @@ def test_stream_is_in_order_before_it_is_damaged(name: str, tmp_path: Path) -> N
     known = (STREAMS | {ARRAYS.name: ARRAYS})[name]
     known.put(tmp_path / "stream")
     assert not verify(tmp_path / "stream", None if known.native else known.per_chunk).count("damage")
-    nothing = Damaged([], False, set())
+    nothing = Damaged([], False)
     assert [look_at(tmp_path / "stream", known, nothing, look) for look in LOOKS] == [None] * len(LOOKS)
 
 

@@ -288,11 +288,10 @@ class Damaged:
     # whether a file that is believed was rewritten so that it may say something else in good form; then the stream may
     # be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
     lies: bool
-    others: set[str]  # files that were touched
 
 
 def damage(directory: Path, known: Known, random: Random) -> Damaged:
-    done = Damaged([], False, set())
+    done = Damaged([], False)
     if random.randrange(3):
         for _ in range(random.choice((1, 1, 1, 2, 3))):
             _damage_once(directory, known, random, done)
@@ -302,13 +301,12 @@ def damage(directory: Path, known: Known, random: Random) -> Damaged:
         _write(directory / name, alter_json(known.files[name], random, values=(1, 2, 3, 4, 5, 6, 8)))
         done.what.append(f"alter {name}")
         done.lies = name in _CLAIMS
-        done.others.add(name)
     return done
 
 
 def damage_cursor(directory: Path, known: Known, random: Random) -> Damaged:
     names = [name for name in known.files if name.startswith("cursors/run")]
-    done = Damaged([], False, set(names))
+    done = Damaged([], False)
     # All of them far ahead of the data, or each as it comes: chunks go as soon as the last one lets them.
     ahead = random.choice((None, None, None, 4, 5, 10**6))
     for name in names:
@@ -344,16 +342,15 @@ def _damage_once(directory: Path, known: Known, random: Random, done: Damaged) -
             _write(one, second)
             _write(two, first)
         done.what.append(f"swap {name} {other}{' with their seals' if both else ''}")
-        done.others.add(other)
     elif way == 7:
         other = random.choice((*names, *_NAMES, *(name + ".completed" for name in _NAMES[:10])))
         _write(directory / other, _read(path))
         done.what.append(f"copy {name} to {other}")
         # An end for a stream that has none: what it says is true of the moment.
         done.lies = done.lies or other in _CLAIMS
-        done.others.add(other)
     elif way < 10:
-        kind = _replace(directory, name, names, random)
+        kind = random.choice(KINDS)
+        replace_by(path, kind, directory / random.choice(names))
         done.what.append(f"{kind} for {name}")
         # As good as a copy: a cursor reads as a mark of what is deleted.
         done.lies = done.lies or (kind == "link within" and name in _CLAIMS)
@@ -362,17 +359,9 @@ def _damage_once(directory: Path, known: Known, random: Random, done: Damaged) -
         if not os.path.lexists(directory / other):
             _write(directory / other, random.choice((b"", b"{}\n", b"\0" * 40, b'{"format":1}\n')))
             done.what.append(f"make {other}")
-            done.others.add(other)
     else:
         _remove(path)
         done.what.append(f"remove {name}")
-    done.others.add(name)
-
-
-def _replace(directory: Path, name: str, names: list[str], random: Random) -> str:
-    kind = random.choice(KINDS)
-    replace_by(directory / name, kind, directory / random.choice(names))
-    return kind
 
 
 def replace_by(path: Path, kind: str, target: Path) -> None:

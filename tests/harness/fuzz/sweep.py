@@ -337,7 +337,7 @@ def run_recipe(recipe: Recipe, place: Path) -> str | None:
     def spoil(directory: Path) -> Damaged:
         for operation, name, *more in recipe.steps:
             _apply(directory, operation, name, *more)
-        return Damaged([recipe.why], recipe.lies, {name for _, name, *_ in recipe.steps})
+        return Damaged([recipe.why], recipe.lies)
 
     return _look_all(place / "damaged", STREAMS[recipe.stream], spoil, LOOKS)[0]
 

@@ -1,7 +1,7 @@
 """The states of the model, what leads from one to the next, a step or a fault, and what must hold in each. Disks, what
 is still to do, and courses are interned: a state is five small numbers."""
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -131,12 +131,12 @@ class World:
         producer: model.Producer | None = None,  # the producer; None for that of the code
         consumer: model.Consumer | None = None,
         *,
-        kinds: Collection[str] = FAULTS,
+        kinds: Sequence[str] | None = None,  # of the faults, one of each in this order; None for any
         every_junk: bool = False,  # tell all files with temporary names apart, see `without_junk`
     ) -> None:
         self.plan = plan
         self._producer, self._consumer = producer or model.Producer(plan), consumer or model.Consumer(plan)
-        self._kinds = frozenset(kinds)
+        self._kinds = kinds
         self._every_junk = every_junk
         self._disks: _Interned[Disk] = _Interned()
         self._facts: list[Facts] = []
@@ -178,9 +178,9 @@ class World:
         if not moves and not self.has_finished(state):
             return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
         if state.faults:
-            for kind, come in (("kill", self._kills), ("refuse", self._refusals), ("power cut", self.cut)):
-                if kind in self._kinds:
-                    moves += come(state)
+            for kind in FAULTS if self._kinds is None else self._kinds[-state.faults :][:1]:
+                come = {"kill": self._kills, "refuse": self._refusals, "power cut": self.cut}[kind]
+                moves += come(state)
         return moves
 
     def produce(self, state: State) -> Iterator[Move]:

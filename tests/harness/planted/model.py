@@ -190,17 +190,18 @@ _ONE: Final = model.Plan(1)
 class Mutant:
     who: Who  # the process that makes the mistake
     finds: str  # part of what the model says of it
-    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if none
+    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, in this order
     plan: model.Plan = _ONE  # the smallest plan with which it is seen
 
     @property
     def name(self) -> str:
         return self.who.__name__
 
-    def world(self) -> World:
+    def world(self, *, any_faults: bool = False) -> World:
+        kinds = None if any_faults else self.kinds
         if issubclass(self.who, model.Producer):
-            return World(self.plan, producer=self.who(self.plan), kinds=self.kinds)
-        return World(self.plan, consumer=self.who(self.plan), kinds=self.kinds)
+            return World(self.plan, producer=self.who(self.plan), kinds=kinds)
+        return World(self.plan, consumer=self.who(self.plan), kinds=kinds)
 
 
 _KILL: Final = ("kill",)

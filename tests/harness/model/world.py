@@ -1,8 +1,9 @@
 """The states of the model, what leads from one to the next, a step or a fault, and what must hold in each. Disks, what
 is still to do, and courses are interned: a state is five small numbers."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from tests.harness.model import producer as model
@@ -139,6 +140,7 @@ class World:
         self._kinds = kinds
         self._every_junk = every_junk
         self._disks: _Interned[Disk] = _Interned()
+        self._visible: Callable[[int], model.Seen] = lru_cache(1 << 14)(lambda disk: self._disks.values[disk].visible())
         self._facts: list[Facts] = []
         # What is to be done is a list of cells: a step, and the number of the cell that follows. Cell 0 is its end.
         self._cells: _Interned[tuple[Step, int]] = _Interned()
@@ -322,9 +324,6 @@ class World:
         if number != state.course:
             state = state._replace(course=number)
         return Move(who, what, state, self._broken[judged])
-
-    def _visible(self, disk: int) -> model.Seen:
-        return self._disks.values[disk].visible()
 
     def _do(self, disk: int, step: Step) -> int:
         found = self._done.get((disk, step))

@@ -313,48 +313,34 @@ class Sweeper:
         return self._count(first, self._step)
 
     def _pair(self, first: int, second: int) -> tuple[bool, bool]:
-        met, trial = (False, False), None
-        try:
-            trial = Trial(self._stage)
+        met, trial = (True, True), Trial(self._stage)
+        with self._told(f"pair@{first}/{second}"):
             met = trial.take_over(first, second)
             trial.finish()
-        except AssertionError as error:
-            self._tally.violation(f"{self._name} pair@{first}/{second}: {error}")
-            met = (True, True)
-        if trial is not None:
-            trial.remove()
+        trial.remove()
         self._tally.trial(faults=sum(met), points=int(all(met)))
         return met
 
     def play(self, faults: Sequence[Fault], before: Trial | None = None) -> bool:
         """Plays one trial; returns whether the last of its faults came about."""
-        trial = None
-        met = False
-        with self._told(faults if before is None else [*before.suffered, *faults]):
-            trial = Trial(self._stage, before)
+        met, trial = False, Trial(self._stage, before)
+        with self._told(*(faults if before is None else [*before.suffered, *faults])):
             for fault in faults:
                 met = trial.suffer(fault)
             trial.finish()
             if not self._tally.trials % 8:
                 trial.finish_again()
-        if trial is not None:
-            trial.remove()
-            for call in trial.met:
-                self._tally.count(f"faults at {call}")
-        self._tally.trial(faults=0 if trial is None else len(trial.met), points=int(met))
+        trial.remove()
+        self._tally.trial(faults=len(trial.met), points=int(met))
         return met
 
     def _after(self, first: Fault, number: int, step: int) -> bool:
-        met = False
-        base = None
-        with self._told([first]):
-            base = Trial(self._stage)
+        met, base, turns = False, Trial(self._stage), itertools.count(number)
+        with self._told(first):
             met = base.suffer(first)
-        if base is not None:
-            if met:
-                turns = itertools.count(number)
-                self._count(lambda second: self._second(base, first, second, next(turns)), step)
-            base.remove()
+        if met:
+            self._count(lambda second: self._second(base, first, second, next(turns)), step)
+        base.remove()
         return met
 
     def _second(self, base: Trial, first: Fault, number: int, turn: int) -> bool:
@@ -377,7 +363,7 @@ class Sweeper:
         return met
 
     @contextmanager
-    def _told(self, faults: Sequence[Fault]) -> Iterator[None]:
+    def _told(self, *faults: object) -> Iterator[None]:
         try:
             yield
         except AssertionError as error:

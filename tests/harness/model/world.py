@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from tests.harness.model import producer as model
-from tests.harness.model.disk import Content, Disk, Step, do, half_written, power_cuts, without_junk
+from tests.harness.model.disk import FOLDER, Content, Disk, Step, do, half_written, power_cuts, without_junk
 
 
 class Facts(NamedTuple):
@@ -42,7 +42,7 @@ def look(seen: model.Seen) -> Facts:
     except model.Broken as error:
         return Facts(f"a reader dies: {error}")
     unsealed = tuple(model.data_path(chunk) for chunk in sorted(listed.data - listed.seals))
-    begun = model.is_folder(seen, model.TMP)
+    begun = seen.get(model.TMP) == FOLDER
     return Facts(wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, begun)
 
 
@@ -181,8 +181,10 @@ class World:
             return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
         if state.faults:
             for kind in FAULTS if self._kinds is None else self._kinds[-state.faults :][:1]:
-                come = {"kill": self._kills, "refuse": self._refusals, "power cut": self.cut}[kind]
-                moves += come(state)
+                if kind == "kill":
+                    moves += [*self.kill(state, "producer"), *self.kill(state, "consumer")]
+                else:
+                    moves += (self._refusals if kind == "refuse" else self.cut)(state)
         return moves
 
     def produce(self, state: State) -> Iterator[Move]:
@@ -232,11 +234,10 @@ class World:
         elif step[0] == "commit":
             steps = self._consumer.writing(step[1], disk, seen)
             yield self._moved("consumer", step, state._replace(consumer=self._push(steps, rest)))
-        elif step[0] == "checkpoint":
-            course = replace(course, kept=self._consumer.keep(course.kept, step[1]))
-            yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
-        elif step[0] == "committed":
-            course = replace(course, cursors=(("cursor", step[1]),))
+        elif step[0] in ("checkpoint", "committed"):
+            kept = self._consumer.keep(course.kept, step[1])
+            saved = step[0] == "checkpoint"
+            course = replace(course, kept=kept) if saved else replace(course, cursors=(("cursor", step[1]),))
             yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
         else:
             after = state._replace(disk=self._do(state.disk, step), consumer=rest)
@@ -282,15 +283,8 @@ class World:
             done, sealed = state.producer == _DONE, min(course.sealed, facts.sealed)
             after = replace(course, cursors=cursors, sealed=sealed, refused=course.refused and done)
             after = replace(after, cut_since_end=course.cut_since_end or done)
-            yield self._moved(
-                "power cut",
-                (),
-                State(disk, restart["producer"], restart["consumer"], self._course(after), state.faults - 1),
-            )
-
-    def _kills(self, state: State) -> Iterator[Move]:
-        yield from self.kill(state, "producer")
-        yield from self.kill(state, "consumer")
+            begun = restart["producer"], restart["consumer"]
+            yield self._moved("power cut", (), State(disk, *begun, self._course(after), state.faults - 1))
 
     def _refusals(self, state: State) -> Iterator[Move]:
         if state.producer == _DONE:

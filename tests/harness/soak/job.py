@@ -69,7 +69,7 @@ def train(
     """Trains until the epoch has ended; tells the other end, the supervisor's, of each step, and waits for its word."""
     order = Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed)
     ranks = {"dp_rank": rank, "dp_size": shape.dp, "batch_size": shape.batch_size, "max_total_samples": ENDLESS}
-    rest: dict[str, Any] = {**ranks, "max_wait": rules.max_wait_s, "bad_rows": BadRows("raise"), "consumer": CONSUMER}
+    rest: dict[str, Any] = {**ranks, "max_wait": 60.0, "bad_rows": BadRows("raise"), "consumer": CONSUMER}
     dataset = LazyShardedDataset(stream, order=order, **rest)
     if origin is not None:
         dataset.load_state_dict(origin.states[0])

@@ -12,7 +12,7 @@ from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power
-from tests.harness.power.lives import Told, Whole
+from tests.harness.power.lives import Stop, Told, Whole
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
@@ -129,11 +129,11 @@ def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: File
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
 
 
-def _kills() -> Iterator[power.Stop]:
-    return (power.Stop(call, "after") for call in itertools.count(30))
+def _kills() -> Iterator[Stop]:
+    return (Stop(call, "after") for call in itertools.count(30))
 
 
-def _has_sealed(bench: power.Bench, stop: power.Stop) -> bool:
+def _has_sealed(bench: power.Bench, stop: Stop) -> bool:
     trial = power.ProducerTrial(bench)
     trial.live(stop)
     sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks

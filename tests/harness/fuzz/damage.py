@@ -71,11 +71,11 @@ class Known:
 def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retired: int = 0, cursors: int = 0) -> Known:
     rows = ROWS[:count]
     cuts = [rows[start : start + per_chunk] for start in range(0, count, per_chunk)]
-    state, note = ("finished", "") if ended else ("idle", "stopped")
+    writer = "node1", 4711, AT, "" if ended else "stopped"
     files = {
         "stream.json": Manifest(ID, per_chunk, AT).encode(),
         "stream.owner": Owner(1, "0123456789abcdef", "node1", 4711, AT).encode(),
-        "head.json": Head(len(cuts), count, ended, state, 0.0, "node1", 4711, AT, note).encode(),
+        "head.json": Head(len(cuts), count, ended, "finished" if ended else "idle", 0.0, *writer).encode(),
         ".producer.lock": b"",
     }
     if ended:

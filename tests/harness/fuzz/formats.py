@@ -80,16 +80,17 @@ def _written(name: str) -> list[bytes]:
 
 
 def _states() -> list[bytes]:
-    states = [Cursor.decode(data, "run1").state for data in _written("cursors/run1.json")]
+    found = [Cursor.decode(data, "run1").state for data in _written("cursors/run1.json")]
+    states = [state for state in found if state is not None]
     parts = (
         Part(1, 3, 256, None, True, ((0, 2), (8, 9)), 0, 32),
         Part(2, 1, 0, 1, False, (), 50, 0),
         Part(2**31, 2**62, 1, 2**62, True, (), 100, 1),
     )
     consumed = parts[0].dp * parts[0].draws
-    states += [replace(state, seed=7, parts=parts[:2], consumed=consumed) for state in states if state is not None]
+    states += [replace(state, seed=7, parts=parts[:2], consumed=consumed) for state in states]
     most = replace(states[-1], seed=2**63 - 1, max_total_samples=2**62, parts=parts, consumed=consumed + 2**31)
-    return [state.encode() for state in (*states, most) if state is not None]
+    return [state.encode() for state in (*states, most)]
 
 
 def _state_of_dict(data: bytes) -> RunState:

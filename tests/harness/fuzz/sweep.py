@@ -326,9 +326,10 @@ def run_input(one: Input, place: Path) -> None:
         "row": formats.check_one,
         "lines": lambda data: formats.check_batch(data.split(b"\x01")),
         "foreign": lambda data: formats.check_foreign(data, place / "foreign.jsonl"),
+        **{name: functools.partial(formats.check_bytes, target) for name, target in formats.FORMATS.items()},
     }
     with bounded():
-        checks.get(one.target, lambda data: formats.check_bytes(formats.FORMATS[one.target], data))(one.data)
+        checks[one.target](one.data)
 
 
 def run_recipe(recipe: Recipe, place: Path) -> str | None:

@@ -43,7 +43,6 @@ class Rules(NamedTuple):
     seed: int = 0  # of the shuffle
     keep: int = 3  # checkpoints that are kept
     every: int = 20  # steps between two checkpoints
-    max_wait_s: float = 60.0  # how long a reader waits at the most
 
     @property
     def window_samples(self) -> int:

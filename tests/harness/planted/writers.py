@@ -114,16 +114,11 @@ MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int, int]]] = {
     # Leaves it to those who came before to look at the owner before each rename, as the code once did.
     "others_stay": (lambda: _put(lock, "destroy", lambda directory: None), "sealed", 42, 11),
     # Removes what is not sealed in a way in which somebody fenced can, too.
-    "unsealed_unlinked": (
-        lambda: _put(Workplace, "take_out", lambda _, path: durable.remove(path)),
-        "sealed",
-        13,
-        0,
-    ),
+    "unsealed_unlinked": (lambda: _put(Workplace, "take_out", lambda _, path: durable.remove(path)), "sealed", 14, 23),
     # Fences the owner, and nobody who is about to become it.
-    "owner_alone_believed": (lambda: _put(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 0),
-    "owner_first": (owner_first, "nobody has got through", 5, 0),
+    "owner_alone_believed": (lambda: _put(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 29),
+    "owner_first": (owner_first, "nobody has got through", 5, 9),
     # Takes a directory that is gone for a mistake of the filesystem, as the code once did.
-    "missing_file_told": (lambda: _put(Workplace, "is_gone", lambda self: False), "No such file", 0, 0),
+    "missing_file_told": (lambda: _put(Workplace, "is_gone", lambda self: False), "No such file", 0, 5),
 }
 """Of races: how to make it, what is said of it, and before which change of each of two writers it is stopped first."""

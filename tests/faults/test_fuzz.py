@@ -53,12 +53,12 @@ def test_values_and_bytes_of_every_format(random: Random) -> None:
     fuzz.hypothesis_case(random)
 
 
-@pytest.mark.parametrize("one", fuzz.inputs(), ids=lambda one: f"{one.target}-{one.why[:40]}")
+@pytest.mark.parametrize("one", [*fuzz.inputs()], ids=lambda one: f"{one.target}-{one.why[:40]}")
 def test_input_that_is_kept(one: fuzz.Input, tmp_path: Path) -> None:
     fuzz.run_input(one, tmp_path)
 
 
-@pytest.mark.parametrize("recipe", fuzz.recipes(), ids=lambda recipe: f"{recipe.stream}-{recipe.why[:60]}")
+@pytest.mark.parametrize("recipe", [*fuzz.recipes()], ids=lambda recipe: f"{recipe.stream}-{recipe.why[:60]}")
 def test_damaged_stream_that_is_kept(recipe: fuzz.Recipe, tmp_path: Path) -> None:
     assert fuzz.run_recipe(recipe, tmp_path) is None
 

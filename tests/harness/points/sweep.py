@@ -79,7 +79,7 @@ class Stage:
 _REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
 _FENCED: Final = 6  # The command's exit code where another producer has the stream
 _FILESYSTEM: Final = 7  # The command's exit code for an error of the filesystem
-WITHOUT_LOCKS: Final = f"{__name__}:without_locks"  # Names a function for `Nursery.start`
+WITHOUT_LOCKS: Final = "tests.harness.points.sweep:without_locks"  # For `Nursery.start`; this may be `__main__`
 # Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
 _HARMLESS: Final = ("unlink", "rmdir", "mkdir")
 _NAMING: Final = ("replace", "link")

@@ -140,7 +140,7 @@ for text in (
     for call, given in ((loads, text), (dumps, orjson.loads(text))):
         pages = int(open("/proc/self/statm").read().split()[0])
         codes = []
-        for room in range(0, 140 << 20, 10 << 20):
+        for room in range(0, 140 << 20, 20 << 20):
             child = os.fork()
             if not child:
                 limit = pages * resource.getpagesize() + room

@@ -8,20 +8,20 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
 from lazyshard.stream import read_retired, retention
 from lazyshard.stream.retention import list_kept
 from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
-from tests.harness.tally import Violation
+from tests.harness.processes.nursery import Nursery
 from tests.harness.writers.crashes import Mutant, killed
 from tests.stream.streams import names, rows
 
 pytestmark = pytest.mark.full
 CHUNKS: Final = 6
 GONE: Final = 4  # Chunks of two rows, of which so many are deleted, in two passes
+LINES: Final = [f'{{"id":{sample}}}' for sample in range(2 * CHUNKS)]
 Files = dict[str, bytes]
 
 
@@ -47,28 +47,17 @@ def clear_up(directory: Path) -> None:
 
 def check(directory: Path, files: Files) -> int:
     """Checks what every instant must keep; returns the first chunk that counts."""
-    lines = [f'{{"id":{sample}}}' for sample in range(2 * CHUNKS)]
     known = {name(chunk): files[name(chunk)] for chunk in range(CHUNKS) for name in (chunk_name, seal_name)}
-    SealedChunks(directory, lines, 2, ordered=True, known=known).look(GONE)
+    sealed = SealedChunks(directory, LINES, 2, ordered=True, known=known)
+    sealed.look(GONE)
     mark = read_retired(directory)
     if not all((directory / tokens_name(chunk)).exists() for chunk in range(mark, CHUNKS)):
-        raise Violation(f"lengths are gone, and retired are only the chunks below {mark}")
+        raise AssertionError(f"lengths are gone, and retired are only the chunks below {mark}")
     head = (directory / "head.json").read_bytes()
-    try:
-        for _ in range(2):
-            reader = StreamReader(directory, max_wait=0)
-            if reader.seen.samples != 2 * CHUNKS:
-                raise Violation(f"a reader is told of {reader.seen.samples} samples")
-            for sample in range(2 * CHUNKS):
-                try:
-                    reader.read(sample)
-                except ChunkRetired:
-                    if sample // 2 >= mark:
-                        raise Violation(f"sample {sample} is called retired, the mark is {mark}") from None
-            # And by the listing.
-            (directory / "head.json").unlink(missing_ok=True)
-    except LazyShardError as error:
-        raise Violation(f"a reader died: {type(error).__name__}: {error}") from error
+    for _ in range(2):
+        assert sealed.read_through().samples == 2 * CHUNKS, "a reader is told of other samples"
+        # And by the listing.
+        (directory / "head.json").unlink(missing_ok=True)
     (directory / "head.json").write_bytes(head)
     return mark
 
@@ -77,26 +66,21 @@ def go_on(directory: Path, files: Files) -> None:
     """The next producer opens the stream, clears what was left, and finishes it."""
     mark = check(directory, files)
     with ChunkWriter(directory) as writer:
-        if (writer.published_samples, writer.source) != (2 * CHUNKS, 2 * CHUNKS):
-            raise Violation(f"goes on from {writer.source} with {writer.published_samples} published")
-        if check(directory, files) != mark:
-            raise Violation("opening the stream has retired chunks")
+        assert (writer.published_samples, writer.source) == (2 * CHUNKS, 2 * CHUNKS)
+        assert check(directory, files) == mark, "opening the stream has retired chunks"
         listing = list_kept(directory)
         own = (writer.check_owner(), writer.check_owner() / HEAD_RESERVE)
         temporary = [str(path) for path in (directory / ".tmp").rglob("*") if path not in own]
-        if listing.leftovers or listing.first != mark or temporary:
-            raise Violation(f"left over: {listing.leftovers} and {temporary}")
+        assert (listing.leftovers, listing.first, temporary) == ([], mark, [])
         both_passes(directory)
         writer.write({"id": 2 * CHUNKS}, source=2 * CHUNKS + 1)
     reader = StreamReader(directory)
     kept = [reader.read(sample) for sample in range(2 * GONE, 2 * CHUNKS + 1)]
-    if kept != rows(2 * GONE, 2 * CHUNKS + 1) or not reader.seen.ended:
-        raise Violation(f"in the end there is {kept}")
+    assert (kept, reader.seen.ended) == (rows(2 * GONE, 2 * CHUNKS + 1), True)
     expected = {"stream.json", "head.json", "stream.end", "stream.owner", "retired.json", ".producer.lock"}
     expected |= {name(chunk) for chunk in range(GONE, CHUNKS + 1) for name in (chunk_name, seal_name)}
     expected |= {tokens_name(chunk) for chunk in range(GONE, CHUNKS)}
-    if set(names(directory)) - {"cursors"} != expected:
-        raise Violation(f"in the end there are {names(directory)}")
+    assert set(names(directory)) - {"cursors"} == expected
 
 
 def sweep(root: Path, mutant: Mutant | None = None) -> int:
@@ -110,11 +94,7 @@ def sweep(root: Path, mutant: Mutant | None = None) -> int:
     return at - 1
 
 
-def test_deleting_killed_at_any_step_loses_nothing_above_the_mark(root: Path) -> None:
-    assert sweep(root) > 20
-
-
-def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(root: Path) -> None:
+def sweep_clearing(root: Path) -> int:
     for at in itertools.count(1):
         directory = root / f"stream_{at}"
         files = live(directory)
@@ -123,12 +103,20 @@ def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(root: 
         if killed(at, WHENS[at % 3], partial(clear_up, directory)) is not None:
             break
         go_on(directory, files)
-    assert at > 15
+    return at
 
 
-def test_harness_detects_files_that_go_before_the_mark(root: Path) -> None:
-    with pytest.raises(Violation):
-        sweep(root, partial(power_mutants.plant, "deleted_before_the_mark"))
+def test_deleting_killed_at_any_step_loses_nothing_above_the_mark(forks: Nursery, root: Path) -> None:
+    assert forks.result(sweep, root) > 20
+
+
+def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(forks: Nursery, root: Path) -> None:
+    assert forks.result(sweep_clearing, root) > 15
+
+
+def test_harness_detects_files_that_go_before_the_mark(forks: Nursery, root: Path) -> None:
+    with pytest.raises(AssertionError):
+        forks.result(sweep, root, partial(power_mutants.plant, "deleted_before_the_mark"))
 
 
 def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
@@ -136,8 +124,8 @@ def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
     retention.retire(root / "stream", 2, CHUNKS)
     gone = sorted(set(files) - set(names(root / "stream")))
     assert len(gone) == 6
-    for back in itertools.chain.from_iterable(itertools.combinations(gone, size) for size in range(7)):
-        for name in back:
+    for number in range(1 << len(gone)):
+        for name in (name for bit, name in enumerate(gone) if number >> bit & 1):
             (root / "stream" / name).write_bytes(files[name])
         assert check(root / "stream", files) == 2
         clear_up(root / "stream")

@@ -1,6 +1,6 @@
 """Training jobs killed at any instant and resumed with other ranks train every sample once, in the declared order."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,9 @@ from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_
 from tests.harness.runs.play import Played, Runs
 from tests.tiers import full
 
-BLOCKS = 7
-KILLS_A_BLOCK = 10  # 70 in all
-BLEND_BLOCKS = 3  # 30 more over blends
+BLOCKS = 6
+KILLS_A_BLOCK = 10  # 60 in all
+BLEND_BLOCKS = 2  # 20 more over blends
 MOST_RUNS = 12  # In so many runs each mistake is to be found
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
@@ -29,25 +29,24 @@ def assert_held(played: Played, how: str = "") -> None:
     assert played.kind is None, f"{played.kind}: {played.text}\nagain: {again}"
 
 
-@pytest.mark.parametrize("block", [0, *full(*range(1, BLOCKS))])
-def test_killed_and_resumed_runs_train_every_sample_once_in_order(block: int, nursery: Runs) -> None:
+def play_block(nursery: Runs, block: int, make: Callable[[int], RunPlan], how: str = "") -> None:
     kills, seed = 0, 1000 * block
     while kills < KILLS_A_BLOCK:
-        played = nursery.play(make_plan(seed))
-        assert_held(played)
+        played = nursery.play(make(seed))
+        assert_held(played, how)
         kills += sum(played.kills.values())
         seed += 1
+
+
+@pytest.mark.parametrize("block", [0, *full(*range(1, BLOCKS))])
+def test_killed_and_resumed_runs_train_every_sample_once_in_order(block: int, nursery: Runs) -> None:
+    play_block(nursery, block, make_plan)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("block", range(BLEND_BLOCKS))
 def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Runs) -> None:
-    kills, seed = 0, 1000 * block
-    while kills < KILLS_A_BLOCK:
-        played = nursery.play(make_blend_plan(seed))
-        assert_held(played, "--blend ")
-        kills += sum(played.kills.values())
-        seed += 1
+    play_block(nursery, block, make_blend_plan, "--blend ")
 
 
 def killed_once(where: Where, whose: Whose = "all", **changes: object) -> RunPlan:
@@ -59,8 +58,8 @@ def killed_once(where: Where, whose: Whose = "all", **changes: object) -> RunPla
     return replace(run, pace=("--max-ahead", "2"), deaths=(), keep=2, lives=lives)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("where", ["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("where", ["start", "checkpoint", "publish", "any", "end"])
 def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
     played = nursery.play(killed_once(where))
     assert_held(played)
@@ -70,8 +69,7 @@ def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("whose", ["all", "job", "one"])
-@pytest.mark.parametrize("iterable", [False, True])
+@pytest.mark.parametrize(("whose", "iterable"), [("all", True), ("job", False), ("one", False), ("one", True)])
 def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Runs) -> None:
     # Of a rank that is killed alone, the workers live on for seconds, beside those who go on.
     played = nursery.play(killed_once("step", whose, workers=2, iterable=iterable))
@@ -92,7 +90,7 @@ def test_harness_finds_mistake(name: str, nursery: Runs) -> None:
     mutant = MUTANTS[name]
     for seed in range(MOST_RUNS):
         played = nursery.play(mutant.plan(seed), name)
-        assert played.kind in (None, mutant.kind, *mutant.besides), played.text
+        assert played.kind in (None, mutant.kind, *mutant.besides.split()), played.text
         if played.kind == mutant.kind:
             return
     pytest.fail(f"not found in {MOST_RUNS} runs")

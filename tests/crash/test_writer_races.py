@@ -63,11 +63,11 @@ class _Found(Exception):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_found(name: str, root: Path) -> None:
-    mistake, words, first = MISTAKES[name]
+    mistake, words, first, other = MISTAKES[name]
 
     def found(what: str) -> None:
         if words in what:
             raise _Found
 
     with mistake(), pytest.raises(_Found):
-        race_in_pairs(root, begun=name == "unsealed_unlinked", first=first, found=found)
+        race_in_pairs(root, begun=name == "unsealed_unlinked", first=first, other=other, found=found)

@@ -3,18 +3,12 @@
 import pytest
 
 from tests.harness.model.producer import Plan
-from tests.harness.model.sweep import Explored, explore
+from tests.harness.model.sweep import explore
 from tests.harness.model.world import World
 from tests.harness.planted.model import MUTANTS, Mutant
 from tests.tiers import full
 
 EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
-
-
-def explored(world: World, faults: int) -> Explored:
-    found = explore(world, faults)
-    print(found if found.broken else f"{found.states:,} states, {found.moves:,} moves, faults: {dict(found.faults)}")
-    return found
 
 
 @pytest.mark.parametrize(
@@ -24,12 +18,11 @@ def explored(world: World, faults: int) -> Explored:
         (Plan(1), 1, 17_000),
         *full((Plan(2), 1, 45_000), (Plan(1, partial=True), 2, 50_000)),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_protocol_keeps_every_promise_wherever_faults_come(plan: Plan, faults: int, states: int) -> None:
-    found = explored(World(plan), faults)
+    found = explore(World(plan), faults)
     assert found.broken is None, str(found)
-    assert found.whole
     assert found.finished > 0
     assert found.states > states
 
@@ -43,19 +36,15 @@ def test_without_faults_everything_is_delivered_and_what_was_acknowledged_is_del
         assert move.broken is None
         state = move.state
     assert world.course(state).kept == (3,)
-    assert sorted(world.disk(state).visible()) == [
-        *("stream", "stream/chunk_00002.jsonl", "stream/chunk_00002.jsonl.completed", "stream/cursors"),
-        *("stream/cursors/run.json", "stream/head.json", "stream/retired.json", "stream/stream.end"),
-        *("stream/stream.json", "stream/stream.owner"),
-    ]
+    names = ["chunk_00002.jsonl", "chunk_00002.jsonl.completed", "cursors", "cursors/run.json", "head.json"]
+    names += ["retired.json", "stream.end", "stream.json", "stream.owner"]
+    assert sorted(world.disk(state).visible()) == ["stream", *(f"stream/{name}" for name in names)]
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("mutant", [*MUTANTS[::4], *full(*EVERY_OTHER)], ids=lambda mutant: mutant.name)
 def test_model_finds_a_protocol_that_makes_a_mistake(mutant: Mutant) -> None:
-    found = explored(mutant.world(), len(mutant.kinds))
+    found = explore(mutant.world(), len(mutant.kinds))
     assert found.broken is not None, f"{mutant.name} was not found in {found.states} states"
     assert mutant.finds in found.broken
-    faults = [line for line in found.history if line.startswith(("KILL", "POWER CUT", "ERROR"))]
-    assert len(faults) == len(mutant.kinds)
-    assert str(found).splitlines()[1] == f"  1. {found.history[0]}"
+    assert sum(line.startswith(("KILL", "POWER CUT", "ERROR")) for line in found.history) == len(mutant.kinds)

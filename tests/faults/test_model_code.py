@@ -1,12 +1,13 @@
 """The model does what the code does: call by call, from wherever the code was killed."""
 
 import errno
-import os
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 
@@ -23,8 +24,9 @@ from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Step
 from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
-from tests.harness.model.world import LOOKS, State, World
-from tests.stream.streams import forked
+from tests.harness.model.world import LOOKS, World
+from tests.harness.processes.nursery import Nursery
+from tests.stream.streams import forked, raising
 
 pytestmark = pytest.mark.full
 COMMITTED: Final = 1  # Chunks that the consumer is done with when it commits
@@ -37,12 +39,18 @@ def root(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """It is small, having loaded neither torch nor other tests: a fork costs milliseconds."""
+    with Nursery(tmp_path_factory.mktemp("forks"), __name__) as found:
+        yield found
+
+
 class Code:
     """The real producer and consumer in one process, one after the other."""
 
     def __init__(self, plan: Plan, commit_at: int) -> None:
-        self.plan = plan
-        self.commit_at = commit_at
+        self.plan, self.commit_at = plan, commit_at
 
     def live(self, root: Path, calls: int = 0) -> list[Step]:
         """Runs until the stream has ended, or is killed after so many calls that change files; returns these."""
@@ -72,7 +80,10 @@ class Code:
 
     def between(self, stream: Path, gate: Holdback, writer: ChunkWriter) -> None:
         if writer.published_chunks == self.commit_at:
-            commit(stream, COMMITTED)
+            manifest = read_manifest(stream, None)
+            assert manifest is not None
+            with CursorOwner(stream, "run") as owner:
+                owner.put(Cursor("run", manifest.stream_id, PER_CHUNK * COMMITTED, COMMITTED, {}, time.time()))
         assert gate.before_chunk(writer.published_chunks, writer.published_samples) is None
 
 
@@ -91,22 +102,13 @@ def recorded(root: Path, work: Callable[[], object], plan: Plan, calls: int = 0)
     return found
 
 
-def commit(stream: Path, *done: int) -> None:
-    manifest = read_manifest(stream, None)
-    assert manifest is not None
-    with CursorOwner(stream, "run") as owner:
-        for chunks in done:
-            owner.put(Cursor("run", manifest.stream_id, PER_CHUNK * chunks, chunks, {}, time.time()))
-
-
 class Model:
     """The model's producer and consumer, likewise."""
 
     def __init__(self, plan: Plan, commit_at: int) -> None:
         self.world = World(plan, Producer(plan), Consumer(plan), every_junk=True)
         self.state = self.world.doing(self.world.first(faults=9), "consumer", [])
-        self.commit_at = commit_at
-        self.committed = False
+        self.commit_at, self.committed = commit_at, False
 
     def live(self, calls: int = 0) -> list[Step]:
         """Runs until the stream has ended, or the next call would be one more; returns what changes files."""
@@ -116,35 +118,30 @@ class Model:
             who, steps = self._next()
             if calls and len(done) == calls and steps[0][0] not in _NO_CALLS:
                 break
-            what, self.state = steps[0], self._after(who)
-            if what[0] not in _NO_CALLS:
-                done.append(tuple(starred(part) if isinstance(part, str) else part for part in what))
+            # Where it may look at the consumers or not, it does.
+            move = next(iter(self.world.produce(self.state) if who == "producer" else self.world.consume(self.state)))
+            assert move.broken is None, move.broken
+            self.state = move.state
+            if steps[0][0] not in _NO_CALLS:
+                done.append(tuple(starred(part) if isinstance(part, str) else part for part in steps[0]))
         return done
 
     def kill(self) -> None:
         kills = [move for move in self.world.kill(self.state, "producer") if len(move.what) == 1]
-        if kills:
-            self.state = kills[0].state
-        self.state = self.world.doing(self.state, "consumer", [])
+        state = kills[0].state if kills else self.state
+        self.state = self.world.doing(state, "consumer", [])
 
     def disk(self) -> dict[str, Content]:
         return {starred(path): value for path, value in self.world.disk(self.state).visible().items()}
 
     def _next(self) -> tuple[str, list[Step]]:
-        if self.state.consumer:
-            return "consumer", list(self.world.steps(self.state, "consumer"))
         steps = list(self.world.steps(self.state, "producer"))
-        if steps[0][:2] == ("look", self.commit_at) and not self.committed:
+        if not self.state.consumer and steps[0][:2] == ("look", self.commit_at) and not self.committed:
             self.committed = True
             self.state = self.world.doing(self.state, "consumer", [("checkpoint", COMMITTED), ("commit", COMMITTED)])
-            return self._next()
+        if self.state.consumer:
+            return "consumer", list(self.world.steps(self.state, "consumer"))
         return "producer", steps
-
-    def _after(self, who: str) -> State:
-        # Where it may look at the consumers or not, it does.
-        move = next(iter(self.world.produce(self.state) if who == "producer" else self.world.consume(self.state)))
-        assert move.broken is None, move.broken
-        return move.state
 
 
 def in_order(steps: list[Step]) -> list[Step]:
@@ -165,24 +162,21 @@ SCENARIOS: Final = [pytest.param(Plan(3, partial=True), 2, id="partial"), pytest
 
 @pytest.mark.parametrize(("plan", "after"), SCENARIOS)
 def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(root: Path, plan: Plan, after: int) -> None:
-    (root / "whole").mkdir()
     code, model = Code(plan, after), Model(plan, after)
     expected = model.live()
-    assert in_order(code.live(root / "whole")) == in_order(expected)
-    assert read_disk(root / "whole", plan) == model.disk()
+    assert in_order(code.live(root)) == in_order(expected)
+    assert read_disk(root, plan) == model.disk()
     kinds = {step[0] for step in expected}
     assert kinds == {"mkdir", "create", "write", "sync", "rename", "link", "sync_directory", "remove", "rmdir"}
     assert ("remove", f"{STREAM}/chunk_00000.jsonl.completed") in expected
     # Once it has ended nothing is touched any more.
-    assert code.live(root / "whole") == []
+    assert code.live(root) == []
 
 
-@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
-def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, plan: Plan, after: int) -> None:
+def kill_after_each_call(root: Path, plan: Plan, after: int) -> int:
+    """Returns how many calls there are."""
     code = Code(plan, after)
-    calls = 0
-    while True:
-        calls += 1
+    for calls in itertools.count(1):
         home = root / str(calls)
         home.mkdir()
         model = Model(plan, after)
@@ -194,7 +188,14 @@ def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, pla
         assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
         assert in_order(code.live(home)) == in_order(model.live()), f"after {calls} calls"
         assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
-    assert calls > 60
+    return calls - 1
+
+
+@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
+def test_killed_after_any_call_the_code_does_what_the_model_says(
+    root: Path, plan: Plan, after: int, forks: Nursery
+) -> None:
+    assert forks.result(kill_after_each_call, root, plan, after) >= 60
 
 
 def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_deleted(root: Path) -> None:
@@ -204,14 +205,10 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
         for row in range(PER_CHUNK * plan.chunks):
             writer.write({"id": row}, source=row + 1)
 
-    def failing(directory: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     def work() -> None:
-        durable.sync_directory, kept = failing, durable.sync_directory
-        with pytest.raises(OSError):
+        broken = mock.patch.object(durable, "sync_directory", raising(OSError(errno.EIO, "broken")))
+        with broken, pytest.raises(OSError, match="broken"):
             retention.retire(root / STREAM, 1, plan.chunks)
-        durable.sync_directory = kept
         assert retention.retire(root / STREAM, 1, plan.chunks) == 1
 
     found = recorded(root, work, plan)
@@ -219,19 +216,15 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
     assert found[renamed + 1 :] == Producer(plan).retiring(1, 0, 1, "a")
 
 
-def test_change_of_the_code_is_noticed(root: Path) -> None:
+def test_a_change_of_the_code_and_a_file_that_is_written_in_another_way_are_noticed(root: Path) -> None:
     plan = Plan(2)
 
-    def rows_not_synced() -> None:
+    def otherwise() -> None:
         publishing.sync = lambda fd: None  # type: ignore[attr-defined]
         Code(plan, 2).produce(root / STREAM)
+        (root / STREAM / ".position").write_text("7")
 
     expected = in_order(Model(plan, 2).live())
-    found = in_order(recorded(root, rows_not_synced, plan))
+    *found, unseen = in_order(recorded(root, otherwise, plan))
     assert found == [step for step in expected if step[0] != "sync" or not step[1].endswith(".jsonl")]
-
-
-def test_a_file_that_is_written_in_another_way_is_noticed(root: Path) -> None:
-    (root / STREAM).mkdir()
-    found = recorded(root, lambda: (root / STREAM / ".position").write_text("7"), Plan(2))
-    assert ("unseen", "open", f"{STREAM}/.position") in found
+    assert unseen == ("unseen", "open", f"{STREAM}/.position")

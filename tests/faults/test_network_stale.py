@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,38 +17,40 @@ from lazyshard.stream.retention import retire
 from lazyshard.stream.waiting import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.harness.processes.producing import ids
-from tests.stream.streams import foreign, forked, open_descriptors, produce, rows
+from tests.stream.streams import fail_when, foreign, forked, open_descriptors, produce, rows
 from tests.stream.waiting_by_hand import World
 
-Work = Callable[[Path], list[int]]
+
+def ended(path: Path) -> Path:
+    return produce(path, 7, 2)
 
 
-def ended(folder: Path) -> Path:
-    return produce(folder / "s", 7, 2)
-
-
-def retired(folder: Path) -> Path:
-    path = ended(folder)
-    retire(path, 2, 4)
+def retired(path: Path) -> Path:
+    retire(ended(path), 2, 4)
     return path
 
 
-def without_head(path: Path) -> Path:
-    (path / HEAD).unlink()
+def live_without_head(path: Path) -> Path:
+    (produce(path, 6, 2, end=False) / HEAD).unlink()
     return path
+
+
+def retired_without_head(path: Path) -> Path:
+    (retired(path) / HEAD).unlink()
+    return path
+
+
+def of_others(path: Path) -> Path:
+    return foreign(path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n', end=True)
 
 
 def read_all(path: Path) -> list[int]:
     return [row["id"] for row in StreamReader(path, 2, max_wait=0)]
 
 
-def reading(*samples: int) -> Work:
-    return lambda path: list(map(partial(read_one, StreamReader(path, max_wait=0)), samples))
-
-
-def read_one(reader: StreamReader, sample: int) -> int:
-    number: int = reader.read(sample)["id"]
-    return number
+def read_there(path: Path) -> list[int]:
+    reader = StreamReader(path, max_wait=0)
+    return [reader.read(sample)["id"] for sample in range(2 * read_retired(path), reader.seen.samples)]
 
 
 def read_as_rank(path: Path) -> list[int]:
@@ -62,16 +63,16 @@ def read_as_rank(path: Path) -> list[int]:
     [
         (ended, read_all, [0, 1, 2, 3, 4, 5, 6]),
         (ended, read_as_rank, [2, 3, 5]),
-        (lambda at: without_head(produce(at / "s", 6, 2, end=False)), reading(*range(6)), [0, 1, 2, 3, 4, 5]),
-        (retired, reading(4, 5, 6), [4, 5, 6]),
-        (lambda at: without_head(retired(at)), reading(4, 5, 6), [4, 5, 6]),
-        (lambda at: foreign(at / "s", b'{"id":0}\n{"id":1}\n', b'{"id":2}\n', end=True), read_all, [0, 1, 2]),
+        (live_without_head, read_there, [0, 1, 2, 3, 4, 5]),
+        (retired, read_there, [4, 5, 6]),
+        (retired_without_head, read_there, [4, 5, 6]),
+        (of_others, read_all, [0, 1, 2]),
     ],
 )
 def test_readers_go_on_after_estale_in_any_call(
-    make: Callable[[Path], Path], work: Work, expected: list[int], tmp_path: Path
+    make: Callable[[Path], Path], work: Callable[[Path], list[int]], expected: list[int], tmp_path: Path
 ) -> None:
-    path = make(tmp_path)
+    path = make(tmp_path / "s")
     with StaleCall(path, 0) as counted:
         assert work(path) == expected
     assert len(counted.calls) >= 20
@@ -86,42 +87,34 @@ def test_readers_go_on_after_estale_in_any_call(
 def test_a_deleted_chunk_that_the_server_has_forgotten_is_reported_as_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = ended(tmp_path)
+    path = ended(tmp_path / "s")
     reader = StreamReader(path, max_wait=0)
     assert reader.read(0) == {"id": 0}
     retire(path, 2, 4)
-
-    pread = os.pread
-
-    def forgotten(fd: int, size: int, offset: int) -> bytes:
-        if "chunk_00000" in os.readlink(f"/proc/self/fd/{fd}"):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return pread(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", forgotten)
-    with pytest.raises(ChunkRetired):
-        reader.read_published(1, 2)
-    with pytest.raises(ChunkRetired):
-        reader.line(1)
-    monkeypatch.undo()
+    with monkeypatch.context() as forgotten:
+        stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        fail_when(forgotten, "pread", lambda fd, *_: "chunk_00000" in os.readlink(f"/proc/self/fd/{fd}"), stale)
+        with pytest.raises(ChunkRetired):
+            reader.read_published(1, 2)
+        with pytest.raises(ChunkRetired):
+            reader.line(1)
     assert reader.read(5) == {"id": 5}
 
 
 @pytest.mark.full
 def test_writers_stop_and_go_on_after_estale_in_any_call(tmp_path: Path) -> None:
-    error = errno.ESTALE
     number, faults = 0, 0
     while True:
         number += 1
         path = tmp_path / str(number)
-        with StaleCall(path, number, READING + WRITING, error) as stale:
+        with StaleCall(path, number, READING + WRITING, errno.ESTALE) as stale:
             try:
                 write(path)
             except OSError as cause:
                 faults += 1
-                assert isinstance(cause, LazyShardError) or cause.errno == error, stale.calls[-1]
+                assert isinstance(cause, LazyShardError) or cause.errno == errno.ESTALE, stale.calls[-1]
                 if isinstance(cause, WriterFailed):
-                    assert os.strerror(error) in str(cause), stale.calls[-1]
+                    assert os.strerror(errno.ESTALE) in str(cause), stale.calls[-1]
         if len(stale.calls) < number:
             break
         # Whatever it was, the same rows given again make the stream whole.
@@ -138,44 +131,42 @@ def write(path: Path) -> None:
             writer.write(row)
 
 
-class Torn:
-    """Has the first so many reads of a file give but a part of it, as sshfs may while it is being replaced."""
+def tear(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[Path]:
+    """Has so many reads of a file give a part of it, as sshfs may while it is replaced; returns them as they come."""
+    read, torn = files.read_file, list[Path]()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
-        self.times = times
-        self._name = name
-        self._read = files.read_file
-        monkeypatch.setattr(files, "read_file", self._torn)
+    def part(path: Path, most: int | None = None) -> bytes:
+        data = read(path, most)
+        if path.name != name or len(torn) == times:
+            return data
+        torn.append(path)
+        return data[:20]
 
-    def _torn(self, path: Path, most: int | None = None) -> bytes:
-        data = self._read(path, most)
-        if path.name == self._name and self.times:
-            self.times -= 1
-            return data[:20]
-        return data
+    monkeypatch.setattr(files, "read_file", part)
+    return torn
 
 
 @pytest.mark.parametrize("name", [HEAD, RETIRED])
 def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = retired(tmp_path)
+    path = retired(tmp_path / "s")
     listed: list[Path] = []
     monkeypatch.setattr(stream, "list_kept", lambda directory, stream_id: listed.append(directory))
-    torn = Torn(monkeypatch, name, 2)
+    torn = tear(monkeypatch, name, 2)
     with pytest.raises(ChunkRetired):
         StreamReader(path, max_wait=0).read(0)
-    assert (torn.times, listed) == (0, [])
+    assert (len(torn), listed) == (2, [])
 
 
 def test_a_file_that_stays_torn_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = retired(tmp_path)
-    Torn(monkeypatch, RETIRED, 10**9)
+    path = retired(tmp_path / "s")
+    tear(monkeypatch, RETIRED, -1)
     with pytest.raises(FileInvalid):
         read_retired(path)
 
 
-def lagging(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def lagging(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Has the first so many listings show what was there before the seal of chunk 2, as another machine may do."""
     seen = 0
 
@@ -183,9 +174,7 @@ def lagging(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         nonlocal seen
         seen += 1
         found = list_chunks(directory)
-        if seen > times or 2 not in found.seals:
-            return found
-        seals = {chunk: name for chunk, name in found.seals.items() if chunk < 2}
+        seals = {chunk: name for chunk, name in found.seals.items() if chunk != 2 or seen > times}
         return listing.Listing(found.data, seals)
 
     list_chunks = listing.list_chunks
@@ -196,7 +185,7 @@ def test_a_producer_waits_for_a_listing_that_lags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = produce(tmp_path / "s", 6, 2, end=False)
-    lagging(path, monkeypatch, 3)
+    lagging(monkeypatch, 3)
     with ChunkWriter(path) as writer:
         assert writer.published_samples == 6
     assert ids(path) == list(range(6))
@@ -205,11 +194,10 @@ def test_a_producer_waits_for_a_listing_that_lags(
 
 def test_a_listing_that_stays_behind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = produce(tmp_path / "s", 6, 2, end=False)
-    lagging(path, monkeypatch, 10**9)
+    lagging(monkeypatch, 10**9)
     monkeypatch.setattr(recovery, "LISTING_S", 0.05)
     with pytest.raises(StreamInvalid):
         ChunkWriter(path)
-    monkeypatch.undo()
     assert ids(path) == list(range(6))
 
 

@@ -13,7 +13,7 @@ from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import head, list_kept, retention
 from lazyshard_producer.out_directory import complete_end, find_end
-from tests.stream.streams import produce
+from tests.stream.streams import names, produce, raising
 
 
 def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:
@@ -21,21 +21,32 @@ def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, d
     link = os.link
 
     def fail(source: Path, name: Path, **options: Any) -> None:
-        if name != target:
-            return link(source, name, **options)
-        if done:
+        if name != target or done:
             link(source, name, **options)
-        raise OSError(error, os.strerror(error))
+        if name == target:
+            raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "link", fail)
 
 
-def test_a_device_that_fails_is_not_taken_for_a_taken_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing_link(monkeypatch, errno.EIO, tmp_path / "new", done=False)
-    with pytest.raises(OSError, match="Input/output error"):
+@pytest.mark.parametrize(
+    ("error", "before", "expected"),
+    [
+        # Not even what was written stays: on a full disk each try would leave one file more.
+        (errno.EIO, None, "Input/output error"),
+        # A taken name, where the filesystem has no word for it.
+        (errno.EPERM, b"old", "File exists"),
+    ],
+)
+def test_a_link_that_fails(
+    error: int, before: bytes | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before is not None:
+        (tmp_path / "new").write_bytes(before)
+    failing_link(monkeypatch, error, tmp_path / "new", done=False)
+    with pytest.raises(OSError, match=expected):
         publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
-    # Not even what was written: on a full disk each try would leave one file more.
-    assert list(tmp_path.iterdir()) == []
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before] * (before is not None)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EEXIST])
@@ -46,49 +57,23 @@ def test_a_link_whose_answer_was_lost_is_there(error: int, tmp_path: Path, monke
     assert (out / MANIFEST).stat().st_nlink == 1
 
 
-def test_a_taken_name_is_told_where_the_filesystem_has_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "new").write_bytes(b"old")
-    failing_link(monkeypatch, errno.EPERM, tmp_path / "new", done=False)
-    with pytest.raises(FileExistsError):
-        publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
-    assert (tmp_path / "new").read_bytes() == b"old"
-
-
 def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
     with ChunkWriter(out, 1) as writer:
         for number in range(3):
             writer.write({"id": number})
         with monkeypatch.context() as broken:
-            broken.setattr("lazyshard.stream.retention.remove", refuse)
-            with pytest.raises(OSError, match="Input/output error"):
+            broken.setattr("lazyshard.stream.retention.remove", raising(OSError(errno.EIO, "broken")))
+            with pytest.raises(OSError, match="broken"):
                 retention.retire(out, 2, 3)
     assert len(list_kept(out).leftovers) == 4
     end = find_end(str(out), 1)
     assert end is not None
     complete_end(str(out), end)
     assert list_kept(out).leftovers == []
-    chunks = {path.name for path in out.glob("chunk_*")}
-    assert chunks == {chunk_name(2), seal_name(2)}
-    owner = (out / "stream.owner").read_bytes()  # Nothing is touched where all is done
-    complete_end(str(out), end)
-    assert (out / "stream.owner").read_bytes() == owner
-
-
-def test_file_of_somebody_elses_is_no_work_that_is_left_behind_the_end(tmp_path: Path) -> None:
-    """A stream whose rows hold no arrays has no side files, so what is called like one was not left by a deletion."""
-    out = tmp_path / "out"
-    with ChunkWriter(out, 1) as writer:
-        for number in range(3):
-            writer.write({"id": number})
-        retention.retire(out, 2, 3)
+    assert {name for name in names(out) if name.startswith("chunk_")} == {chunk_name(2), seal_name(2)}
+    # Nothing is touched where all is done: no row holds arrays, so what is called a side file is somebody else's.
     (out / arrays_name(0)).write_bytes(b"somebody's")
-    end = find_end(str(out), 1)
-    assert end is not None
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     complete_end(str(out), end)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -12,7 +12,7 @@ from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power
-from tests.harness.power.checks import Told, Whole
+from tests.harness.power.lives import Stop, Told, Whole
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
@@ -63,13 +63,12 @@ def beginning(place: Place) -> power.Beginning:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "every"),
+    ("filesystem", "name", "every"),
     [
-        *(("plain", 47), ("encoded retained", 151), ("gzipped", 61)),
-        *(("followed", 61), ("retained", 101), ("encoded", 71)),
+        *(("ext4", "plain", 47), ("xfs", "plain", 47), ("ext4", "retained", 101), ("xfs", "encoded retained", 151)),
+        *(("ext4", "gzipped", 61), ("xfs", "followed", 61), ("ext4", "encoded", 71), ("xfs", "encoded", 71)),
     ],
 )
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
 def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, every: int, place: Place
 ) -> None:
@@ -105,7 +104,7 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
 ) -> None:
     tally = Tally("power")
     bench = power.RunBench(place.forks, place.disk(filesystem), beginning, swift)
-    power.cut_consumer_at_each_call(tally, bench, every)
+    power.cut_at_each_call(tally, bench, every)
     assert tally.violations == []
     assert tally.trials > (2 if every == 307 else 8)
 
@@ -125,21 +124,22 @@ def test_a_cut_of_the_power_shows(
 def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: Filesystem, place: Place) -> None:
     bench = place.bench(filesystem, "plain", OF_A_RESTART)
     tally = Tally("power")
-    power.cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
+    # The call that gives the first seal its name.
+    power.cut_in_recovery(tally, bench, next(stop for stop in _kills() if _has_sealed(bench, stop)))
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
 
 
-def _sealed_and_not_told(bench: power.Bench) -> int:
-    """Returns the call that gives the first seal its name."""
-    for call in itertools.count(30):
-        trial = power.Trial(bench)
-        trial.live(bench.stop(call, "after", flush=False, power=False))
-        sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
-        trial.remove()
-        if sealed:
-            assert told == 0
-            return call
-    raise AssertionError("unreachable")
+def _kills() -> Iterator[Stop]:
+    return (Stop(call, "after") for call in itertools.count(30))
+
+
+def _has_sealed(bench: power.Bench, stop: Stop) -> bool:
+    trial = power.ProducerTrial(bench)
+    trial.live(stop)
+    sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
+    trial.remove()
+    assert not sealed or told == 0
+    return sealed
 
 
 @pytest.mark.full
@@ -149,5 +149,5 @@ def test_a_cut_of_a_consumers_power_shows(
 ) -> None:
     tally = Tally("power")
     bench = power.RunBench(place.forks, place.disk(filesystem), beginning, mutant=mutant)
-    power.cut_consumer_at_each_call(tally, bench, first=first)
+    power.cut_at_each_call(tally, bench, first=first)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations

@@ -1,6 +1,7 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,23 @@ import pytest
 
 from lazyshard import ChunkWriter
 from tests.harness.planted.soak import MUTANTS
-from tests.harness.soak.rank import END, Rules, Shape, train
+from tests.harness.processes.nursery import Nursery
+from tests.harness.soak.job import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
 
 pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("forks"), "tests.harness.soak.run") as found:
+        yield found
+
+
 @pytest.mark.full
-def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
-    found = soak(tmp_path, "--minutes", "0.4", "--ranks", "8")
+def test_a_short_soak_loses_and_leaks_nothing(forks: Nursery, tmp_path: Path) -> None:
+    found = soak(forks, tmp_path, "--minutes", "0.4", "--ranks", "4")
     assert found is not None
     assert found["violations"] == []
     assert found["done"]["steps"] > 0
@@ -25,14 +33,14 @@ def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     # A run that compares no life finds no leak either.
     assert found["counts"]["lives of processes long enough to be compared"] > 0
     samples = found["counts"]["samples of the stream"]
-    assert 0 <= samples - found["counts"]["samples that the surviving history has trained"] < 8 * 32
+    assert 0 <= samples - found["counts"]["samples that the surviving history has trained"] < 4 * 32
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_soak_finds_a_mistake(mutant: str, tmp_path: Path) -> None:
+def test_a_soak_finds_a_mistake(mutant: str, forks: Nursery, tmp_path: Path) -> None:
     # It ends where the mistake is found; this is for how long it may look.
-    found = soak(tmp_path, "--minutes", "3", "--ranks", "2", "--mutant", mutant)
+    found = soak(forks, tmp_path, "--minutes", "3", "--ranks", "2", "--mutant", mutant)
     assert found is not None
     assert found["violations"], found
     assert found["violations"][0].split(":")[0] in MUTANTS[mutant].kinds, found["violations"]

@@ -1,5 +1,4 @@
-"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root. A
-disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs."""
+"""Disks: one whose power can be cut, that turns read-only or hangs; a small one; one in memory. Needs root."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ _SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
 
 
 class Disk:
-    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made. `folder`: where
-    to put the file and the mount point."""
+    """A filesystem in a file of this folder, mounted; a test is skipped where that cannot be made."""
 
     def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
         self.point: Final = folder / "disk"  # where it is mounted
@@ -120,8 +118,7 @@ class Disk:
             subprocess.run([freeze, "--unfreeze", str(self.point)], check=True)
 
     def _is_held(self) -> bool:
-        """Returns whether it is still mounted, where this process cannot see it. A mount namespace that somebody has
-        made in the meantime has it too. Mounted again it would be the same one."""
+        """Whether it is mounted in a namespace made meanwhile: mounted again it would be the same one."""
         for path in Path("/sys/block").glob("loop*/loop/backing_file"):
             with contextlib.suppress(OSError):
                 if path.read_text().strip() == str(self._image):
@@ -139,9 +136,8 @@ class Disk:
 
 
 def cut_power(point: str, *, flush: bool = False) -> None:
-    """Stops a filesystem at once: nothing that is not on the device comes onto it. `flush`: the journal still comes
-    onto the device, as if its timer had run just before: all names and sizes are those of the last moment, and only
-    content that was not synced is missing. Without it the names are those of the last sync of anything."""
+    """Nothing that is not on the device comes onto it. `flush`: but the journal does, so that only content that was not
+    synced is missing; without it the names are those of the last sync of anything."""
     fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
@@ -150,8 +146,7 @@ def cut_power(point: str, *, flush: bool = False) -> None:
 
 
 class SmallDisk:
-    """A context manager: a tmpfs, mounted, and unmounted whatever happens. `all_closed`: whether it is a fault if
-    somebody still has a file of it open at the end."""
+    """A tmpfs, mounted. `all_closed`: whether it is a fault if a file of it is still open at the end."""
 
     def __init__(self, point: Path, options: str, *, all_closed: bool = False) -> None:
         self.point: Final = point

@@ -35,9 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, default=None, help="where to put everything (default: a temporary one)")
     parser.add_argument("--json", type=Path, default=None, help="append the counts as one JSON line to this file")
     args = parser.parse_args(arguments)
-    for name in args.sweeps:
-        if name not in SWEEPS:
-            parser.error(f"there is no sweep {name!r}; there are {', '.join(SWEEPS)}")
+    if unknown := set(args.sweeps) - set(SWEEPS):
+        parser.error(f"there is no sweep {min(unknown)!r}; there are {', '.join(SWEEPS)}")
     if not 0 < args.scale <= 1:
         parser.error(f"--scale must be in (0, 1], got {args.scale}")
     if args.dir is not None:
@@ -47,29 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tally = Tally(name, say=lambda line: print(line, flush=True))
         with tempfile.TemporaryDirectory(dir=args.dir, prefix=f"faults-{name}-", ignore_cleanup_errors=True) as place:
             importlib.import_module(SWEEPS[name]).sweep(tally, Path(place), args.seed, args.scale)
-        print(tally, flush=True)
+        print(tally, *(f"  {note}" for note in tally.notes), sep="\n", flush=True)
         tallies.append(tally)
-    _print(tallies)
+    print(f"\non {os.cpu_count()} CPUs, {sys.platform}")
+    for tally in tallies:
+        print(tally, *(f"  VIOLATION: {violation}" for violation in tally.violations), sep="\n")
     if args.json is not None:
         counts = {"seed": args.seed, "scale": args.scale, "sweeps": [tally.as_json() for tally in tallies]}
         with args.json.open("ab") as file:
             file.write(orjson.dumps(counts) + b"\n")
     return 1 if any(tally.violations for tally in tallies) else 0
-
-
-def _print(tallies: Sequence[Tally]) -> None:
-    print(f"\n{'sweep':10}{'points':>12}{'trials':>12}{'faults':>12}{'violations':>12}{'seconds':>9}")
-    for one in tallies:
-        counts = "".join(f"{number:>12,}" for number in (one.points, one.trials, one.faults, len(one.violations)))
-        print(f"{one.name:10}{counts}{one.seconds:>9,.0f}")
-    for one in tallies:
-        for name, number in one.more.items():
-            print(f"{one.name}: {number:,} {name}")
-        for note in one.notes:
-            print(f"{one.name}: {note}")
-        for violation in one.violations:
-            print(f"{one.name}: VIOLATION: {violation}")
-    print(f"on {os.cpu_count()} CPUs, {sys.platform}")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ from typing import Any, Final
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
 
-class Violation(AssertionError):
-    """A promise that was not kept."""
-
-
-class RunViolation(Violation):
+class RunViolation(AssertionError):
     """A promise to a run of training that was not kept."""
 
     def __init__(self, kind: str, text: str) -> None:

@@ -1,8 +1,8 @@
-"""States of runs as targets of fuzzing: a checkpoint may hold anything; a data set goes on from it or refuses it. What
-must hold: `load_state_dict` returns or raises a `LazyShardError`, soon and in bounded memory. If it returns, what is
-left draws samples of the stream, none of them twice in what is left of the epoch."""
+"""States as targets of fuzzing: `load_state_dict` refuses one with a `LazyShardError`, soon and in bounded memory, or
+what is left draws samples of the stream, none of them twice in the epoch."""
 
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -16,8 +16,7 @@ from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from tests.data.options import grouped
-from tests.harness.fuzz.damage import alter_json
-from tests.harness.fuzz.streams import ID, STREAMS, Known
+from tests.harness.fuzz.damage import ID, STREAMS, Known, alter_json
 
 NOT_OF_JSON: Final[tuple[Any, ...]] = (
     *(b"bytes", float("nan"), float("inf"), -float("inf"), np.int64(3), np.float32(1.5), torch.tensor(3)),
@@ -44,65 +43,24 @@ def drawn_state(random: Random) -> tuple[Known, Any, dict[str, Any]]:
         options["num_samples"] = random.choice((4, 50))
     window = options["shuffle_window"] * known.per_chunk
     parts = tuple(_part(random, number) for number in range(random.randint(1, 3)))
-    parts = tuple(replace(part, first_step=number) for number, part in enumerate(parts))
     consumed = min(2**62, sum(part.dp * part.draws for part in parts if part.trained))
     unit, end = known.per_chunk, options.get("max_total_samples")
     state: Any = RunState(ID, unit, unit, window, 0, end, parts, consumed).to_dict()
     way = random.randrange(6)
+    if way == 3:
+        state = random.choice((*NOT_OF_JSON, {"a": {}, "lazyshard": state}, [state], orjson.dumps(state), str(state)))
+    return known, _spoilt(state, state["parts"][0], way, random) if way < 3 else state, options
+
+
+def _spoilt(state: Any, part: Any, way: int, random: Random) -> Any:
     if way == 0:
         try:
-            state = orjson.loads(alter_json(orjson.dumps(state), random))
+            return orjson.loads(alter_json(orjson.dumps(state), random))
         except orjson.JSONDecodeError:
-            state = None
-    elif way == 1:
-        state[random.choice(list(state))] = random.choice(NOT_OF_JSON)
-    elif way == 2:
-        state["parts"][0][random.choice(list(state["parts"][0]))] = random.choice(NOT_OF_JSON)
-    elif way == 3:
-        state = random.choice((*NOT_OF_JSON, {"a": {}, "lazyshard": state}, [state], orjson.dumps(state), str(state)))
-    return known, state, options
-
-
-def check_state(directory: Path, known: Known, state: Any, options: dict[str, Any], dp: int) -> bool:
-    """Asserts what must hold for any state; returns whether it was taken."""
-    rest = grouped(options) | {"bad_rows": BadRows("raise")}
-    dataset = LazyShardedDataset(directory, dp_rank=dp - 1, dp_size=dp, max_wait=0, **rest)
-    try:
-        dataset.load_state_dict(state)
-        left = dataset.rank_indices
-    except LazyShardError as error:
-        check_message(error)
-        if isinstance(error, StateInvalid):
-            assert str(error).startswith(str(directory)), str(error)[:200]
-        return False
-    except ValueError as error:
-        # A stream that is shorter than one batch of every rank.
-        assert "num_samples is at least" in str(error), str(error)
-        return False
-    seen: set[tuple[int, int]] = set()
-    for index in left[:12]:
-        try:
-            draw = dataset.draw(index)
-            assert (draw.epoch, draw.sample) not in seen, f"sample {draw.sample} twice"
-            seen.add((draw.epoch, draw.sample))
-            check_row(known, draw.sample, dataset[index])
-        except LazyShardError:
-            break
-        except IndexError as error:
-            # The stream has ended with fewer samples than one batch of every rank.
-            assert "an epoch is empty" in str(error), str(error)
-            break
-    dataset.state_dict()
-    return True
-
-
-def check_message(error: LazyShardError) -> None:
-    assert str(error), "no message"
-    assert len(str(error)) <= 1000, f"a message of {len(str(error))} characters"
-
-
-def check_row(known: Known, sample: int, row: Any) -> None:
-    assert row == orjson.loads(known.rows[sample] or b"null"), f"sample {sample} is {str(row)[:80]}"
+            return None
+    where = state if way == 1 else part
+    where[random.choice(list(where))] = random.choice(NOT_OF_JSON)
+    return state
 
 
 def _part(random: Random, number: int) -> Part:
@@ -115,9 +73,54 @@ def _part(random: Random, number: int) -> Part:
         random.choice((None, None, number, 2**62 if wild else 1)),
         bool(random.randrange(5)),
         skip,
-        0,
+        number,
         random.choice((0, 1, 2**62)) if wild else 0,
     )
+
+
+def check_state(directory: Path, known: Known, state: Any, options: dict[str, Any], dp: int) -> bool:
+    """Asserts what must hold for any state; returns whether it was taken."""
+    rest = grouped(options) | {"bad_rows": BadRows("raise")}
+    dataset = LazyShardedDataset(directory, dp_rank=dp - 1, dp_size=dp, max_wait=0, **rest)
+    seen: set[tuple[int, int]] = set()
+
+    def drawn(index: int) -> tuple[Known, int]:
+        draw = dataset.draw(index)
+        assert (draw.epoch, draw.sample) not in seen, f"sample {draw.sample} twice"
+        seen.add((draw.epoch, draw.sample))
+        return known, draw.sample
+
+    try:
+        return _goes_on(dataset, state, str(directory), drawn)
+    except ValueError as error:
+        # A stream that is shorter than one batch of every rank.
+        assert "num_samples is at least" in str(error), str(error)
+        return False
+
+
+def _goes_on(
+    dataset: LazyShardedDataset | BlendedDataset, state: Any, named: str, drawn: Callable[[int], tuple[Known, int]]
+) -> bool:
+    try:
+        dataset.load_state_dict(state)
+        left = dataset.rank_indices
+    except LazyShardError as error:
+        assert 0 < len(str(error)) <= 1000, f"a message of {len(str(error))} characters"
+        assert not isinstance(error, StateInvalid) or named in str(error), str(error)[:200]
+        return False
+    for index in left[:12]:
+        try:
+            known, sample = drawn(index)
+            row = dataset[index]
+            assert row == orjson.loads(known.rows[sample] or b"null"), f"sample {sample} is {str(row)[:80]}"
+        except LazyShardError:
+            break
+        except IndexError as error:
+            # The stream has ended with fewer samples than one batch of every rank.
+            assert "an epoch is empty" in str(error), str(error)
+            break
+    dataset.state_dict()
+    return True
 
 
 # Streams of ours here have all the same identity, so a blend has one of them
@@ -126,13 +129,11 @@ _WILD: Final = (2**62, 2**53, 2**31, 2**20 + 1, 10**9, 1000, -1)
 
 
 def opened(streams: dict[str, Path], weights: dict[str, int], dp: int) -> BlendedDataset:
-    parts = []
-    for name, weight in weights.items():
-        size = None if STREAMS[name].native else STREAMS[name].per_chunk
-        own = LazyShardedDataset(
-            streams[name], dp_rank=dp - 1, dp_size=dp, samples_per_chunk=size, max_wait=0, bad_rows=BadRows("raise")
-        )
-        parts.append((own, weight))
+    ranks: dict[str, Any] = {"dp_rank": dp - 1, "dp_size": dp, "max_wait": 0, "bad_rows": BadRows("raise")}
+    parts = [
+        (LazyShardedDataset(streams[name], samples_per_chunk=STREAMS[name].size, **ranks), weight)
+        for name, weight in weights.items()
+    ]
     return BlendedDataset(parts, num_samples=60, batch_size=2, order=Order(micro_batches_per_step=1))
 
 
@@ -142,24 +143,15 @@ def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int
     if random.randrange(2):
         weights = {name: random.randint(1, 3) for name in _BLENDED if random.randrange(3)} or weights
         again = opened(streams, weights, 2)
-        try:
+        # None of the streams may be there, or one that has been drawn from beyond what it has.
+        with contextlib.suppress(LazyShardError):
             again.load_state_dict(state)
             state = again.state_dict(again.consumed + 4 * random.randint(0, 2))
-        except LazyShardError:
-            # None of the streams, or one that has been drawn from beyond what it has.
-            pass
     way = random.randrange(6)
     part = random.choice(state["parts"])
-    if way == 0:
-        try:
-            state = orjson.loads(alter_json(orjson.dumps(state), random))
-        except orjson.JSONDecodeError:
-            state = None
-    elif way == 1:
-        state[random.choice(list(state))] = random.choice(NOT_OF_JSON)
-    elif way == 2:
-        part[random.choice(list(part))] = random.choice(NOT_OF_JSON)
-    elif way == 3:
+    if way < 3:
+        return weights, _spoilt(state, part, way, random)
+    if way == 3:
         name = random.choice(("dp", "batch_size", "draws", "first_step", "draws_per_step", "epoch"))
         part[name] = random.choice(_WILD)
     elif way == 4:
@@ -173,25 +165,10 @@ def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int
 
 def check_blend(streams: dict[str, Path], weights: dict[str, int], state: Any, dp: int) -> bool:
     """Asserts what must hold for any state; returns whether it was taken."""
-    blend = opened(streams, weights, dp)
-    try:
-        blend.load_state_dict(state)
-        left = blend.rank_indices
-    except LazyShardError as error:
-        check_message(error)
-        if isinstance(error, StateInvalid):
-            assert "the state" in str(error), str(error)[:200]
-        return False
-    names = list(weights)
-    for index in left[:12]:
-        try:
-            number, draw = blend.draw(index)
-            check_row(STREAMS[names[number]], draw.sample, blend[index])
-        except LazyShardError:
-            break
-        except IndexError as error:
-            # A stream has ended with fewer samples than there are ranks.
-            assert "an epoch is empty" in str(error), str(error)
-            break
-    blend.state_dict()
-    return True
+    blend, names = opened(streams, weights, dp), list(weights)
+
+    def drawn(index: int) -> tuple[Known, int]:
+        number, draw = blend.draw(index)
+        return STREAMS[names[number]], draw.sample
+
+    return _goes_on(blend, state, "the state", drawn)

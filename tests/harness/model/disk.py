@@ -1,9 +1,5 @@
-"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it. A name may stand
-for whatever it stood for since its directory was last synced, a file hold whatever it held since it was, or a torn
-form. It is the weakest that the protocol is promised on: after a cut each name is old or new *by itself*, and of a
-rename either half may be there without the other. ext4 and xfs keep much more, so what holds here holds there. Taken
-for granted: `fsync` of a file brings its content, of a directory its names, and no name stands for what it never
-stood for."""
+"""A filesystem as small as a value. After a power cut a name stands for whatever it stood for since its directory was
+synced, each *by itself*, a file holds whatever it held since it was, or a torn form: ext4 and xfs keep much more."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -165,10 +161,8 @@ def half_written(disk: Disk, path: str) -> Disk:
 
 
 def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
-    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart. Of
-    those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has made
-    them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way: they
-    stay for ever and are passed over. `stopped`: who has just been stopped, "producer" or "consumer"."""
+    """Returns a disk with less to tell of temporary files, which nothing reads: of those in `.tmp/` that are gone but
+    may come back, and of a stopped process all, one stands for all. `stopped`: "producer" or "consumer"."""
     folded = [
         path
         for path, file, _ in disk.names

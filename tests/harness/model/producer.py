@@ -1,14 +1,13 @@
-"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code. That they
-are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
-Contents of files: (manifest,), (owner,), (rows, n) for the n-th piece of the source, (seal, chunk, position after
-it, whether it is full), (head, chunks, ended), (end, chunks), (retired, chunks before), (cursor, chunks before)."""
+"""The producer of the model: the calls that change files, in the order of the code, which `test_model_code.py` holds.
+Contents: (rows, n-th piece of the source), (seal, chunk, position after it, whether it is full), (head, chunks,
+ended)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lazyshard.format import names
-from tests.harness.model.disk import FOLDER, Content, Disk, Step, folder_of
+from tests.harness.model.disk import Content, Disk, Step, folder_of
 
 STREAM: Final = "stream"
 TMP: Final = f"{STREAM}/{names.TEMPORARY}"
@@ -21,10 +20,7 @@ def at(name: str) -> str:
     return f"{STREAM}/{name}"
 
 
-MANIFEST_PATH: Final = at(names.MANIFEST)
-HEAD_PATH: Final = at(names.HEAD)
-END_PATH: Final = at(names.END)
-RETIRED_PATH: Final = at(names.RETIRED)
+MANIFEST_PATH, HEAD_PATH, END_PATH, RETIRED_PATH = map(at, (names.MANIFEST, names.HEAD, names.END, names.RETIRED))
 
 
 def data_path(chunk: int) -> str:
@@ -67,14 +63,9 @@ def value_of(seen: Seen, path: str, kind: str) -> Content | None:
 def list_stream(seen: Seen) -> Listed:
     retired = value_of(seen, RETIRED_PATH, "retired")
     mark = 0 if retired is None else retired[1]
-    found: dict[bool, set[int]] = {True: set(), False: set()}
-    for path in seen:
-        parsed = names.parse_chunk_name(path.removeprefix(f"{STREAM}/"))
-        if parsed is not None:
-            found[parsed[1]].add(parsed[0])
-    seals, data = found[True], found[False]
-    below = [seal_path(chunk) for chunk in sorted(seals) if chunk < mark]
-    below += [data_path(chunk) for chunk in sorted(data) if chunk < mark]
+    found = [parsed for path in seen if (parsed := names.parse_chunk_name(path.removeprefix(f"{STREAM}/"))) is not None]
+    seals, data = (sorted(chunk for chunk, is_seal in found if is_seal == wanted) for wanted in (True, False))
+    below = [seal_path(chunk) for chunk in seals if chunk < mark] + [data_path(chunk) for chunk in data if chunk < mark]
     sealed = mark
     while sealed in seals:
         sealed += 1
@@ -103,10 +94,6 @@ def told(seen: Seen) -> tuple[int, bool] | None:
     return chunks, False
 
 
-def is_folder(seen: Seen, path: str) -> bool:
-    return seen.get(path) == FOLDER
-
-
 # Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
 # before it is survived by the producer.
 RETIRED_DONE: Final = "retired"
@@ -121,10 +108,8 @@ class Producer:
         self.plan = plan
 
     def look(self, step: Step, disk: Disk, seen: Seen) -> list[list[Step]]:
-        if step[0] == "open":
-            return [self.opening(disk, seen)]
-        if step[0] == "recover":
-            return [self.recovering(seen, step[1])]
+        if step[0] in ("open", "recover"):
+            return [self.opening(disk, seen) if step[0] == "open" else self.recovering(seen, step[1])]
         if step[0] == "check":
             if seal_path(step[1]) in seen:
                 raise Broken(f"{seal_path(step[1])} is there: somebody else has published this chunk")
@@ -210,10 +195,9 @@ class Producer:
     def last_seal(self, seen: Seen, listed: Listed) -> Content | None:
         if listed.sealed == listed.mark:
             return None
-        seal = value_of(seen, seal_path(listed.sealed - 1), "seal")
         if seen[data_path(listed.sealed - 1)][0] == "short":
             raise Broken(f"{data_path(listed.sealed - 1)} has another length than sealed")
-        return seal
+        return value_of(seen, seal_path(listed.sealed - 1), "seal")
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
         return listed.sealed, 0 if last is None else last[2]
@@ -307,8 +291,7 @@ class Producer:
 
     def durably(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear, content and name on the device."""
-        temporary = self.temporary_path(name, token)
-        return _replacing(value, temporary, at(name), STREAM)
+        return _replacing(value, self.temporary_path(name, token), at(name), STREAM)
 
     def hint(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear."""

@@ -1,6 +1,5 @@
-"""Records which calls a process makes that change files, in the words of the model. All of them, whoever makes them:
-what the system calls of Python do is written down, and what changes files in another way is written down as "unseen",
-which is no step of the model. Lock files and room for a head are left out: being there means nothing."""
+"""Records which calls a process makes that change files, in the words of the model; what does so in another way is
+"unseen", no step of the model. Lock files and room for a head are left out: being there means nothing."""
 
 import contextlib
 import json
@@ -30,9 +29,8 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR
 
 
 class Recorder:
-    """Writes down what this process does, one JSON line a call, and kills it after so many calls. For a child that ends
-    afterwards: nothing is put back. `root`: the directory that holds the stream's. `calls`: after how many calls to
-    kill; 0 for never."""
+    """Writes down what this process does, a JSON line a call, and kills it after so many `calls`, if any; nothing is
+    put back. `root`: the directory that holds the stream's."""
 
     def __init__(self, root: Path, record: Path, calls: int = 0) -> None:
         self._root = os.fspath(root)

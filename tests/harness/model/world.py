@@ -1,13 +1,13 @@
-"""The states of the model and what leads from one to the next: a step of a process, or a fault; and what must hold
-in each. Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what
-was found out of a disk once is not found out again."""
+"""The states of the model, what leads from one to the next, a step or a fault, and what must hold in each. Disks, what
+is still to do, and courses are interned: a state is five small numbers."""
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from tests.harness.model import producer as model
-from tests.harness.model.disk import Content, Disk, Step, do, half_written, power_cuts, without_junk
+from tests.harness.model.disk import FOLDER, Content, Disk, Step, do, half_written, power_cuts, without_junk
 
 
 class Facts(NamedTuple):
@@ -42,7 +42,7 @@ def look(seen: model.Seen) -> Facts:
     except model.Broken as error:
         return Facts(f"a reader dies: {error}")
     unsealed = tuple(model.data_path(chunk) for chunk in sorted(listed.data - listed.seals))
-    begun = model.is_folder(seen, model.TMP)
+    begun = seen.get(model.TMP) == FOLDER
     return Facts(wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, begun)
 
 
@@ -132,14 +132,15 @@ class World:
         producer: model.Producer | None = None,  # the producer; None for that of the code
         consumer: model.Consumer | None = None,
         *,
-        kinds: Collection[str] = FAULTS,
+        kinds: Sequence[str] | None = None,  # of the faults, one of each in this order; None for any
         every_junk: bool = False,  # tell all files with temporary names apart, see `without_junk`
     ) -> None:
         self.plan = plan
         self._producer, self._consumer = producer or model.Producer(plan), consumer or model.Consumer(plan)
-        self._kinds = frozenset(kinds)
+        self._kinds = kinds
         self._every_junk = every_junk
         self._disks: _Interned[Disk] = _Interned()
+        self._visible: Callable[[int], model.Seen] = lru_cache(1 << 14)(lambda disk: self._disks.values[disk].visible())
         self._facts: list[Facts] = []
         # What is to be done is a list of cells: a step, and the number of the cell that follows. Cell 0 is its end.
         self._cells: _Interned[tuple[Step, int]] = _Interned()
@@ -179,9 +180,11 @@ class World:
         if not moves and not self.has_finished(state):
             return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
         if state.faults:
-            for kind, come in (("kill", self._kills), ("refuse", self._refusals), ("power cut", self.cut)):
-                if kind in self._kinds:
-                    moves += come(state)
+            for kind in FAULTS if self._kinds is None else self._kinds[-state.faults :][:1]:
+                if kind == "kill":
+                    moves += [*self.kill(state, "producer"), *self.kill(state, "consumer")]
+                else:
+                    moves += (self._refusals if kind == "refuse" else self.cut)(state)
         return moves
 
     def produce(self, state: State) -> Iterator[Move]:
@@ -231,11 +234,10 @@ class World:
         elif step[0] == "commit":
             steps = self._consumer.writing(step[1], disk, seen)
             yield self._moved("consumer", step, state._replace(consumer=self._push(steps, rest)))
-        elif step[0] == "checkpoint":
-            course = replace(course, kept=self._consumer.keep(course.kept, step[1]))
-            yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
-        elif step[0] == "committed":
-            course = replace(course, cursors=(("cursor", step[1]),))
+        elif step[0] in ("checkpoint", "committed"):
+            kept = self._consumer.keep(course.kept, step[1])
+            saved = step[0] == "checkpoint"
+            course = replace(course, kept=kept) if saved else replace(course, cursors=(("cursor", step[1]),))
             yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
         else:
             after = state._replace(disk=self._do(state.disk, step), consumer=rest)
@@ -281,15 +283,8 @@ class World:
             done, sealed = state.producer == _DONE, min(course.sealed, facts.sealed)
             after = replace(course, cursors=cursors, sealed=sealed, refused=course.refused and done)
             after = replace(after, cut_since_end=course.cut_since_end or done)
-            yield self._moved(
-                "power cut",
-                (),
-                State(disk, restart["producer"], restart["consumer"], self._course(after), state.faults - 1),
-            )
-
-    def _kills(self, state: State) -> Iterator[Move]:
-        yield from self.kill(state, "producer")
-        yield from self.kill(state, "consumer")
+            begun = restart["producer"], restart["consumer"]
+            yield self._moved("power cut", (), State(disk, *begun, self._course(after), state.faults - 1))
 
     def _refusals(self, state: State) -> Iterator[Move]:
         if state.producer == _DONE:
@@ -323,9 +318,6 @@ class World:
         if number != state.course:
             state = state._replace(course=number)
         return Move(who, what, state, self._broken[judged])
-
-    def _visible(self, disk: int) -> model.Seen:
-        return self._disks.values[disk].visible()
 
     def _do(self, disk: int, step: Step) -> int:
         found = self._done.get((disk, step))

@@ -13,7 +13,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
 from lazyshard.store import files
 from lazyshard.stream import chunk, consumers
-from tests.harness.fuzz.streams import ID
+from tests.harness.fuzz.damage import ID
 
 
 def _any_size(
@@ -43,30 +43,26 @@ def _nothing(*_: object) -> None:
 
 
 class Mutant(NamedTuple):
-    """A planted bug."""
-
     target: str  # what finds it: "corpus", the damaged streams that are kept, or random cases of a target
     words: str  # what is said of it
     patches: tuple[tuple[Any, str, Any], ...]  # object, name of its attribute, and what is put in its place
 
 
 _CURSOR: Final = Cursor("run0", ID, 0, 3, {}, 0.0)
+_READ: Final = (chunk.Chunk, "_read", lambda self, *part: self._file.read(*part))
+_LENGTH_OFF: Final = ((chunk.Chunk, "__init__", _any_size), _READ)
+_WAITS: Final = (files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 MUTANTS: Final = {
     "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _nothing),)),
     # As one who forgets that a file can be cut.
-    "length check off": Mutant(
-        *("corpus", "holds other bytes"),
-        ((chunk.Chunk, "__init__", _any_size), (chunk.Chunk, "_read", lambda self, *part: self._file.read(*part))),
-    ),
+    "length check off": Mutant("corpus", "holds other bytes", _LENGTH_OFF),
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
     "negative counts accepted": Mutant("formats", "got -1", ((part.Kind, "check", _any_integer),)),
     # Counts a cursor that is ahead of the data, or of another stream.
     "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _nothing),)),
     "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", lambda *_: _CURSOR),)),
     # Opens whatever is there, and waits for whoever writes to it.
-    "a pipe is waited for": Mutant(
-        "corpus", "no end within", ((files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC)),)
-    ),
+    "a pipe is waited for": Mutant("corpus", "no end within", (_WAITS,)),
     "a hole is read to its end": Mutant("corpus", "MemoryError", ((files, "MAX_BYTES", 1 << 60),)),
     "huge integers rounded": Mutant("rows", "another reader finds", ((row, "_check_integers", _nothing),)),
     "any number of ranks": Mutant("states", "MemoryError", ((state_checks, "_check_ranks", _nothing),)),

@@ -1,5 +1,4 @@
-"""Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
-or what the code once did."""
+"""Mistakes that the model must find: the protocol with one thing done otherwise, or as the code once did it."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,15 +60,13 @@ class SealInPlace(model.Producer):
 
 class EndBeforeLastChunk(model.Producer):
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
-        steps = super().going_on(chunk, position, token)
-        if position == self.plan.chunks:
-            return steps
+        steps, last = super().going_on(chunk, position, token), self.plan.chunks - 1
         end = self.durably(("end", self.plan.chunks), "stream.end", token)
         rest = [step for step in steps if step not in end or step == ("sync_directory", model.STREAM)]
-        last = self.publishing(self.plan.chunks - 1, self.plan.chunks - 1, token)
-        if last[0] not in rest:
+        first = self.publishing(last, last, token)[0]
+        if position > last or first not in rest:
             return steps
-        before = rest.index(last[0])
+        before = rest.index(first)
         return [*rest[:before], *end, *rest[before:]]
 
 
@@ -93,8 +90,8 @@ class StateFile(model.Producer):
 
 class StateFileAfterSeal(StateFile):
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        rows, seal = self.publishing_rows(chunk, piece, token), self.sealing(chunk, piece, token)
-        return [*rows, *seal, *self.durably(("position", piece + 1), "position.json", token)]
+        published = model.Producer.publishing(self, chunk, piece, token)
+        return [*published, *self.durably(("position", piece + 1), "position.json", token)]
 
 
 class KeepsUnsealedTail(model.Producer):
@@ -154,11 +151,8 @@ class UnlinkOnce(model.Producer):
     """Removes what is retired and fails where it is not there, instead of what is there."""
 
     def completing_retirement(self, listed: model.Listed) -> list[Step]:
-        if not listed.below:
-            return []
-        chunks = range(listed.mark)
-        steps: list[Step] = [("unlink", path(chunk)) for chunk in chunks for path in (model.seal_path, model.data_path)]
-        return [*steps, ("sync_directory", model.STREAM)]
+        paths = [path(chunk) for chunk in range(listed.mark) for path in (model.seal_path, model.data_path)]
+        return [*(("unlink", path) for path in paths), ("sync_directory", model.STREAM)] if listed.below else []
 
 
 class AcknowledgesOnRead(model.Consumer):
@@ -196,17 +190,18 @@ _ONE: Final = model.Plan(1)
 class Mutant:
     who: Who  # the process that makes the mistake
     finds: str  # part of what the model says of it
-    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if none
+    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, in this order
     plan: model.Plan = _ONE  # the smallest plan with which it is seen
 
     @property
     def name(self) -> str:
         return self.who.__name__
 
-    def world(self) -> World:
+    def world(self, *, any_faults: bool = False) -> World:
+        kinds = None if any_faults else self.kinds
         if issubclass(self.who, model.Producer):
-            return World(self.plan, producer=self.who(self.plan), kinds=self.kinds)
-        return World(self.plan, consumer=self.who(self.plan), kinds=self.kinds)
+            return World(self.plan, producer=self.who(self.plan), kinds=kinds)
+        return World(self.plan, consumer=self.who(self.plan), kinds=kinds)
 
 
 _KILL: Final = ("kill",)
@@ -238,12 +233,7 @@ MUTANTS: Final = (
     Mutant(DeletesNewest, "the newest chunk, 0, is retired", ()),
     Mutant(DeletesOneMore, "chunks before 2 are retired, a run may go on from chunk 1", (), model.Plan(3)),
     Mutant(UnlinkOnce, "is not there", _KILL, _TWO),
-    Mutant(
-        _nothing("RetirementNotCompleted", model.Producer, "completing_retirement"),
-        "left over are stream/chunk_00000.jsonl.completed",
-        _KILL,
-        _TWO,
-    ),
+    Mutant(_nothing("RetirementNotCompleted", model.Producer, "completing_retirement"), "left over are", _KILL, _TWO),
     Mutant(AcknowledgesOnRead, _EARLY, (), _TWO),
     Mutant(CommitsBeforeCheckpoint, _EARLY, (), _TWO),
     Mutant(CommitsNewest, _EARLY, (), model.Plan(2, keeps=2)),

@@ -40,8 +40,6 @@ class Mutant(NamedTuple):
 
 
 def seal_before_data() -> None:
-    """Seals a chunk, then gives it its name."""
-
     def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
         name = seal_name(chunk.number)
         chunk.finish()
@@ -67,7 +65,6 @@ def position_ahead(rows: int = 1) -> None:
 
 
 def position_behind() -> None:
-    """The position in a seal is a row short of the chunk."""
     position_ahead(-1)
 
 
@@ -90,28 +87,26 @@ def deleted_before_acknowledged() -> None:
 
 
 def never_deleted() -> None:
-    """Deletes nothing, whatever is acknowledged."""
     _deletable(lambda published: 0)
 
 
 def refused_row_forgotten() -> None:
     """A restart begins the quarantine anew."""
-    _cut_at(lambda committed: 0)
+    _cut_at(0)
 
 
 def refused_row_kept_twice() -> None:
     """A restart cuts nothing off the quarantine, and meets again what no seal counts."""
-    _cut_at(lambda committed: 1 << 40)
+    _cut_at(1 << 40)
 
 
-def _cut_at(size: Callable[[int], int]) -> None:
+def _cut_at(size: int) -> None:
     from lazyshard_producer.rows.refusals import Quarantine
 
-    around(Quarantine, "_find_kept", lambda find_kept, self, committed: find_kept(self, size(committed)))
+    around(Quarantine, "_find_kept", lambda find_kept, self, committed: find_kept(self, size))
 
 
 def leftovers_stay() -> None:
-    """A restart clears away nothing of what the last run has left."""
     recovery._clear = lambda directory, listing, lock: None
     lock.destroy = lambda directory: None
 
@@ -146,7 +141,6 @@ def failed_sync_ignored() -> None:
 
 
 def failed_write_ignored() -> None:
-    """Seals what it meant to write, whatever became of that."""
     everywhere(durable.write_all, _ignoring(durable.write_all))
 
 
@@ -159,7 +153,6 @@ def _ignoring(call: Callable[..., object]) -> Callable[..., None]:
 
 
 def short_write_ignored() -> None:
-    """Writes once and does not look how much that was."""
     everywhere(durable.write_all, lambda fd, data: os.write(fd, data))
 
 
@@ -194,8 +187,6 @@ def written_uncounted() -> None:
 
 
 def side_file_named_after_the_seal() -> None:
-    """Seals a chunk, then gives the file of its arrays its name."""
-
     def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
         assert chunk.arrays is not None
         name = seal_name(chunk.number)
@@ -208,7 +199,6 @@ def side_file_named_after_the_seal() -> None:
 
 
 def torn_side_file_kept() -> None:
-    """Goes on with a side file that was begun, without cutting off what is in it."""
     keep_begun(".arrays")
 
 
@@ -217,8 +207,8 @@ def side_file_error_ignored() -> None:
 
     def finish(self: OpenChunk) -> None:
         self.rows.finish()
-        if self.arrays is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self.arrays is not None:
                 self.arrays.finish()
 
     OpenChunk.finish = finish  # type: ignore[method-assign]
@@ -258,8 +248,6 @@ def other_digests_after_a_restart() -> None:
 
 
 def side_file_leftovers_stay() -> None:
-    """A restart clears away what the last run has left, but for the files of arrays."""
-
     def clear(folder: Path) -> bool:
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.suffix != ".arrays" and not path.is_dir():
@@ -270,7 +258,6 @@ def side_file_leftovers_stay() -> None:
 
 
 def side_files_never_deleted() -> None:
-    """Deletes chunks, and leaves their side files."""
     around(retention, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
 
 

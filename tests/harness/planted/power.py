@@ -10,27 +10,28 @@ from tests.harness.disks import Filesystem
 from tests.harness.planted import points
 from tests.harness.planted.planting import around
 
+_LIVES: Final = "tests.harness.power.lives"
+
 
 def _nothing(*arguments: object, **named: object) -> None:
     return None
 
 
-_SYNCING: Final = ("store.durable", "stream.publishing")
-_NOT_DONE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+_NOT_DONE: Final[dict[str, tuple[str, ...]]] = {
     # The rows of a chunk are not on the device when its seal is.
-    "rows_not_synced": (("lazyshard.stream.publishing", "sync"),),
+    "rows_not_synced": ("lazyshard.stream.publishing:sync",),
     # After a rename the directory is not synced: readers are told of what a cut takes back.
-    "names_not_synced": tuple((f"lazyshard.{name}", "sync_directory") for name in _SYNCING),
+    "names_not_synced": ("lazyshard.store.durable:sync_directory", "lazyshard.stream.publishing:sync_directory"),
     # A start believes the seals that it sees; taking the ownership, which syncs the same directory, is no help.
-    "nothing_synced_on_restart": (("lazyshard.stream.recovery", "sync_directory"),),
+    "nothing_synced_on_restart": ("lazyshard.stream.recovery:sync_directory",),
     # A seal's position counts refused rows that are not on the device.
-    "refused_rows_not_synced": (("lazyshard_producer.rows.refusals", "sync"),),
+    "refused_rows_not_synced": ("lazyshard_producer.rows.refusals:sync",),
     # A seal names a part of a followed directory's journal that is not on the device.
-    "journal_not_synced": (("lazyshard_producer.following.journal", "sync"),),
+    "journal_not_synced": ("lazyshard_producer.following.journal:sync",),
     # Retired chunks that a cut has brought back are not deleted again.
-    "what_comes_back_stays": (("lazyshard.stream.recovery", "complete_retirement"),),
+    "what_comes_back_stays": ("lazyshard.stream.recovery:complete_retirement",),
     # A consumer is told that its cursor is durable, and its name is not.
-    "cursor_name_not_synced": (("lazyshard.stream.cursor", "sync_directory"),),
+    "cursor_name_not_synced": ("lazyshard.stream.cursor:sync_directory",),
 }
 """Functions of modules that do nothing."""
 
@@ -47,7 +48,6 @@ _NOT_DURABLE: Final = {
 
 
 def _deleted_before_the_mark() -> None:
-    """Chunks are deleted first, and what says so is written afterwards."""
     retention: Any = import_module("lazyshard.stream.retention")
 
     def late(write_mark: Any, directory: Path, folder: Path | None, mark: Any) -> None:
@@ -87,7 +87,6 @@ def _side_file_not_synced() -> None:
 
 
 def _cursor_not_synced() -> None:
-    """The name of a cursor is durable, what is in it is not."""
     cursor: Any = import_module("lazyshard.stream.cursor")
     write = cursor.write_new
     cursor.write_new = lambda path, data, **_: write(path, data)
@@ -107,14 +106,8 @@ def _cursor_in_place() -> None:
         os.close(fd)
         cursor.sync_directory(folder)
 
-    lives: Any = import_module("tests.harness.power.lives")
+    lives: Any = import_module(_LIVES)
     cursor.write_cursor = lives.write_cursor = write
-
-
-def _committed_before_the_checkpoint() -> None:
-    """The cursor is moved on, and then the checkpoint is saved for which it stands."""
-    training: Any = import_module("tests.harness.power.lives")
-    training.COMMIT_FIRST = True
 
 
 _OTHERWISE: Final[dict[str, Callable[[], None]]] = {
@@ -128,13 +121,15 @@ _OTHERWISE: Final[dict[str, Callable[[], None]]] = {
     "side_files_that_come_back_stay": points.side_files_deleted_only_once,
     "cursor_not_synced": _cursor_not_synced,
     "cursor_in_place": _cursor_in_place,
-    "committed_before_the_checkpoint": _committed_before_the_checkpoint,
+    # The cursor is moved on, and then the checkpoint is saved for which it stands.
+    "committed_before_the_checkpoint": lambda: vars(import_module(_LIVES)).update(COMMIT_FIRST=True),
 }
 
 
 def plant(name: str) -> None:
     """Makes a mistake."""
-    for module, function in _NOT_DONE.get(name, ()):
+    for place in _NOT_DONE.get(name, ()):
+        module, _, function = place.partition(":")
         setattr(import_module(module), function, _nothing)
     if name in _NOT_DURABLE:
         _leave_to_the_system(import_module(_NOT_DURABLE[name]))

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from lazyshard import LazyShardedDataset
 from lazyshard.stream import StreamReader
 from tests.harness.planted.planting import around
-from tests.harness.soak import rank as soak_rank
+from tests.harness.soak import job as soak_job
 
 
 class Mutant(NamedTuple):
@@ -37,7 +37,7 @@ def _lose_a_sample(lines: Any, self: StreamReader, first: int, stop: int, at_lea
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "leaked descriptors": Mutant(partial(around, StreamReader, "_open", _leak_descriptors), frozenset({"leak"})),
-    "early acknowledgement": Mutant(partial(around, soak_rank, "commit", _acknowledge_early), frozenset({"gone"})),
+    "early acknowledgement": Mutant(partial(around, soak_job, "commit", _acknowledge_early), frozenset({"gone"})),
     "lost sample": Mutant(
         partial(around, StreamReader, "lines_published", _lose_a_sample), frozenset({"lost", "order", "twice"})
     ),

@@ -79,20 +79,20 @@ def side_files_not_cleared() -> None:
     around(recovery, "_clear", clear)
 
 
-MUTANTS: Final[dict[str, Mutant]] = {
-    "seal_before_data": points.seal_before_data,
-    "head_before_seal": head_before_seal,
-    "data_in_place": data_in_place,
-    "nothing_cleared": points.leftovers_stay,
-    "end_before_last_chunk": end_before_last_chunk,
-    "torn_seal": points.seal_in_place,
-    "next_chunk_overtakes": next_chunk_overtakes,
+MUTANTS: Final[dict[str, tuple[Mutant, int]]] = {
+    "seal_before_data": (points.seal_before_data, 32),
+    "head_before_seal": (head_before_seal, 30),
+    "data_in_place": (data_in_place, 29),
+    "nothing_cleared": (points.leftovers_stay, 6),
+    "end_before_last_chunk": (end_before_last_chunk, 69),
+    "torn_seal": (points.seal_in_place, 31),
+    "next_chunk_overtakes": (next_chunk_overtakes, 36),
 }
-"""To be found with rows; `MUTANTS_OF_ARRAYS` with arrays."""
+"""To be found with rows, by kills from this call on; `MUTANTS_OF_ARRAYS` with arrays."""
 
-MUTANTS_OF_ARRAYS: Final[dict[str, Mutant]] = {
-    "arrays_after_seal": points.side_file_named_after_the_seal,
-    "side_files_not_cleared": side_files_not_cleared,
+MUTANTS_OF_ARRAYS: Final[dict[str, tuple[Mutant, int]]] = {
+    "arrays_after_seal": (points.side_file_named_after_the_seal, 36),
+    "side_files_not_cleared": (side_files_not_cleared, 32),
 }
 
 
@@ -109,19 +109,16 @@ def owner_first() -> Any:
     return mock.patch.multiple(lock, destroy=waiting.append, publish_bytes=publishing)
 
 
-MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int]]] = {
+_put: Final = mock.patch.object
+MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int, int]]] = {
     # Leaves it to those who came before to look at the owner before each rename, as the code once did.
-    "others_stay": (lambda: mock.patch.object(lock, "destroy", lambda directory: None), "sealed", 40),
+    "others_stay": (lambda: _put(lock, "destroy", lambda directory: None), "sealed", 42, 11),
     # Removes what is not sealed in a way in which somebody fenced can, too.
-    "unsealed_unlinked": (
-        lambda: mock.patch.object(Workplace, "take_out", lambda self, path: durable.remove(path)),
-        "sealed",
-        13,
-    ),
+    "unsealed_unlinked": (lambda: _put(Workplace, "take_out", lambda _, path: durable.remove(path)), "sealed", 14, 23),
     # Fences the owner, and nobody who is about to become it.
-    "owner_alone_believed": (lambda: mock.patch.object(lock, "list_workplaces", lambda temporary: {}), "sealed", 6),
-    "owner_first": (owner_first, "nobody has got through", 5),
+    "owner_alone_believed": (lambda: _put(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 29),
+    "owner_first": (owner_first, "nobody has got through", 5, 9),
     # Takes a directory that is gone for a mistake of the filesystem, as the code once did.
-    "missing_file_told": (lambda: mock.patch.object(Workplace, "is_gone", lambda self: False), "No such file", 0),
+    "missing_file_told": (lambda: _put(Workplace, "is_gone", lambda self: False), "No such file", 0, 5),
 }
-"""Of races: how to make it, what is said of it, and before which change of the first writer it is stopped then."""
+"""Of races: how to make it, what is said of it, and before which change of each of two writers it is stopped first."""

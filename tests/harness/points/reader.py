@@ -1,26 +1,24 @@
-"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation. As a
-program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests."""
+"""A process that reads a stream all the time while others write to it and are killed. Its death is a violation."""
 
 from __future__ import annotations
 
-import select
+import contextlib
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.format.arrays import pack_row
 from lazyshard.format.cursor import Cursor
 from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
-from tests.harness.processes.nursery import Answering, Silent, decode, encode
+from tests.harness.processes.nursery import Answering, Silent
 from tests.harness.scenes.table import CONSUMER
-from tests.harness.tally import Violation
 
 _ANSWER_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.001
+_LOOK_EVERY_S: Final = 0.003
 
 
 class Watched(NamedTuple):
@@ -44,7 +42,7 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """A context manager: the process. Each method raises `Violation` where it has died or says nothing."""
+    """A context manager: the process. Each method raises AssertionError where it has died or says nothing."""
 
     def __enter__(self) -> Reader:
         self._answering = Answering("tests.harness.points.reader")
@@ -62,15 +60,14 @@ class Reader:
 
     def report(self) -> Read:
         read: Read = self._ask(None)
-        if not read.looks:
-            raise Violation("the reader has not looked at the stream")
+        assert read.looks, "the reader has not looked at the stream"
         return read
 
     def _ask(self, request: Watched | None) -> Any:
         try:
             return self._answering.ask(request, _ANSWER_S)
         except Silent as error:
-            raise Violation(f"the reader has died or is silent: {error}") from error
+            raise AssertionError(f"the reader has died or is silent: {error}") from error
 
 
 class _Consumer:
@@ -82,7 +79,6 @@ class _Consumer:
             stream.out, stream.lines, stream.per_chunk, ordered=stream.ordered, known={}, arrays=stream.arrays
         )
         self._reader: StreamReader | None = None
-        self._places = {line: number for number, line in enumerate(stream.lines)}
         self._read: list[int] = []
         self._first = stream.acknowledged * stream.per_chunk
         self._registered = False
@@ -102,7 +98,7 @@ class _Consumer:
                 self._sealed.look(self.acknowledged)
                 raise
             self.looks += 1
-        except Violation as error:
+        except AssertionError as error:
             self.violation = str(error)
         except Exception as error:
             self.violation = f"the reader has failed: {type(error).__name__}: {error}"
@@ -122,20 +118,11 @@ class _Consumer:
                 return
         published = self._reader.refresh().samples
         while self._first + len(self._read) < published:
-            self._take(self._first + len(self._read), self._reader)
+            place = self._sealed.check_sample(self._first + len(self._read), self._reader)
+            assert place not in self._read, f"the reader was given row {place} again"
+            self._read.append(place)
         if self._stream.behind is not None:
             self._acknowledge(self._reader, self._stream.behind)
-
-    def _take(self, sample: int, reader: StreamReader) -> None:
-        line = reader.line(sample).decode().removesuffix("\n")
-        place = self._places.get(line)
-        if place is None or place in self._read or (self._stream.ordered and place != sample):
-            raise Violation(f"the reader was given {line!r} as sample {sample}")
-        if self._stream.arrays is not None:
-            row = reader.read(sample)
-            if pack_row(row) != (f"{line}\n".encode(), self._stream.arrays[place]):
-                raise Violation(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
-        self._read.append(place)
 
     def _acknowledge(self, reader: StreamReader, behind: int) -> None:
         per_chunk = self._stream.per_chunk
@@ -148,28 +135,22 @@ class _Consumer:
 
 
 def main() -> None:
+    pipe = Connection(int(sys.argv[1]))
     consumer: _Consumer | None = None
     while True:
-        ready, _, _ = select.select([sys.stdin], [], [], None if consumer is None else _LOOK_EVERY_S)
-        if not ready:
+        if not pipe.poll(None if consumer is None else _LOOK_EVERY_S):
             assert consumer is not None
             consumer.look()
             continue
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        request: Watched | None = decode(line)
-        answer = None
+        request: Watched | None = pipe.recv()
         if request is not None:
             consumer = _Consumer(request)
-        elif consumer is not None:
-            answer = consumer.report()
-        sys.stdout.buffer.write(encode(answer))
-        sys.stdout.buffer.flush()
+        pipe.send(None if consumer is None or request is not None else consumer.report())
 
 
 if __name__ == "__main__":
     # Not the classes of this program, but those of the module that who asks has.
     from tests.harness.points import reader
 
-    reader.main()
+    with contextlib.suppress(EOFError):
+        reader.main()

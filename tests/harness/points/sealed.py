@@ -8,19 +8,20 @@ from typing import Final
 
 import xxhash
 
-from lazyshard.errors import LazyShardError
+from lazyshard import StreamReader
+from lazyshard.errors import ChunkRetired, LazyShardError
+from lazyshard.format.arrays import pack_row
 from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
 from lazyshard.format.records import End, Head
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.stream import read_retired
-from tests.harness.tally import Violation
+from lazyshard.stream.listing import Published
 
 
 class SealedChunks:
-    """All that was ever seen sealed of a stream, and looks at what is there now. `lines`: the rows that it is to have
-    in the end, in order, each as its line's text without the newline. `arrays`: the bytes of each row's arrays, in the
-    order of `lines`; None where there are to be no side files."""
+    """All that was ever seen sealed of a stream. `lines`: the rows that it is to have in the end, in order, without
+    newlines. `arrays`: the bytes of each row's arrays; None where there are to be no side files."""
 
     def __init__(
         self,
@@ -53,13 +54,12 @@ class SealedChunks:
         return max(self._chunks, default=-1) + 1
 
     def look(self, acknowledged: int) -> None:
-        """Looks at everything that is sealed. May be called while the stream is written and deleted. `acknowledged`:
-        chunks that its consumers are done with, and that therefore may be gone: [0, acknowledged)."""
+        """May be called while the stream is written and deleted. `acknowledged`: the chunks below it may be gone."""
         try:
             names = os.listdir(self._out)
         except FileNotFoundError:
             if self.known:
-                raise Violation("the stream's directory is gone") from None
+                raise AssertionError("the stream's directory is gone") from None
             return
         sealed = {found[0] for found in map(parse_chunk_name, names) if found is not None and found[1]}
         for chunk in sorted(sealed | set(self._chunks)):
@@ -73,19 +73,54 @@ class SealedChunks:
         """Looks at what the stream says of itself as well; nobody may write to it meanwhile. Raises as `look`."""
         self.look(acknowledged)
         self._mark(acknowledged)
+        self.check_claims()
+
+    def check_claims(self) -> None:
+        """Compares what the stream says of itself with what was seen of it."""
         sealed = self.chunks
         samples = min(sealed * self._per_chunk, len(self._lines))
         try:
             end = _read(self._out / END)
             if end is not None and (told := End.decode(end)) != End(sealed, samples):
-                raise Violation(f"{END} says {told}, sealed are {sealed} chunks with {samples} rows")
+                raise AssertionError(f"{END} says {told}, sealed are {sealed} chunks with {samples} rows")
             head = _read(self._out / HEAD)
-            if head is not None:
+            # It is not synced, being a hint: a power cut may leave the name of it and nothing in it.
+            if head is not None and head.strip(b"\0"):
                 heard = Head.decode(head)
                 if heard.chunks > sealed or heard.samples > samples or (heard.ended and end is None):
-                    raise Violation(f"{HEAD} says {heard}, sealed are {sealed} chunks with {samples} rows")
+                    raise AssertionError(f"{HEAD} says {heard}, sealed are {sealed} chunks with {samples} rows")
         except LazyShardError as error:
-            raise Violation(f"what is published cannot be read: {error}") from error
+            raise AssertionError(f"what is published cannot be read: {error}") from error
+
+    def check_sample(self, sample: int, reader: StreamReader) -> int:
+        """Reads a sample; returns its number in `lines`."""
+        line = reader.line(sample).decode().removesuffix("\n")
+        row = reader.read(sample)
+        place = self._places.get(line)
+        if place is None or (self._ordered and place != sample):
+            raise AssertionError(f"the reader was given {line!r} as sample {sample}")
+        if self._arrays is not None and pack_row(row) != (f"{line}\n".encode(), self._arrays[place]):
+            raise AssertionError(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
+        return place
+
+    def read_through(self) -> Published:
+        """Reads all that a new reader is told of; returns what that is."""
+        try:
+            reader = StreamReader(self._out, max_wait=0)
+            for sample in range(reader.seen.samples):
+                try:
+                    self.check_sample(sample, reader)
+                except ChunkRetired:
+                    if sample // self._per_chunk >= read_retired(self._out):
+                        raise AssertionError(f"sample {sample} is called retired") from None
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(f"a reader died: {type(error).__name__}: {error}") from error
+        seen, samples = reader.seen, min(self.chunks * self._per_chunk, len(self._lines))
+        if seen.chunks > self.chunks or seen.samples > samples or (seen.ended and seen.chunks != self.chunks):
+            raise AssertionError(f"a reader is told of {seen}, sealed are {self.chunks} chunks")
+        return seen
 
     def _look_at(self, chunk: int, acknowledged: int) -> None:
         names = [chunk_name(chunk), seal_name(chunk)]
@@ -96,13 +131,15 @@ class SealedChunks:
         if missing:
             if chunk < self._mark(acknowledged):
                 return
-            raise Violation(f"{' and '.join(missing)} missing: chunk {chunk} or one behind is sealed, nothing deleted")
+            raise AssertionError(
+                f"{' and '.join(missing)} missing: chunk {chunk} or one behind is sealed, nothing deleted"
+            )
         before = {name: self.known[name] for name in names if name in self.known}
         if before == found:
             return
         if before:
             changed = [name for name in names if before[name] != found[name]]
-            raise Violation(f"{' and '.join(changed)} of chunk {chunk} changed after it was sealed")
+            raise AssertionError(f"{' and '.join(changed)} of chunk {chunk} changed after it was sealed")
         data = found[names[0]]
         sealed = self._check(chunk, data, found[names[1]])
         self._take_rows(chunk, data)
@@ -114,52 +151,47 @@ class SealedChunks:
             decoded = Seal.decode(seal, chunk)
             lines = data.splitlines(keepends=True)
             if [xxhash.xxh3_64_intdigest(line) for line in lines] != decoded.digests.tolist():
-                raise Violation(f"chunk {chunk} is not what was sealed: {data!r}")
+                raise AssertionError(f"chunk {chunk} is not what was sealed: {data!r}")
             for line in lines:
                 parse_row(line)
         except LazyShardError as error:
-            raise Violation(f"chunk {chunk} cannot be read: {error}") from error
+            raise AssertionError(f"chunk {chunk} cannot be read: {error}") from error
         return decoded
 
     def _check_arrays(self, chunk: int, sealed: SealedArrays | None, data: bytes | None) -> None:
         if self._arrays is None or data is None:
-            if sealed is not None:
-                raise Violation(f"the seal of chunk {chunk} tells of a side file, its rows hold no arrays")
+            assert sealed is None, f"the seal of chunk {chunk} tells of a side file, its rows hold no arrays"
             return
         wanted = [self._arrays[row] for row in self._chunks[chunk]]
         if data != b"".join(wanted):
-            raise Violation(f"{arrays_name(chunk)} is not what was to be sealed: {data!r}, expected {wanted}")
-        if sealed is None:
-            raise Violation(f"the seal of chunk {chunk} tells of no side file")
+            raise AssertionError(f"{arrays_name(chunk)} is not what was to be sealed: {data!r}, expected {wanted}")
+        assert sealed is not None, f"the seal of chunk {chunk} tells of no side file"
         ends = [0, *itertools.accumulate(map(len, wanted))]
         digests = [xxhash.xxh3_64_intdigest(part) for part in wanted]
         if (sealed.offsets.tolist(), sealed.digests.tolist()) != (ends, digests):
-            raise Violation(f"the seal of chunk {chunk} tells of other arrays than {wanted}")
+            raise AssertionError(f"the seal of chunk {chunk} tells of other arrays than {wanted}")
 
     def _take_rows(self, chunk: int, data: bytes) -> None:
         rows = []
         for line in data.decode().splitlines():
-            if line not in self._places:
-                raise Violation(f"chunk {chunk} has a row that no source has: {line}")
+            assert line in self._places, f"chunk {chunk} has a row that no source has: {line}"
             rows.append(self._places[line])
         first = chunk * self._per_chunk
         expected = range(first, min(first + self._per_chunk, len(self._lines)))
-        if len(rows) != len(expected):
-            raise Violation(f"chunk {chunk} has {len(rows)} rows, expected {len(expected)}")
+        assert len(rows) == len(expected), f"chunk {chunk} has {len(rows)} rows, expected {len(expected)}"
         if self._ordered and rows != list(expected):
-            raise Violation(f"chunk {chunk} has rows {rows}, expected {list(expected)}")
+            raise AssertionError(f"chunk {chunk} has rows {rows}, expected {list(expected)}")
         again = set(rows).intersection(*[{row for taken in self._chunks.values() for row in taken}])
         if again or len(set(rows)) < len(rows):
-            raise Violation(f"chunk {chunk} has rows {rows}, of which {sorted(again)} are in other chunks")
+            raise AssertionError(f"chunk {chunk} has rows {rows}, of which {sorted(again)} are in other chunks")
         self._chunks[chunk] = rows
 
     def _mark(self, acknowledged: int) -> int:
         try:
             mark = read_retired(self._out)
         except (LazyShardError, OSError) as error:
-            raise Violation(f"what is deleted cannot be read: {error}") from error
-        if mark > acknowledged:
-            raise Violation(f"the chunks below {mark} are deleted, acknowledged are those below {acknowledged}")
+            raise AssertionError(f"what is deleted cannot be read: {error}") from error
+        assert mark <= acknowledged, f"the chunks below {mark} are deleted, acknowledged are those below {acknowledged}"
         return mark
 
 

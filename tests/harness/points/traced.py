@@ -1,7 +1,5 @@
-"""Whether the harness counts every call that changes a file: a run under strace, compared with what was counted. As
-a program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the command with each counted call
-between two looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`, so that strace sees which
-calls are counted."""
+"""Whether every call that changes a file is counted: a run under strace, in which each counted call is between two
+looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`. As a program it is that run."""
 
 import contextlib
 import os
@@ -73,9 +71,7 @@ def _changes(call: str, arguments: str) -> bool:
 
 
 def trace(strace: str, out: Path, folder: Path, arguments: Sequence[object], prepare: Sequence[str] = ()) -> Traced:
-    """Runs the command under strace and waits for its end. `out`: the stream's directory, absolute and without links.
-    `folder`: where to put what strace says; made. `prepare`: functions that the command calls first, as MODULE:NAME
-    each."""
+    """Runs the command under strace. `out`: absolute and without links. `folder`: made, for what strace says."""
     folder.mkdir()
     mark = folder / "counted"
     # One file a thread, in which calls stand whole and in order; -y gives the path of each descriptor.

@@ -1,15 +1,17 @@
-"""Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file, and of their recoveries;
-see scripts/test_faults. What of a run a cut shows depends on the filesystem, and on whether its journal came onto
-the device: each is cut both ways. A consumer keeps checkpoints by itself or as ms-swift's plug-in does."""
+"""Power cuts on ext4 and xfs at every call of producers and consumers that changes a file, and of their recoveries:
+each with and without the journal written, since what a cut shows depends on that."""
+
+from __future__ import annotations
 
 import itertools
 import json
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,14 +19,27 @@ import pytest
 
 from lazyshard.stream import list_consumers, read_cursor, read_retired
 from tests.harness.disks import FILESYSTEMS, Disk, fast_folder
-from tests.harness.power.checks import Found, Told, Whole, check, check_ended, read_whole
-from tests.harness.power.lives import EVERY, TOTAL, Checkpoint, Progress, Stop, found, produce, train
+from tests.harness.power.lives import (
+    EVERY,
+    TOTAL,
+    Found,
+    Progress,
+    Stop,
+    Told,
+    Whole,
+    check,
+    check_ended,
+    found,
+    produce,
+    read_whole,
+    train,
+)
 from tests.harness.processes.kill_points import WHENS, When
 from tests.harness.processes.nursery import Ended, Nursery
 from tests.harness.processes.producing import run_arguments
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.table import CONSUMED, CONSUMER, POWER, Scene
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 
 
 class PlayedScene(NamedTuple):
@@ -44,71 +59,97 @@ class Bench(NamedTuple):
     whole: Whole  # what is to come of it
     mutant: str | None = None  # what is wrong with the producer
 
-    def stop(self, call: int, when: When, *, flush: bool, power: bool = True) -> Stop:
-        return Stop(call, when, str(self.disk.point) if power else None, flush and power)
+    def trial(self) -> Trial:
+        return ProducerTrial(self)
 
     def __str__(self) -> str:
-        mutant = f", mutant {self.mutant}" if self.mutant else ""
-        return f"{self.disk.filesystem}, {self.played.name}{mutant}"
+        return f"{self.disk.filesystem}, {self.played.name}, mutant {self.mutant}"
 
 
-class Trial:
-    """A stream on a disk, in a folder that nobody ever had: a cut brings back what was removed."""
+class RunBench(NamedTuple):
+    forks: Nursery
+    disk: Disk
+    beginning: Beginning
+    swift: bool = False  # whether checkpoints are kept as ms-swift's plug-in does
+    mutant: str | None = None  # what is wrong with the consumer
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._disk, self._whole = bench.disk, bench.whole
-        self.out = bench.disk.point / secrets.token_hex(8) / "out"
-        self._told_file = bench.disk.point.parent / "told"
-        self._told = Told()
-        self._found = Found()
+    def trial(self) -> Trial:
+        return ConsumerTrial(self)
+
+    def __str__(self) -> str:
+        return f"{self.disk.filesystem}, consumer{' as ms-swift' * self.swift}, mutant {self.mutant}"
+
+
+class Trial(ABC):
+    """What is on a disk, in a folder that nobody ever had: a cut brings back what was removed."""
+
+    def __init__(self, bench: Bench | RunBench) -> None:
+        self.folder = bench.disk.point / secrets.token_hex(8)
+        self.met = ""  # name of the call at which the last life was stopped; empty where it was not
         self.stopped = False  # whether the last life was ended as it was to be
+        self._forks, self._disk = bench.forks, bench.disk
+        self._told_file = bench.disk.point.parent / "told"
 
+    @abstractmethod
     def live(self, stop: Stop) -> None:
         """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
+
+    @abstractmethod
+    def finish(self, turn: int) -> None:
+        """Goes on to the end, and checks it. `turn`: which of several ways to take."""
+
+    def remove(self) -> None:
+        """Removes the folder: the disk has room for some thousand names."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._disk.sync()
+
+    def _stopped(self, ended: Ended) -> dict[str, Any]:
+        """Returns what was told by then; nothing where it was not stopped."""
+        self.stopped = ended.status == -signal.SIGKILL
+        assert self.stopped or ended.status == 0, f"the life exits with {ended.status}: {ended.last_words}"
+        told: dict[str, Any] = json.loads(self._told_file.read_text()) if self.stopped else {}
         self._told_file.unlink(missing_ok=True)
-        ended = self._produce(stop)
-        status = ended.status
-        self.stopped = status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the command exits with {status}: {ended.last_words}")
-        if status == 0:
+        self.met = told.get("met", "")
+        return told
+
+    def _cut(self, stop: Stop) -> None:
+        if stop.power_of is not None and self.stopped:
+            self._disk.restart()
+        elif stop.power_of is not None:
+            self._disk.cut(flush=stop.flush)
+
+
+class ProducerTrial(Trial):
+    """A stream that is made."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._played, self._whole, self._mutant = bench.played, bench.whole, bench.mutant
+        self.out = self.folder / "out"
+        self._told, self._found = Told(), Found()
+
+    def live(self, stop: Stop) -> None:
+        told = self._stopped(self._produce(stop))
+        if self.stopped:
+            self._told = self._told.and_later(Told(**told))
+        else:
+            # Nothing is left to be stopped: what is told now is all of it.
             committed = max((one.chunks_before for one in list_consumers(self.out)), default=0)
             self._told = replace(self._told.and_later(Told.look(self.out, committed)), finished=True)
-            if not self._told.ended:
-                raise Violation("the command has finished, and readers are not told that the stream has ended")
-            if stop.power_of is not None:
-                # Nothing is left to be stopped: what is told now is all of it.
-                self._disk.cut(flush=stop.flush)
-        else:
-            self._told = self._told.and_later(Told.read(self._told_file))
-            if stop.power_of is not None:
-                self._disk.restart()
+            assert self._told.ended, "the command has finished, and readers are not told that the stream has ended"
+        self._cut(stop)
         found = check(self.out, self._whole, self._told, self._found)
         if stop.power_of is not None:
             self._found = found  # After a kill that may be there only for as long as the power stays
 
-    @property
-    def met(self) -> str:
-        """Name of the call at which the last life was stopped; empty where it was not."""
-        return self._told.met
-
-    def finish(self) -> None:
+    def finish(self, turn: int) -> None:
         ended = self._produce(None)
-        if ended.status:
-            raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
+        assert not ended.status, f"the last run exits with {ended.status}: {ended.last_words}"
         check_ended(self.out, self._whole, self._told, self._found)
 
-    def remove(self) -> None:
-        """Removes the stream and the folder in which it was: the disk has room for some thousand names."""
-        shutil.rmtree(self.out.parent, ignore_errors=True)
-        self._disk.sync()
-
     def _produce(self, stop: Stop | None) -> Ended:
-        played = self._bench.played
-        told, commits = str(self._told_file), played.scene.behind is not None
-        rest: dict[str, Any] = {"arguments": played.arguments(self.out), "stop": stop and asdict(stop)}
-        return self._bench.forks.call(produce, mutant=self._bench.mutant, told=told, commits=commits, **rest)
+        given = (self._played.arguments(self.out), stop, self._mutant, str(self._told_file))
+        return self._forks.call(produce, *given, commits=self._played.scene.behind is not None)
 
 
 def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
@@ -116,7 +157,7 @@ def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
     arguments = played.arguments(out)
     if "--retain" in arguments:
         arguments[arguments.index("--retain") + 1] = "all"
-    ended = forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+    ended = forks.call(produce, arguments)
     if ended.status:
         raise RuntimeError(f"{played.name}: without any fault the command exits with {ended.status}: {ended.said}")
     return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
@@ -128,12 +169,9 @@ RECOVERY_CALLS: Final = 45
 ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
 
 
-Attempt = Callable[[int, Stop], tuple[str, bool]]
-
-
-def _at_each_call(attempt: Attempt, disk: Disk, every: int, offset: int, first: int) -> None:
-    """Attempts every so-many-th point of a life from call `first` on, with and without the journal written. An attempt
-    returns what call was met, and whether that was the last one of interest."""
+def cut_at_each_call(tally: Tally, bench: Bench | RunBench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
+    """Cuts the power at points of a life from call `first` on, with and without the journal written. What a mutant
+    breaks is looked for until it shows."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False
@@ -141,51 +179,40 @@ def _at_each_call(attempt: Attempt, disk: Disk, every: int, offset: int, first: 
             if when == "before" and met not in ("", "write"):
                 continue
             point = next(points)
-            if point % every == 0:
-                met, last = attempt(point, Stop(call, when, str(disk.point), flush))
-                finished |= last
+            if point % every:
+                continue
+            trial = bench.trial()
+            finished |= not tried(tally, bench, trial, [Stop(call, when, str(bench.disk.point), flush)], point // every)
+            met = trial.met
+            if bench.mutant and tally.violations:
+                return
         if finished:
             return
 
 
-def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
-    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
-
-    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
-        if bench.mutant and tally.violations:
-            return "", True
-        trial = Trial(bench)
-        stopped = _tried(tally, bench, trial, [stop])
-        return trial.met, not stopped
-
-    _at_each_call(attempt, bench.disk, every, offset, first)
-
-
 def cut_in_each_recovery(tally: Tally, bench: Bench, every: int, offset: int = 0, power_first: bool = False) -> None:
     """Kills at each call of a run, or cuts the power there, and cuts it at each of the next; one pair in so many."""
+    power = str(bench.disk.point)
     for first, second in ((call, later) for call in itertools.count(1) for later in range(1, RECOVERY_CALLS)):
         # Of few pairs with one call, those with its neighbours have the others.
         if (7 * first + second + offset) % every:
             continue
         # Each pair one way, all ways among neighbours.
-        first_way, second_way = WHENS[(first + second) % 3], WHENS[second % 3]
         flush = bool((first + second // 3) % 2)
-        begun = bench.stop(first, first_way, flush=not flush, power=power_first)
-        stops = [begun, bench.stop(second, second_way, flush=flush)]
-        if not _tried(tally, bench, Trial(bench), stops) or (bench.mutant and tally.violations):
+        begun = Stop(first, WHENS[(first + second) % 3], power if power_first else None, power_first and not flush)
+        if not tried(tally, bench, bench.trial(), [begun, Stop(second, WHENS[second % 3], power, flush)]):
             return
 
 
 def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
-    """Cuts the power after each call of the run that follows this one. What a mutant breaks is looked for until it
-    shows."""
+    """Cuts the power after each call of the run that follows this one; of a mutant until it shows."""
     for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
-        _tried(tally, bench, Trial(bench), [first, bench.stop(second, "after", flush=flush)])
+        tried(tally, bench, bench.trial(), [first, Stop(second, "after", str(bench.disk.point), flush)])
         if bench.mutant and tally.violations:
             return
 
 
-def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
+def tried(tally: Tally, bench: Bench | RunBench, trial: Trial, stops: list[Stop], turn: int = 0) -> bool:
     """Returns whether the first life was stopped; a run that finishes sooner needs no further one."""
     lives, stopped = 0, False
     try:
@@ -195,8 +222,8 @@ def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
             stopped |= trial.stopped
             if not trial.stopped:
                 break
-        trial.finish()
-    except Violation as violation:
+        trial.finish(turn)
+    except AssertionError as violation:
         stopped |= trial.stopped
         tally.violation(f"{bench}: {', then '.join(map(str, stops))}: {violation}")
     finally:
@@ -218,134 +245,69 @@ class Beginning(NamedTuple):
 def begin(forks: Nursery, folder: Path) -> Beginning:
     played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
     out = folder / "live"
-    ended = forks.call(produce, arguments=played.arguments(out), stop=None, mutant=None, told="", chunks=LIVE)
+    ended = forks.call(produce, played.arguments(out), chunks=LIVE)
     if ended.status != -signal.SIGKILL:
         raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
     return Beginning(out, played)
 
 
-class RunBench(NamedTuple):
-    forks: Nursery  # where lives are lived
-    disk: Disk
-    beginning: Beginning
-    swift: bool = False  # whether checkpoints are kept as ms-swift's plug-in does
-    mutant: str | None = None  # what is wrong with the consumer
-
-
-class ConsumerTrial:
-    """A stream and a run on it, on a disk."""
+class ConsumerTrial(Trial):
+    """A stream and a run on it, which trains what is published."""
 
     def __init__(self, bench: RunBench) -> None:
-        self._forks, self._disk, self._beginning, self._swift, self._mutant = bench
-        disk, beginning, folder = bench.disk, bench.beginning, bench.disk.point / secrets.token_hex(8)
-        self._folder, self._stream, self._checkpoints = folder, folder / "stream", folder / "checkpoints"
-        self._told_file = disk.point.parent / "progress"
-        self.met = ""  # name of the call at which that was
-        self.stopped = False  # whether the life was ended as it was to be
-        folder.mkdir()
-        shutil.copytree(beginning.folder, self._stream)
+        super().__init__(bench)
+        self._swift, self._mutant, self._played = bench.swift, bench.mutant, bench.beginning.played
+        self._stream, self._checkpoints = self.folder / "stream", self.folder / "checkpoints"
+        self.folder.mkdir()
+        shutil.copytree(bench.beginning.folder, self._stream)
         self._checkpoints.mkdir()
-        disk.sync()
-
-    def live(self, stop: Stop) -> None:
-        """Trains what is published, up to a power cut; cut after the end if it gets there."""
-        self._told_file.unlink(missing_ok=True)
-        ended = self._train(LIVE * PER_CHUNK, asdict(stop))
-        status = ended.status
-        self.stopped = status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the run exits with {status}: {ended.last_words}")
-        if status:
-            told = Progress(**json.loads(self._told_file.read_text()))
-            self._disk.restart()
-        else:
-            told = Progress(LIVE * PER_CHUNK, LIVE * PER_CHUNK)
-            self._disk.cut(flush=stop.flush)
-        self.met = told.met
-        self._check(told)
-
-    def finish(self, *, producer_first: bool) -> None:
-        """Goes on: the producer deletes by the cursor and finishes the stream, the run trains the rest.
-        `producer_first`: whether the producer starts before the run does."""
-        if not producer_first:
-            self._finish_training(LIVE * PER_CHUNK)
-        self._produce()
-        self._finish_training(TOTAL)
-        newest = self._newest()
-        if newest is None or newest.ids != list(range(TOTAL)):
-            raise Violation(f"trained in the end: {newest and newest.ids}")
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
         self._disk.sync()
 
-    def _train(self, until: int, stop: object = None) -> Ended:
-        paths = {"stream": self._stream, "checkpoints": self._checkpoints, "told": self._told_file}
-        rest: dict[str, Any] = {name: str(path) for name, path in paths.items()}
-        return self._forks.call(train, until=until, swift=self._swift, stop=stop, mutant=self._mutant, **rest)
+    def live(self, stop: Stop) -> None:
+        told = self._stopped(self._train(LIVE * PER_CHUNK, stop))
+        self._cut(stop)
+        self._check(Progress(**told) if self.stopped else Progress(LIVE * PER_CHUNK, LIVE * PER_CHUNK))
+
+    def finish(self, turn: int) -> None:
+        """The producer deletes by the cursor and finishes, before the run goes on or after; the rest is trained."""
+        if turn % 2 == 0:
+            self._finish_training(LIVE * PER_CHUNK)
+        ended = self._forks.call(produce, self._played.arguments(self._stream))
+        assert not ended.status, f"the producer exits with {ended.status}: {ended.last_words}"
+        mark, needed = read_retired(self._stream), len(self._trained()) // PER_CHUNK
+        assert mark <= needed, f"chunks below {mark} are deleted, the newest checkpoint needs chunk {needed}"
+        self._finish_training(TOTAL)
+        assert self._trained() == list(range(TOTAL)), f"trained in the end: {self._trained()}"
+
+    def _train(self, until: int, stop: Stop | None = None) -> Ended:
+        given = (str(self._stream), self._checkpoints, until, self._swift, stop, self._mutant, str(self._told_file))
+        return self._forks.call(train, *given)
 
     def _finish_training(self, until: int) -> None:
         ended = self._train(until)
-        if ended.status:
-            raise Violation(f"the run that goes on exits with {ended.status}: {ended.last_words}")
+        assert not ended.status, f"the run that goes on exits with {ended.status}: {ended.last_words}"
         self._check(Progress(until, until))
 
-    def _produce(self) -> None:
-        arguments = self._beginning.played.arguments(self._stream)
-        ended = self._forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
-        if ended.status:
-            raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")
-        newest = self._newest()
-        mark, needed = read_retired(self._stream), 0 if newest is None else len(newest.ids) // PER_CHUNK
-        if mark > needed:
-            raise Violation(f"chunks below {mark} are deleted, the newest checkpoint needs chunk {needed}")
-
-    def _newest(self) -> Checkpoint | None:
-        return next(iter(found(self._checkpoints)), None)
+    def _trained(self) -> list[int]:
+        """By the newest checkpoint."""
+        return next((one.ids for one in found(self._checkpoints)), [])
 
     def _check(self, told: Progress) -> None:
-        newest = self._newest()
-        saved = 0 if newest is None else len(newest.ids)
-        if newest is not None and newest.ids != list(range(saved)):
-            raise Violation(f"trained, by the newest checkpoint: {newest.ids}")
-        if saved < told.saved:
-            raise Violation(f"a checkpoint at {told.saved} was saved, the newest is at {saved}")
+        trained = self._trained()
+        saved = len(trained)
+        assert trained == list(range(saved)), f"trained, by the newest checkpoint: {trained}"
+        assert saved >= told.saved, f"a checkpoint at {told.saved} was saved, the newest is at {saved}"
         for consumer in list_consumers(self._stream, TOTAL):
-            if consumer.problem is not None:
-                raise Violation(f"the cursor does not count: {consumer.problem}")
+            assert consumer.problem is None, f"the cursor does not count: {consumer.problem}"
         cursor = read_cursor(self._stream, CONSUMER)
         if cursor is None:
-            if told.committed or (self.met == "" and told.saved):
-                raise Violation(f"committed up to {told.committed}, and there is no cursor")
+            needed = told.committed or (self.met == "" and told.saved)
+            assert not needed, f"committed up to {told.committed}, and there is no cursor"
             return
-        if cursor.consumed < told.committed:
-            raise Violation(f"committed up to {told.committed}, the cursor says {cursor.consumed}")
-        if cursor.consumed % EVERY or cursor.chunks_before * PER_CHUNK > saved:
-            raise Violation(
-                f"the cursor stands at {cursor.consumed} and is done with {cursor.chunks_before} chunks, the newest "
-                f"checkpoint is at {saved}"
-            )
-
-
-def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, offset: int = 0, first: int = 1) -> None:
-    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
-
-    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
-        if bench.mutant and tally.violations:
-            return "", True
-        trial = ConsumerTrial(bench)
-        try:
-            trial.live(stop)
-            trial.finish(producer_first=bool(point // every % 2))
-        except Violation as violation:
-            kind = "consumer as ms-swift's" if bench.swift else "consumer"
-            tally.violation(f"{bench.disk.filesystem}, {kind}, mutant {bench.mutant}: {stop}: {violation}")
-        finally:
-            trial.remove()
-        tally.trial(points=1)
-        return trial.met, not trial.stopped
-
-    _at_each_call(attempt, bench.disk, every, offset, first)
+        at, done = cursor.consumed, cursor.chunks_before
+        assert at >= told.committed, f"committed up to {told.committed}, the cursor says {at}"
+        right = at % EVERY == 0 and done * PER_CHUNK <= saved
+        assert right, f"the cursor stands at {at} and is done with {done} chunks, the newest checkpoint is at {saved}"
 
 
 # Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones
@@ -353,8 +315,7 @@ _STACKED: Final = {"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "en
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Cuts the power at all points, or with a smaller `scale` at every 1/scale-th; `seed` decides with which it begins.
-    `place`: folder for images where there is no room in memory."""
+    """Cuts the power at every 1/scale-th point; `seed` decides with which it begins. `place`: where images are put."""
     every = max(1, round(1 / scale))
     with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()
@@ -375,7 +336,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                             cut_in_each_recovery(tally, bench, 2 * stacked, seed, power_first=True)
                     for swift in (False, True):
                         with _counted(tally, f"{filesystem} consumer{' as of ms-swift' if swift else ''}, cut"):
-                            cut_consumer_at_each_call(tally, RunBench(forks, disk, beginning, swift), every, seed)
+                            cut_at_each_call(tally, RunBench(forks, disk, beginning, swift), every, seed)
             except pytest.skip.Exception as reason:
                 tally.notes.append(f"{filesystem} was left out: {reason}")
 

@@ -50,11 +50,10 @@ class Commands(Nursery):
         prepare: Sequence[str] = (),
         most_s: float = 0.0,  # after so many seconds SIGALRM ends it; 0 for never
     ) -> int:
-        """Starts the command and returns its process id. `kill_at`: the number of the call that changes a file at which
-        it is killed, from 1; 0 only counts them. `error`: the number of the error that this call has, in place of a
-        signal; 0 for none, so that a write that is stopped half way has only written less than it was to. `among`: only
-        the calls of these names are counted; None for all that change a file. `prepare`: functions that it calls first,
-        as MODULE:NAME each: to break something in it, for instance."""
+        """Returns the process id. `kill_at`: the number of the call that changes a file at which it is killed; 0 only
+        counts. `error`: what this call has instead; 0 for none, so that a write that is stopped half way has only
+        written less. `among`: only the calls of these names are counted. `prepare`: functions that it calls first, as
+        MODULE:NAME."""
         point = None
         if kill_at is not None:
             at_last = partial(_last, None if power_of is None else str(power_of), error)
@@ -79,17 +78,15 @@ _one_at_a_time: Final = Lock()
 def run_apart(
     arguments: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a fork of a process that this one shares, with nothing as standard input. For tests of what
-    it does and says; where its start, its terminal or a signal is the point, it is a process of its own. `timeout_s`:
-    after so long it is killed. Raises subprocess.TimeoutExpired: it was."""
+    """Runs the command in a fork of a process that this one shares: not where its start, its terminal or a signal is
+    the point. Raises subprocess.TimeoutExpired: it was killed after so long."""
     with tempfile.TemporaryDirectory() as said, _one_at_a_time:
-        out, err = Path(said, "out"), Path(said, "err")
-        ended = _shared().call(
-            _run_apart, list(arguments), dict(variables), str(folder), (str(out), str(err)), within_s=timeout_s
-        )
+        given = list(arguments), dict(variables), str(folder), said
+        ended = _shared().call(_run_apart, *given, within_s=timeout_s)
         if ended.late:
             raise subprocess.TimeoutExpired(list(arguments), timeout_s)
-        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (out, err)]
+        paths = [Path(said, str(fd)) for fd in (1, 2)]
+        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in paths]
     return subprocess.CompletedProcess(list(arguments), ended.status, texts[0], texts[1] + ended.said)
 
 
@@ -102,14 +99,14 @@ def _shared() -> Commands:
     return nursery
 
 
-def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, said: tuple[str, str]) -> object:
+def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, said: str) -> object:
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
     # As `python -m` has them.
     sys.path[0], sys.argv = folder, [str(ROOT / "producer" / "lazyshard_producer" / "__main__.py"), *arguments]
-    for fd, path in enumerate(said, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
+    for fd in (1, 2):
+        os.dup2(os.open(f"{said}/{fd}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
     try:
         return importlib.import_module("lazyshard_producer.cli").main()
     except SystemExit as ended:

@@ -1,5 +1,4 @@
-"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail. The
-process has to be a fork that ends with it: nothing is put back."""
+"""Counts the calls by which a fork changes files, and kills or stops it at one, or has it fail; nothing is put back."""
 
 import errno
 import itertools
@@ -29,9 +28,8 @@ _MAKES: Final = os.O_CREAT | os.O_TRUNC
 
 
 class KillPoint:
-    """One of the calls that this process makes from now on, or that one and all after it. `by`: what is sent to the
-    process; after one that only stops it, it goes on there; None for nothing. `tell`: is called with each counted
-    call's number and name, and True before and False after it."""
+    """One of the calls that this process makes from now on. `by`: what is sent to the process, None for nothing.
+    `tell`: is called with each call's number and name, and True before and False after it."""
 
     def __init__(
         self,
@@ -131,14 +129,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """Returns faults from their texts, separated by blanks.
-
-    Raises:
-        ValueError: they are none.
-
-    >>> [str(fault) for fault in parse_faults("kill@17/half EIO@3+/before")]
-    ['kill@17/half', 'EIO@3+/before']
-    """
+    """Returns faults from their texts, separated by blanks: as a fault is written as text."""
     found = []
     for word in text.split():
         kind, _, rest = word.partition("@")

@@ -1,23 +1,25 @@
 """A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
-second. As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input
-and answers each one. Children end with it, and may leave something in memory that outlives them."""
+second. Children end with it, and may leave something in memory that outlives them."""
 
-import base64
 import contextlib
 import ctypes
 import gc
 import importlib
 import mmap
+import multiprocessing
 import os
 import pickle
 import select
+import selectors
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -76,16 +78,14 @@ def exit_status(pid: int) -> int:
 
 
 def reap(pid: int, what: str) -> int:
-    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError: it does not
-    end."""
+    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError."""
     if not has_ended(pid, GONE_S):
         raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
     return exit_status(pid)
 
 
 def reap_group(group: int) -> None:
-    """Kills and reaps what is left of a process group: the DataLoader workers whose rank is gone. Raises TimeoutError:
-    some of it does not end."""
+    """Kills and reaps what is left of a process group: DataLoader workers whose rank is gone. Raises TimeoutError."""
     deadline = time.monotonic() + GONE_S
     while True:
         try:
@@ -123,42 +123,26 @@ class Silent(RuntimeError):
 
 
 class Answering:
+    """A process of a program, which answers requests through the pipe that is its first argument."""
+
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=folder,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._pipe, its = multiprocessing.Pipe()
+        command = [sys.executable, "-m", module, str(its.fileno()), *arguments]
+        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "pass_fds": [its.fileno()]}
+        self.process = subprocess.Popen(command, cwd=folder, env=environment(), **quiet)
+        its.close()
 
     def ask(self, request: object, within_s: float | None = None) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        line = b""
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(encode(request))
-            self.process.stdin.flush()
-            if select.select([self.process.stdout], [], [], within_s)[0]:
-                line = self.process.stdout.readline()
-        if not line:
-            raise Silent(f"{self.process.args!r} has died or is silent (exit status {self.process.poll()})")
-        return decode(line)
+        with contextlib.suppress(OSError, EOFError):
+            self._pipe.send(request)
+            if self._pipe.poll(within_s):
+                return self._pipe.recv()
+        raise Silent(f"{self.process.args!r} has died or is silent (exit status {self.process.poll()})")
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-
-def encode(value: object) -> bytes:
-    return base64.b64encode(pickle.dumps(value)) + b"\n"
-
-
-def decode(line: bytes) -> Any:
-    return pickle.loads(base64.b64decode(line))
+        self._pipe.close()
 
 
 class Ended(NamedTuple):
@@ -173,9 +157,8 @@ class Ended(NamedTuple):
 
 
 class Nursery:
-    """A context manager; children that are left at its end are killed. `folder`: made where it is missing; current
-    directory of the children, and place of what they say. `modules`: to be loaded first; a function `load` of one is
-    called. What a child needs besides is loaded with it."""
+    """Children that are left at its end are killed. `folder`: their current directory, made where it is missing.
+    `modules`: to be loaded first; a function `load` of one is called."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder: Final = folder
@@ -184,8 +167,7 @@ class Nursery:
         self._said: dict[int, Path] = {}
 
     def fork(self, work: Callable[..., object], *arguments: Any, stdin: Path | None = None, **named: Any) -> int:
-        """Starts a child, which calls a function of a module and ends; returns its process id. `work`: returns the exit
-        status, or None for 0. `stdin`: what is the child's standard input."""
+        """Starts a child, which calls a function that gives the exit status, or None for 0; returns its id."""
         self._count += 1
         said = self.folder / f"said-{self._count}"
         pid: int = self._answering.ask(("fork", work, arguments, named, os.fspath(stdin or os.devnull), str(said)))
@@ -205,6 +187,16 @@ class Nursery:
     def call(self, work: Callable[..., object], *arguments: Any, within_s: float = WAIT_S, **named: Any) -> Ended:
         return self.reap(self.fork(work, *arguments, **named), within_s)
 
+    def result(self, work: Callable[..., object], *arguments: Any, **named: Any) -> Any:
+        """Returns what a child's function returns. Raises the AssertionError that it raises."""
+        ended = self.call(_give_result, work, *arguments, **named)
+        if ended.status:
+            raise RuntimeError(ended.said)
+        found = pickle.loads(ended.left)
+        if isinstance(found, AssertionError):
+            raise found
+        return found
+
     def wait_for_stop(self, pid: int) -> bool:
         """Waits until a child is stopped or has ended; returns whether it is stopped."""
         stopped: bool = self._answering.ask(("stop", pid))
@@ -220,6 +212,7 @@ class Nursery:
 
 
 _page: mmap.mmap | None = None  # Memory that a child has in common with the nursery
+_pipe: Connection | None = None  # Of the nursery, to who asks
 
 
 def leave(data: bytes) -> None:
@@ -227,6 +220,14 @@ def leave(data: bytes) -> None:
     assert _page is not None
     _page[_LENGTH.size : _LENGTH.size + len(data)] = data
     _page[: _LENGTH.size] = _LENGTH.pack(len(data))
+
+
+def _give_result(work: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    try:
+        found = work(*arguments, **named)
+    except AssertionError as error:
+        found = error
+    leave(pickle.dumps(found))
 
 
 def reset_signals() -> None:
@@ -237,13 +238,15 @@ def reset_signals() -> None:
 
 
 def serve() -> None:
+    global _pipe
     reset_signals()
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         module = importlib.import_module(name)
         getattr(module, "load", int)()
     loaded = 0
-    for line in sys.stdin.buffer:
-        kind, *request = decode(line)
+    _pipe = Connection(int(sys.argv[1]))
+    while True:
+        kind, *request = _pipe.recv()
         if len(sys.modules) > loaded:
             loaded = len(sys.modules)
             # What is there now is never looked through again, nor copied for that in every fork.
@@ -256,8 +259,7 @@ def serve() -> None:
         else:
             found = os.waitid(os.P_PID, request[0], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             answer = found is not None and found.si_code == os.CLD_STOPPED
-        sys.stdout.buffer.write(encode(answer))
-        sys.stdout.buffer.flush()
+        _pipe.send(answer)
 
 
 _pages: Final[dict[int, mmap.mmap]] = {}  # In the nursery: that memory of each child which is not reaped
@@ -285,6 +287,8 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
     global _page
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _page = page
+    assert _pipe is not None
+    _pipe.close()
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for fd in (1, 2):
         os.dup2(out, fd)
@@ -300,8 +304,87 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
     return int(code or 0)
 
 
+GO_ON = b"go on"
+
+
+class Ranks:
+    """Each tells of its steps through a socket, and goes on when all have. `folder`: where what they say goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pids: dict[int, int] = {}  # of the ranks that are there
+        self.group = 0
+        self.told: dict[int, bytes] = {}  # what each has told of the step, if it has
+        self.selector = selectors.DefaultSelector()
+        self._folder = folder
+        self._sockets: list[socket.socket] = []
+        self._watches: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    def start(self, rank: int, train: Callable[[socket.socket], object], tell: Callable[[Exception], bytes]) -> None:
+        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = self._folder / f"rank-{rank}.log"
+        words.unlink(missing_ok=True)
+
+        def work() -> int:
+            # What others hold open would keep a rank from noticing that the supervisor is gone.
+            for other in (own, *self._sockets):
+                other.close()
+            for watch in self._watches:
+                os.close(watch)
+            self.selector.close()
+            try:
+                its.recv(16)
+                train(its)
+            except Exception as error:
+                its.send(tell(error))
+                raise
+            return 0
+
+        pid = forked(work, words)
+        its.close()
+        self.pids[rank] = pid
+        self.group = self.group or pid
+        os.setpgid(pid, self.group)
+        self._sockets.append(own)
+        self._watches.append(os.pidfd_open(pid))
+        # Its end of the socket would not tell: a DataLoader worker has it too, and outlives the rank by seconds.
+        for fd in (own, self._watches[-1]):
+            self.selector.register(fd, selectors.EVENT_READ, rank)
+
+    def heard(self, rank: int) -> bytes:
+        """Returns what a rank says; nothing if it is its end that has woken us."""
+        try:
+            return self._sockets[rank].recv(1 << 16, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionResetError):
+            return b""
+
+    def tell(self, word: bytes = GO_ON) -> None:
+        """Tells it to all of them; one that is killed meanwhile is noticed elsewhere."""
+        self.told.clear()
+        for own in self._sockets:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                own.send(word)
+
+    def said(self, rank: int) -> str:
+        return last_words(self._folder / f"rank-{rank}.log")
+
+    def reap(self, rank: int) -> int:
+        return reap(self.pids.pop(rank), f"rank {rank}")
+
+    def close(self) -> None:
+        """Closes what was open for them; they are reaped before."""
+        for own in self._sockets:
+            own.close()
+        for watch in self._watches:
+            os.close(watch)
+        self.selector.close()
+
+
 if __name__ == "__main__":
     # Not the functions of this program, but those of the module that its children find.
     from tests.harness.processes import nursery
 
-    nursery.serve()
+    with contextlib.suppress(EOFError):
+        nursery.serve()

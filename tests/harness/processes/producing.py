@@ -1,7 +1,6 @@
 """Runs the command, in a process of its own or in this one, and reads what it has published."""
 
 import json
-import random
 import subprocess
 import sys
 import time
@@ -23,10 +22,8 @@ def start(
     *arguments: object, stdin: int = subprocess.DEVNULL, cwd: Path | None = None, **options: Any
 ) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "lazyshard_producer", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, env=environment(), cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe, text=True, **options
-    )
+    options |= {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment(), cwd=cwd, **options)
 
 
 @contextmanager
@@ -61,33 +58,10 @@ def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") 
         time.sleep(0.002)
 
 
-def killed_at_random(arguments: Sequence[object], out: Path, dice: random.Random, within: int) -> Iterator[None]:
-    """Starts a run again and again until it ends by itself; yields after each kill, at least five in all.
-
-    It is killed once `stream.owner` is there and fewer than `within` more chunks are published.
-    """
-    kills = 0
-    for _ in range(100):
-        process = start(*arguments)
-        goal = published(out) + dice.randrange(within)
-        try:
-            wait_until(lambda goal=goal: (out / "stream.owner").exists() and published(out) >= goal, process)  # type: ignore[misc]
-        except AssertionError:
-            assert process.returncode == 0
-            break
-        process.kill()
-        process.communicate()
-        kills += 1
-        yield
-    assert kills >= 5
-
-
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def head(out: Path) -> dict[str, Any]:
@@ -117,8 +91,7 @@ def rows(first: int, last: int) -> bytes:
 def ids(out: Path) -> list[int]:
     """Ids of all published rows, each checked against its seal; nothing but sealed chunks may be there."""
     found = []
-    chunks = len(list(out.glob("chunk_*.completed")))
-    for chunk in range(chunks):
+    for chunk in range(len(list(out.glob("chunk_*.completed")))):
         seal = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk)
         lines = (out / chunk_name(chunk)).read_bytes().splitlines(keepends=True)
         assert [xxhash.xxh3_64_intdigest(line) for line in lines] == seal.digests.tolist()
@@ -128,10 +101,7 @@ def ids(out: Path) -> list[int]:
 
 
 def rows_of(line: bytes) -> list[dict[str, Any]]:
-    """The rows of a pack, or the row that a line is; of a sequence of tokens a row for each of them.
-
-    Those are of `scenes.rows.tokenized`; where they are arrays, which are elsewhere, there are none.
-    """
+    """The rows of a pack, or the row that a line is; of a sequence of `scenes.rows.tokenized` a row for each token."""
     row = json.loads(line)
     if "position_ids" in row:
         pairs = zip(row["input_ids"], row["labels"], strict=True) if isinstance(row["labels"], list) else ()
@@ -158,14 +128,8 @@ def chunk_files(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.glob("chunk_*.jsonl")}
 
 
-def sources_in_seals(out: Path) -> list[Any]:
-    return [seal(out, chunk)["source"] for chunk in range(len(list(out.glob("chunk_*.completed"))))]
-
-
 def assert_one_line(text: str, *parts: str) -> None:
     """Whether there is one line of error and nothing of a traceback; lines of the log may be around it."""
     errors = [line for line in text.splitlines() if "error: " in line]
-    assert len(errors) == 1, text
-    assert "Traceback" not in text
-    for part in parts:
-        assert part in errors[0], text
+    assert len(errors) == 1 and "Traceback" not in text, text
+    assert all(part in errors[0] for part in parts), text

@@ -1,5 +1,4 @@
-"""Checkpoints as a trainer writes them, `N.json` after N samples: whole or not at all, the newest few kept. A file
-names the life that wrote it and its steps, so that it can be told later what of each life survived."""
+"""Checkpoints as a trainer writes them, `N.json` after N samples, whole or not at all; by which life and step."""
 
 import json
 import os

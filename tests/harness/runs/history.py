@@ -23,6 +23,7 @@ from tests.plan.oracle import course_of_draws, turns
 # number on.
 OF_A_STREAM: Final = 1_000_000
 Step = list[list[int]]  # The samples of each rank in one step
+History = Sequence[tuple[LifePlan, list[Step]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +36,17 @@ class Lived:
 
 def read_steps(folder: Path, dp: int) -> list[Step]:
     ranks = []
-    for rank in range(dp):
-        path = folder / f"rank-{rank}"
+    for path in (folder / f"rank-{rank}" for rank in range(dp)):
         lines = path.read_text().splitlines() if path.exists() else []
-        trained = []
-        for step, line in enumerate(lines):
-            number, *samples = map(int, line.split())
-            assert number == step, f"{path}: step {number} follows step {step - 1}"
-            trained.append(samples)
-        ranks.append(trained)
+        trained = [list(map(int, line.split())) for line in lines]
+        assert [number for number, *_ in trained] == list(range(len(trained))), f"{path} skips a step"
+        ranks.append([samples for _, *samples in trained])
     return [list(step) for step in zip(*ranks, strict=False)]
 
 
-def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePlan, list[Step]]]:
+def survived(lives: Sequence[Lived], at: tuple[int, int] | None) -> list[tuple[LifePlan, list[Step]]]:
+    """`at`: a life, and how many of its steps."""
     history = []
-    at: tuple[int, int] | None = (life, steps)
     while at is not None:
         number, count = at
         lived = lives[number]
@@ -59,8 +56,12 @@ def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePl
     return history[::-1]
 
 
+def _samples(history: History) -> list[int]:
+    return [sample for _, steps in history for step in steps for rank in step for sample in rank]
+
+
 def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
-    history = survived(lives, len(lives) - 1, len(lives[-1].steps))
+    history = survived(lives, (len(lives) - 1, len(lives[-1].steps)))
     trained = check_once(run, history)
     missing = sorted(set(range(run.total)) - trained)
     last = lives[-1].plan
@@ -70,9 +71,9 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
     check_order(run, history)
 
 
-def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> set[int]:
+def check_once(run: RunPlan, history: History) -> set[int]:
     """Checks that no sample was trained twice, and none that there is not; returns those that were."""
-    trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
+    trained = Counter(_samples(history))
     twice = sorted(sample for sample, count in trained.items() if count > 1)
     if twice:
         raise RunViolation("twice", f"samples {twice} were trained more than once")
@@ -82,7 +83,7 @@ def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> 
     return set(trained)
 
 
-def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
+def check_order(run: RunPlan, history: History) -> None:
     parts: list[tuple[int, int, list[Step]]] = []
     for plan, steps in history:
         now = plan.dp, plan.batch_size
@@ -100,10 +101,8 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
             found = [(0, sample) for step in steps for sample in step[rank]]
             expected = declared[number][rank]
             if found != expected:
-                at = next(i for i in range(len(expected) + 1) if found[: i + 1] != expected[: i + 1])
-                where = f"part {number}, rank {rank} of {dp}, micro batch {size}, position {at}"
-                read, declares = found[at : at + 3], expected[at : at + 3]
-                raise RunViolation("order", f"{where}: trained {read}, declared are {declares}")
+                where = f"part {number}, rank {rank} of {dp}, micro batch {size}"
+                raise RunViolation("order", f"{where}: trained {found}, declared are {expected}")
 
 
 def _draws(steps: Sequence[Step]) -> int:
@@ -111,42 +110,28 @@ def _draws(steps: Sequence[Step]) -> int:
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
-    """Checks that what is left to train after a checkpoint is still there. By what was written down, and by no
-    arithmetic of the package. What is left over at the end counts as well: other ranks go on with it. `retired`: chunks
-    below this number are gone."""
-    history = survived(lives, life, steps)
-    trained = {sample for _, done in history for step in done for rank in step for sample in rank}
-    left = sorted(set(range(run.total)) - trained)
+    """Checks that what is left to train after a checkpoint is still there, by what was written down. What is left over
+    at the end counts as well: other ranks go on with it. `retired`: chunks below it are gone."""
+    left = sorted(set(range(run.total)) - set(_samples(survived(lives, (life, steps)))))
     if left and left[0] // run.per_chunk < retired:
         text = f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still needed"
         raise RunViolation("gone", text)
 
 
-History = Sequence[tuple[LifePlan, list[Step]]]
-
-
 def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
-    first = number * OF_A_STREAM
-    return [
-        replace(
-            life,
-            plan=replace(life.plan, batch_size=1),
-            steps=[
-                [[sample - first for sample in rank if sample // OF_A_STREAM == number] for rank in step]
-                for step in life.steps
-            ],
-        )
-        for life in lives
-    ]
+    def own(rank: list[int]) -> list[int]:
+        return [sample % OF_A_STREAM for sample in rank if sample // OF_A_STREAM == number]
+
+    found = [[list(map(own, step)) for step in life.steps] for life in lives]
+    plans = [replace(life.plan, batch_size=1) for life in lives]
+    return [replace(life, plan=plan, steps=steps) for life, plan, steps in zip(lives, plans, found, strict=True)]
 
 
 def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
-    """Returns about how many steps a life has, until the first of its streams is at its end. `origin`: the life from
-    which it goes on, and the steps which that had trained; None for neither."""
+    """Returns about how many steps a life has that goes on from another one, `origin`, after so many of its steps."""
     trained = [0] * len(run.streams)
-    for _, steps in [] if origin is None else survived(lives, *origin):
-        for sample in [sample for step in steps for rank in step for sample in rank]:
-            trained[sample // OF_A_STREAM] += 1
+    for sample in _samples(survived(lives, origin)):
+        trained[sample // OF_A_STREAM] += 1
     draws = [
         (stream.total - done) // plan.dp * sum(plan.weights) // weight
         for stream, done, weight in zip(run.streams, trained, plan.weights, strict=True)
@@ -157,19 +142,17 @@ def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | N
 
 def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
     """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end."""
-    steps = len(lives[-1].steps)
+    at = len(lives) - 1, len(lives[-1].steps)
     for number, stream in enumerate(run.streams):
-        history = survived(of_stream(lives, number), len(lives) - 1, steps)
+        history = survived(of_stream(lives, number), at)
         check_once(stream, history)
         check_order(stream, history)
-    history = survived(lives, len(lives) - 1, steps)
-    following = check_turns(history)
-    check_end(run, history, following)
+    history = survived(lives, at)
+    check_end(run, history, check_turns(history))
 
 
 def check_turns(history: History) -> list[int]:
-    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was. Returns
-    whose turn it would be in the next micro batch."""
+    """Checks that all ranks drew from the streams whose turn it was; returns whose it would be next."""
     begun: tuple[int, ...] = ()
     drawn = 0
     for number, (plan, steps) in enumerate(history):
@@ -196,7 +179,7 @@ def check_end(run: RunPlan, history: History, following: Sequence[int]) -> None:
     """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks."""
     plan = history[-1][0]
     left = [stream.total for stream in run.streams]
-    for sample in [sample for _, steps in history for step in steps for rank in step for sample in rank]:
+    for sample in _samples(history):
         left[sample // OF_A_STREAM] -= 1
     if all(following.count(number) * plan.dp <= most for number, most in enumerate(left)):
         raise RunViolation("skipped", f"it has ended, and streams have {left} samples left, {following} would be next")

@@ -1,6 +1,5 @@
-"""The instant at which a run is killed: the processes of a life count their calls against numbers they have in
-common. A process that has come to the step for it arms the kill; the call that it then falls on ends the whole group
-at once."""
+"""The instant at which a run is killed: processes count their calls on a board that they share; one that has come to
+the step for it arms the kill, and the call that it then falls on ends the whole group at once."""
 
 from __future__ import annotations
 
@@ -85,11 +84,10 @@ class Board(ctypes.Structure):
 
 
 def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
-    """Begins to count the calls of this process and its forks. It has to end with its work: nothing is put back.
-    `alone_at`: the change at which this process dies and no other one, from 1; 0 for never."""
+    """Counts the calls of this process and its forks. `alone_at`: the change at which it dies alone; 0 for never."""
     changes = 0
 
-    def counted(name: str, call: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
+    def counted(name: str, call: Callable[..., Any], kind: Kind) -> Any:
         def counting(*arguments: Any, **named: Any) -> Any:
             nonlocal changes
             changes += kind == "changes"
@@ -108,8 +106,6 @@ def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
 
         return counting
 
-    for name in CHANGES:
-        setattr(os, name, counted(name, getattr(os, name), "changes"))
-    for name in READS:
-        setattr(os, name, counted(name, getattr(os, name), "reads"))
+    for name in (*CHANGES, *READS):
+        setattr(os, name, counted(name, getattr(os, name), "changes" if name in CHANGES else "reads"))
     os.fsync = counted(SYNC, lambda fd: None, "changes")

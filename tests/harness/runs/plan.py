@@ -81,9 +81,8 @@ def make_plan(seed: int) -> RunPlan:
     dice = random.Random(f"run {seed}")
     samples = dice.randint(60, 150)
     per_chunk = dice.randint(3, 6)
-    limit, indices = dice.choice(
-        [(samples + dice.randint(0, 60), None), (samples, None), (samples - dice.randint(1, 20), None), (None, 400)]
-    )
+    more, less = dice.randint(0, 60), dice.randint(1, 20)
+    limit, indices = dice.choice([(samples + more, None), (samples, None), (samples - less, None), (None, 400)])
     kills = dice.randint(3, 5)
     return RunPlan(
         seed=seed,
@@ -95,16 +94,15 @@ def make_plan(seed: int) -> RunPlan:
         limit=limit,
         indices=indices,
         keep=dice.randint(2, 3),
-        pace=dice.choice(
-            [
-                ("--max-ahead", str(dice.randint(1, 8))),
-                ("--max-ahead", f"{dice.randint(8, 40)}samples"),
-                ("--rate", str(dice.randint(300, 1200))),
-            ]
-        ),
+        pace=_pace(dice),
         deaths=tuple(dice.randint(1, 400) for _ in range(dice.choice([0, 0, 1, 2]))),
         lives=tuple(_life(dice, last=number == kills) for number in range(kills + 1)),
     )
+
+
+def _pace(dice: random.Random) -> tuple[str, str]:
+    chunks, samples, rate = dice.randint(1, 8), dice.randint(8, 40), dice.randint(300, 1200)
+    return dice.choice([("--max-ahead", f"{chunks}"), ("--max-ahead", f"{samples}samples"), ("--rate", f"{rate}")])
 
 
 def make_blend_plan(seed: int) -> RunPlan:

@@ -1,26 +1,254 @@
-"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is
-trained. What is to hold is checked against what the ranks have written down of what they read."""
+"""Plays a run: a live stream, and a training job, killed and resumed with other ranks until all is trained."""
 
+import contextlib
+import json
 import os
 import pickle
+import selectors
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
+from lazyshard_producer import holding as holdback
+from lazyshard_producer.cli import main as produce
 from tests.harness.planted import runs as run_mutants
-from tests.harness.processes.nursery import Nursery, adopt_orphans, has_children, leave, reap_group
+from tests.harness.processes.nursery import (
+    Nursery,
+    Ranks,
+    adopt_orphans,
+    forked,
+    has_children,
+    kill,
+    last_words,
+    leave,
+    reap,
+    reap_group,
+)
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.history import Lived, check_blend, check_kept, check_whole, of_stream, read_steps, steps_left
-from tests.harness.runs.kills import Board
-from tests.harness.runs.life import Life, Producing
+from tests.harness.runs.history import (
+    OF_A_STREAM,
+    Lived,
+    check_blend,
+    check_kept,
+    check_whole,
+    of_stream,
+    read_steps,
+    steps_left,
+)
+from tests.harness.runs.kills import PRODUCER, Board, count_calls
 from tests.harness.runs.plan import LifePlan, RunPlan
-from tests.harness.runs.rank import Rank
+from tests.harness.runs.rank import CONSUMER, Rank, Torn, row
 from tests.harness.tally import RunViolation
+
+# How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over
+_OFTEN_S: Final = 0.005
+
+
+class Producing:
+    """The producer. `run`: the run, as one over this stream alone."""
+
+    def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
+        self.stream = folder / f"stream-{number}"  # the stream's directory
+        self.fd = -1  # is readable when it has ended; -1 while there is none
+        self.died = 0  # how often it was killed alone
+        self._run, self._board, self._number = run, board, number
+        self._said = folder / f"producer-{number}.log"
+        self._source = folder / f"rows-{number}.jsonl"
+        first = number * OF_A_STREAM
+        self._source.write_text("".join(json.dumps(row(first + sample)) + "\n" for sample in range(run.samples)))
+        self._deaths = iter(run.deaths)
+        self._pid = 0
+        self._ended = False
+
+    def start(self, group: int) -> None:
+        """Starts it if it is not there and the stream has not ended, and moves it into a group; 0 is one of its own."""
+        if self._pid == 0 and not self._ended:
+            alone_at = next(self._deaths, 0)
+            self._pid = forked(lambda: self._produce(alone_at), self._said)
+            self.fd = os.pidfd_open(self._pid)
+            self._board.producing[self._number] = True
+        if self._pid:
+            # Fails if it is gone by now, which is noticed elsewhere.
+            with contextlib.suppress(ProcessLookupError):
+                os.setpgid(self._pid, group or self._pid)
+
+    def has_ended(self) -> None:
+        """Reaps it; one that was killed alone may be started again."""
+        status = self._reap()
+        self._ended = status == 0
+        if status not in (0, -signal.SIGKILL):
+            raise RunViolation("producer", f"the producer ended with {status}: {last_words(self._said)}")
+        if status and not self._board.killed:
+            self.died += 1
+
+    def stop(self) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._reap()
+
+    def said(self) -> str:
+        return last_words(self._said)
+
+    def _reap(self) -> int:
+        status = reap(self._pid, "the producer")
+        os.close(self.fd)
+        self._pid, self.fd = 0, -1
+        self._board.producing[self._number] = False
+        return status
+
+    def _produce(self, alone_at: int) -> int:
+        holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
+        holdback._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
+        count_calls(self._board, PRODUCER + self._number, alone_at)
+        command = ["run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"]
+        command += ["--samples-per-chunk", str(self._run.per_chunk), "--retain", self._run.retain]
+        return produce([*command, "--consumers", CONSUMER, *self._run.pace])
+
+
+START_S: Final = 45.0  # How long the ranks may take to their first step
+
+_KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    *((ChunkRetired, "gone"), (StateMismatch, "refused"), (StateInvalid, "refused"), (ChunkCorrupt, "torn")),
+    *((RowInvalid, "torn"), (Torn, "torn"), (WaitTimeout, "hang")),
+)
+
+
+class Life:
+    """`left_alone` is given groups of which one process was killed and the others one by one: what those left stays."""
+
+    def __init__(
+        self,
+        plan: LifePlan,
+        patience_s: float,  # how long the ranks may take for a step
+        steps: int,  # steps that are left to train
+        board: Board,
+        folder: Path,  # for what they say and write down
+        producing: Sequence[Producing],  # the producers, one for each stream
+        left_alone: list[int],
+    ) -> None:
+        folder.mkdir()
+        self._plan, self._patience_s, self._steps, self._board = plan, patience_s, steps, board
+        self._producing, self._left_alone, self._ranks = producing, left_alone, Ranks(folder)
+        self._dies_together = plan.kill is not None and plan.kill.whose == "all"
+
+    def run(self, ranks: Sequence[Rank]) -> bool:
+        """Runs the ranks; returns True if they came to the end, False if they were killed as planned."""
+        try:
+            for rank in ranks:
+                self._ranks.start(rank.rank, rank.train, _tell_error)
+            self._start_producers()
+            # The first ones may have had all of them killed before the last ones hear of it.
+            self._ranks.tell()
+            return self._supervise()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._stop_producers()
+        for pid in self._ranks.pids.values():
+            kill(pid)
+        for rank in list(self._ranks.pids):
+            self._ranks.reap(rank)
+        if self._plan.kill is not None and self._plan.kill.whose == "one":
+            self._left_alone.append(self._ranks.group)
+        elif self._ranks.group:
+            reap_group(self._ranks.group)
+        self._ranks.close()
+
+    def _start_producers(self) -> None:
+        for one in self._producing:
+            one.start(self._ranks.group if self._dies_together else 0)
+
+    def _stop_producers(self) -> None:
+        for one in self._producing if self._dies_together else ():
+            one.stop()
+
+    def _supervise(self) -> bool:
+        deadline = time.monotonic() + START_S
+        selector = self._ranks.selector
+        watched: dict[int, Producing] = {}
+        step = 0
+        while True:
+            for one in self._producing:
+                if one.fd >= 0 and one.fd not in watched:
+                    watched[one.fd] = one
+                    selector.register(one.fd, selectors.EVENT_READ, None)
+            found = selector.select(deadline - time.monotonic())
+            if not found:
+                raise RunViolation("hang", f"nothing goes on any more: {self._who_waits()}")
+            for key, _ in found:
+                if key.data is None:
+                    selector.unregister(key.fd)
+                    watched.pop(key.fd).has_ended()
+                    if not self._board.killed:
+                        self._start_producers()
+                    continue
+                said = self._ranks.heard(key.data)
+                if not said or said.startswith(b"{"):
+                    self._check_killed(key.data, said)
+                    return False
+                self._ranks.told[key.data] = said
+            told = self._ranks.told
+            if len(told) < len(self._ranks):
+                continue
+            if len(set(told.values())) > 1:
+                raise RunViolation("order", f"after {step} steps ranks are not in lockstep: {told}")
+            ended = told[0].startswith(b"ended")
+            deadline = time.monotonic() + self._patience_s
+            self._ranks.tell()
+            if ended:
+                self._check_ended()
+            if ended or self._is_due(step):
+                return ended
+            step += 1
+
+    def _is_due(self, step: int) -> bool:
+        """Kills at any instant of the next step, if it is the one; returns whether it was."""
+        planned = self._plan.kill
+        if planned is None or planned.where != "any" or step != int(planned.share * self._steps):
+            return False
+        # Not for luck: whatever instant that is, it has to be survived.
+        time.sleep(planned.delay_s)
+        self._board.kill_from_outside(self._ranks.pids[planned.rank] if planned.whose == "one" else -self._ranks.group)
+        self._stop_producers()  # One that was there before may not have been in the group yet
+        return True
+
+    def _check_killed(self, rank: int, said: bytes) -> None:
+        if self._board.killed:
+            if not said:
+                self._stop_producers()
+        elif said:
+            error = json.loads(said)
+            raise RunViolation(error["kind"], f"rank {rank}: {error['text']}; {self._where()}")
+        else:
+            raise RunViolation("error", f"rank {rank} is gone without a word: {self._ranks.said(rank)}")
+
+    def _check_ended(self) -> None:
+        for rank in list(self._ranks.pids):
+            status = self._ranks.reap(rank)
+            if status:
+                raise RunViolation("error", f"rank {rank} ended with {status}: {self._ranks.said(rank)}")
+
+    def _who_waits(self) -> str:
+        said = "; another one: ".join(one.said()[-600:] for one in self._producing)
+        return f"{self._where()}; arrived: {sorted(self._ranks.told)}; the producer: {said}"
+
+    def _where(self) -> str:
+        return ", ".join(self._board.where(rank) for rank in range(len(self._ranks)))
+
+
+def _tell_error(error: BaseException) -> bytes:
+    kind = next((kind for known, kind in _KINDS if isinstance(error, known)), "error")
+    kind = "gone" if kind == "refused" and "deleted" in str(error) else kind
+    return json.dumps({"kind": kind, "text": f"{type(error).__name__}: {error}"}).encode()
+
 
 RUN_S: Final = 100.0  # How long a run may take; what hangs in it says so itself before that
 
@@ -66,8 +294,7 @@ def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
 
 
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
-    """Plays a run, in a process that has nothing else to do and ends with it. `mutant`: by its name, what is broken in
-    the package first; None for nothing. `folder`: is made, for all that the run writes."""
+    """Plays a run, in a process that ends with it. `mutant`: what is broken first. `folder`: is made."""
     folder.mkdir(parents=True)
     adopt_orphans()
     if mutant is not None:
@@ -102,10 +329,15 @@ def _live(
     lives: list[Lived] = []
     done = False
     for plan in run.lives:
-        origin, newer = _choose(checkpoints, plan.back)
-        played.again += bool(newer)
+        kept = run_checkpoints.found(checkpoints)
+        back = max(0, min(plan.back, len(kept) - 1))
+        run_checkpoints.remove(checkpoints, kept[:back])
+        played.again += back > 0
+        origin = kept[back] if kept else None
         started = None if origin is None else (origin.life, origin.steps)
-        steps = _steps_left(run, lives, origin, plan)
+        steps = max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
+        if run.others:
+            steps = steps_left(run, lives, started, plan)
         if not steps and plan.kill is not None:
             # Once is enough to see that nothing is trained again.
             if done:
@@ -127,30 +359,12 @@ def _live(
         played.deleted = _check_disk(run, lives, checkpoints, streams)
     for one in producing:
         one.stop()
-    if run.others:
-        check_blend(run, lives)
-    else:
-        check_whole(run, lives)
+    (check_blend if run.others else check_whole)(run, lives)
     for stream in streams:
         # One that was killed at work leaves what its next start would remove.
         findings = [found for found in verify(stream, jobs=1).findings if found.severity != "leftover"]
         if findings:
             raise RunViolation("torn", f"the stream {stream.name} is damaged: {findings}")
-
-
-def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
-    kept = run_checkpoints.found(folder)
-    if not kept:
-        return None, False
-    back = min(back, len(kept) - 1)
-    run_checkpoints.remove(folder, kept[:back])
-    return kept[back], back > 0
-
-
-def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:
-    if run.others:
-        return steps_left(run, lives, None if origin is None else (origin.life, origin.steps), plan)
-    return max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
 
 
 def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, streams: Sequence[Path]) -> int:

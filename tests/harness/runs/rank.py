@@ -17,7 +17,7 @@ from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
 from tests.data.options import grouped
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.kills import PRODUCER, Board
+from tests.harness.runs.kills import PRODUCER, Board, count_calls
 from tests.harness.runs.plan import Kill, LifePlan, RunPlan
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
@@ -52,6 +52,7 @@ class Rank:
 
     def train(self, lockstep: socket.socket) -> None:
         """Trains until the epoch has ended; tells of each step, and goes on when all ranks have come to its end."""
+        count_calls(self.board, self.rank)
         dataset, samples = self._start()
         if self.life.early and self.origin is not None:
             self._commit(dataset, 0, dataset.consumed)

@@ -1,7 +1,4 @@
-"""Plays runs of a training job that is killed and resumed with other ranks, one seed after another.
-
-Run by `scripts/sweep_resumes`.
-"""
+"""Plays runs of a training job that is killed and resumed, one seed after another: see scripts/sweep_resumes."""
 
 import argparse
 import os
@@ -21,8 +18,7 @@ _RUNS: Final = 1000
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Plays 1,000 runs of 3 to 5 kills each, about a second of one CPU a run; a seed a run, from `seed` * 1,000 on.
-    Every fourth one is over a blend."""
+    """Plays 1,000 runs of 3 to 5 kills each, a seed a run, from `seed` * 1,000 on; every fourth one is over a blend."""
     with Runs(place) as nursery:
         for number in range(seed * _RUNS, seed * _RUNS + max(1, int(_RUNS * scale))):
             blend = number % 4 == 3

@@ -50,11 +50,9 @@ def measured(row: Row) -> Any:
 
 def tokenized(row: Row) -> Any:
     """As `thirds`, with tokens: the id, as often as `tokens_of` says, and the number of the copy for a label."""
-    return [
-        {"input_ids": [number] * tokens_of(number), "labels": [one.get("copy", -100)] * tokens_of(number)}
-        for one in _listed(thirds(row))
-        for number in [one["id"]]
-    ]
+    count = tokens_of(row["id"])
+    made = _listed(thirds(row))
+    return [{"input_ids": [one["id"]] * count, "labels": [one.get("copy", -100)] * count} for one in made]
 
 
 def _listed(made: Any) -> list[Row]:

@@ -162,22 +162,18 @@ def _append(path: Path, part: bytes) -> None:
         file.write(part)
 
 
-def plain(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return _file(folder / f"{base}.jsonl", rows or lines(base), lambda data: data)
+def _zstandard(data: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(data))
 
 
-def gzipped(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return _file(folder / f"{base}.jsonl.gz", rows or lines(base), gzip.compress)
+def _file(suffix: str, pack: Callable[[bytes], bytes] = bytes) -> Callable[..., FedSource]:
+    def make(folder: Path, base: int, rows: Rows = None) -> FedSource:
+        rows, path = rows or lines(base), folder / f"{base}.jsonl{suffix}"
+        data = text(rows)
+        path.write_bytes(pack(data[:999]) + pack(data[999:]))
+        return FedSource(str(path), rows)
 
-
-def zstandard(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return _file(folder / f"{base}.jsonl.zst", rows or lines(base), pytest.importorskip("zstandard").compress)
-
-
-def _file(path: Path, rows: list[bytes], pack: Callable[[bytes], bytes]) -> FedSource:
-    data = text(rows)
-    path.write_bytes(pack(data[:999]) + pack(data[999:]))
-    return FedSource(str(path), rows)
+    return make
 
 
 def _piped(*, as_stdin: bool, append: bool = False) -> Callable[..., FedSource]:
@@ -210,7 +206,7 @@ def hugging_face(folder: Path, base: int, rows: Rows = None) -> FedSource:
     rows, table = _table(rows or lines(base, bad=False))
     directory = folder / f"{base}"
     directory.mkdir(exist_ok=True)
-    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    names = [f"data-0000{number}-of-00002.arrow" for number in (0, 1)]
     for name, part in zip(names, (table.slice(0, 41), table.slice(41)), strict=True):
         with pytest.importorskip("pyarrow.ipc").new_stream(directory / name, table.schema) as file:
             file.write_table(part, max_chunksize=23)
@@ -245,7 +241,7 @@ def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
 
 
 KINDS: Final[dict[str, Callable[..., FedSource]]] = {
-    **{"plain": plain, "gzip": gzipped, "zstd": zstandard},
+    **{"plain": _file(""), "gzip": _file(".gz", gzip.compress), "zstd": _file(".zst", _zstandard)},
     **{"pipe": _piped(as_stdin=False), "stdin": _piped(as_stdin=True)},
     **{"stdin that appends": _piped(as_stdin=True, append=True), "generator": generator},
     **{"parquet": parquet, "arrow": arrow, "hugging face": hugging_face},

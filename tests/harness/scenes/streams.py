@@ -67,8 +67,7 @@ class Stream:
         return self._nursery.start(*self.arguments, stdin=stdin, **kill)
 
     def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
-        """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
-        `disk`: where the stream is, if its power is to be cut together with each kill."""
+        """Kills the command at random calls, and cuts the disk's power, until it has finished; returns how often."""
         dice = random.Random(seed)
         power_of = None if disk is None else disk.point
         for kills in range(MOST_LIVES):

@@ -11,22 +11,15 @@ from tests.harness.scenes.rows import BAD, MANY, lines
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 
 CONSUMER: Final = "trainer"  # Name of the one that acknowledges
+_ROWS: Final = "tests.harness.scenes.rows"
 _KEEPS: Final = ("--on-bad-row", "quarantine")
-_MAKES: Final = (
-    *_KEEPS,
-    *("--transform", "tests.harness.scenes.rows:thirds"),
-    *("--where", "tests.harness.scenes.rows:four_of_five"),
-    *("--shuffle", "4", "--seed", "3"),
-)
-_CUTS: Final = (
-    *_KEEPS,
-    *("--transform", "tests.harness.scenes.rows:tokenized"),
-    *("--where", "tests.harness.scenes.rows:four_of_five"),
-    *("--split", "5"),
-)
+_WHERE: Final = (*_KEEPS, "--where", f"{_ROWS}:four_of_five")
+_MAKES: Final = (*_WHERE, "--transform", f"{_ROWS}:thirds", "--shuffle", "4", "--seed", "3")
+_CUTS: Final = (*_WHERE, "--transform", f"{_ROWS}:tokenized", "--split", "5")
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
-_ENCODES: Final = (*_KEEPS, "--encode", "tests.harness.scenes.rows:with_arrays")
+_AHEAD: Final = ("--max-ahead", "4 chunks")
+_ENCODES: Final = (*_KEEPS, "--encode", f"{_ROWS}:with_arrays")
 QUICK_LOOKS: Final = "tests.harness.scenes.table:look_quickly"
 
 
@@ -39,7 +32,6 @@ class Scene:
     live: bool = False  # whether its sources change while they are read, so that each run needs its own
     behind: int | None = None  # chunks that the consumer has read and does not acknowledge yet; None if there is none
     encoded: bool = False  # whether its rows hold the arrays that `scenes.rows` makes
-    tokens: bool = False  # whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes
     journal: bool = False  # whether seals name a journal, which has another name in each run
 
 
@@ -86,21 +78,15 @@ POINTS: Final[dict[str, Scene]] = {
     "followed": Scene(_followed("rename"), ordered=False, live=True),
     "grown": Scene(_followed("marker"), ordered=False, live=True),
     "mixed": Scene(_mixed, ordered=False, live=True),
-    "retained": Scene(_one("plain", count=13), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, behind=2),
+    "retained": Scene(_one("plain", count=13), (*_RETAINS, *_AHEAD), per_chunk=2, behind=2),
     # A chunk with its seal takes some 400 bytes.
     "small disk": Scene(_one("plain", count=13), (*_RETAINS, "--max-disk", "2500"), per_chunk=2, behind=2),
-    "retained while followed": Scene(
-        _followed("rename"), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, ordered=False, live=True, behind=1
-    ),
+    "retained while followed": Scene(_followed("rename"), (*_RETAINS, *_AHEAD), 2, ordered=False, live=True, behind=1),
     "encoded": Scene(_one("plain"), _ENCODES, encoded=True),
     "encoded retained": Scene(
-        _one("plain", count=13),
-        (*_ENCODES, *_RETENTION, "--max-ahead", "4 chunks"),
-        per_chunk=2,
-        behind=2,
-        encoded=True,
+        _one("plain", count=13), (*_ENCODES, *_RETENTION, *_AHEAD), per_chunk=2, behind=2, encoded=True
     ),
-    "split": Scene(_one("plain", count=11), _CUTS, tokens=True),
+    "split": Scene(_one("plain", count=11), _CUTS),
     "stream": Scene(_whole("stream")),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""

@@ -3,18 +3,15 @@
     python -m tests.harness.simulated.check [--ranks 2 4 8] [--tolerance 0.15]
 
 takes about a minute. Exit codes: 0 all predictions fit; 1 one is off by more than is allowed, or a run failed; 2 usage.
-
 The simulation is told what a step took in the same run, waits left out: these ranks only sleep, but a busy machine lets
-them sleep for longer.
-"""
+them sleep for longer."""
 
 import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lazyshard.simulation import Setting, outcome
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
@@ -42,78 +39,26 @@ CASES: Final = (
 )
 
 
-class Comparison(NamedTuple):
-    name: str  # which
-    predicted: float  # by the simulation
-    measured: float  # in the real run
-    allowed: float  # how far they may be apart
-
-    @property
-    def fits(self) -> bool:
-        return abs(self.predicted - self.measured) <= self.allowed
-
-    @property
-    def error(self) -> float | None:
-        """Of the prediction, as a share of what was measured; None where that is 0."""
-        return None if not self.measured else (self.predicted - self.measured) / self.measured
-
-
-def compare(measured: Measured, tolerance: float) -> list[Comparison]:
-    """Returns the prediction for a run beside what was measured. Besides the tolerance each figure may be off by what
-    processes take to start, and by what one event more or less comes to: half a second, a twentieth of the time
-    stalled, two chunks, ten looks and two of each rank."""
-    found, ranks = outcome(measured.setting), measured.setting.ranks
-    return [
-        Comparison(name, predicted, real, tolerance * real + besides)
-        for name, predicted, real, besides in (
-            ("first step, s", found["first_step_s"], measured.first_step_s, 0.5),
-            ("last step, s", found["end_s"], measured.end_s, 0.5),
-            ("stalled, s", found["stalled_s"], measured.stalled_s, 0.05 * measured.end_s),
-            ("share stalled", found["stall_share"], measured.stall_share, 0.05),
-            ("disk peak, chunks", found["peak_chunks"], measured.peak_chunks, 2.0),
-            ("opens of head.json", found["head_opens"], measured.head_opens, 10.0 + 2.0 * ranks),
-            ("opens of chunks", found["chunk_opens"], measured.chunk_opens, 0.0),
-        )
-    ]
-
-
-def describe(setting: Setting) -> str:
-    ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead}"
-    head = "" if not setting.head_start else f", {setting.head_start} of them in advance"
-    return (
-        f"{setting.ranks} ranks of {setting.batch} rows a step of {1000 * setting.step_seconds:.0f} ms; "
-        f"{setting.rows} rows at {setting.producer_rate:g} a second{head}; {setting.samples_per_chunk} a chunk, window "
-        f"{setting.window}{ahead}, {'woken' if setting.woken else 'polling'}"
-    )
-
-
-def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    yield f"  {'':20}{'predicted':>11}{'measured':>11}{'off by':>9}"
-    for one in comparisons:
-        digits = 0 if one.predicted == int(one.predicted) and one.measured == int(one.measured) else 3
-        error = "-" if one.error is None else f"{one.error:+.1%}"
-        verdict = "" if one.fits else f"   more than {one.allowed:.3g}"
-        yield f"  {one.name:20}{one.predicted:>11,.{digits}f}{one.measured:>11,.{digits}f}{error:>9}{verdict}"
-
-
-def check(
-    cases: Iterable[Setting], place: Path | None, tolerance: float, say: Callable[[str], None]
-) -> list[tuple[Setting, list[Comparison]]]:
-    """Runs cases for real and compares them with their predictions. `place`: where to put the streams; None for a
-    temporary folder. `tolerance`: share of what was measured by which a prediction may be off. `say`: is given each
-    line of the report as soon as it is known."""
-    found = []
-    for case in cases:
-        with tempfile.TemporaryDirectory(dir=place) as folder:
-            real = measure(case, Path(folder))
-        comparisons = compare(real, tolerance)
-        found.append((real.setting, comparisons))
-        say(f"\n{describe(real.setting)}")
-        for line in lines(comparisons):
-            say(line)
-        if real.setting.step_seconds > _BUSY * case.step_seconds:
-            say(f"  this machine is busy: a step of {1000 * case.step_seconds:.0f} ms took longer; so may all else")
-    return found
+def compare(measured: Measured, tolerance: float) -> list[bool]:
+    """Prints a prediction beside what was measured; returns which figures fit. Each may be off, besides the tolerance,
+    by what processes take to start, and by what one event more or less comes to."""
+    predicted, ranks = outcome(measured.setting), measured.setting.ranks
+    print(f"\n{measured.setting}\n  {'':20}{'predicted':>11}{'measured':>11}")
+    fits = []
+    for name, wanted, real, besides in (
+        ("first step, s", predicted["first_step_s"], measured.first_step_s, 0.5),
+        ("last step, s", predicted["end_s"], measured.end_s, 0.5),
+        ("stalled, s", predicted["stalled_s"], measured.stalled_s, 0.05 * measured.end_s),
+        ("share stalled", predicted["stall_share"], measured.stall_share, 0.05),
+        ("disk peak, chunks", predicted["peak_chunks"], measured.peak_chunks, 2.0),
+        ("opens of head.json", predicted["head_opens"], measured.head_opens, 10.0 + 2.0 * ranks),
+        ("opens of chunks", predicted["chunk_opens"], measured.chunk_opens, 0.0),
+    ):
+        allowed = tolerance * real + besides
+        fits.append(abs(wanted - real) <= allowed)
+        verdict = "" if fits[-1] else f"   more than {allowed:.3g} apart"
+        print(f"  {name:20}{wanted:>11,.3f}{real:>11,.3f}{verdict}", flush=True)
+    return fits
 
 
 def main() -> int:
@@ -123,13 +68,19 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="where to put the streams (a temporary folder)")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)
-    cases = [case for case in CASES if case.ranks in args.ranks]
-    try:
-        found = check(cases, args.dir, args.tolerance, lambda line: print(line, flush=True))
-    except RealRunFailed as error:
-        print(f"a real run failed: {error}", file=sys.stderr)
-        return 1
-    fits = [one.fits for _, comparisons in found for one in comparisons]
+    fits: list[bool] = []
+    for case in CASES:
+        if case.ranks not in args.ranks:
+            continue
+        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+            try:
+                real = measure(case, Path(folder))
+            except RealRunFailed as error:
+                print(f"a real run failed: {error}", file=sys.stderr)
+                return 1
+        fits += compare(real, args.tolerance)
+        if real.setting.step_seconds > _BUSY * case.step_seconds:
+            print(f"  this machine is busy: a step of {1000 * case.step_seconds:.0f} ms took longer; so may all else")
     print(f"\n{sum(fits)} of {len(fits)} predictions are within {args.tolerance:.0%} and what each may be off besides")
     print(f"load {os.getloadavg()[0]:.1f} at the end")
     return 0 if all(fits) else 1

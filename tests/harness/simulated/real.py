@@ -1,6 +1,5 @@
-"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits
-for the others, and computes for as long as it is told. What is measured is what the simulation predicts. The clock
-begins with the word in `head.json` that so many rows are published as the setting's head start says."""
+"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits for
+the others, and sleeps for as long as a step takes. The clock begins when the head start is published."""
 
 import contextlib
 import multiprocessing
@@ -10,26 +9,27 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, Final, NamedTuple
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-
 from lazyshard import LazyShardedDataset, Order
 from lazyshard.errors import FileInvalid
-from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
+from lazyshard.format.names import HEAD, SEAL_SUFFIX
 from lazyshard.format.records import Head
 from lazyshard.simulation import Setting
 from lazyshard.stream.waiting import Waker
 
-CONSUMER: Final = "simulated"
-LONGEST_S: Final = 120.0  # No part of a real run takes as long
+_CONSUMER: Final = "simulated"
+_LONGEST_S: Final = 120.0  # No part of a real run takes as long
+_LOOK_S: Final = 0.002
+
+
+class RealRunFailed(Exception):
+    """A real run did not do its work; says what happened."""
 
 
 class Trained(NamedTuple):
@@ -37,72 +37,7 @@ class Trained(NamedTuple):
     began: list[float]  # when each step began, by the monotonic clock, which all processes of a machine share
     waited: list[float]  # how many seconds it waited for rows before each step, by the reader's own word
     ended_s: float  # when the last step ended
-    opens: dict[str, int]  # how often it opened files of each kind: head, chunk, retired
-
-
-class Opens:
-    """Counts the opens of this process, by kind of file, from when it is made to when the process ends."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        sys.addaudithook(self._hear)
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            self.counts[kind(os.path.basename(os.fspath(arguments[0])))] += 1
-
-
-def kind(name: str) -> str:
-    if name in (HEAD, RETIRED):
-        return name.partition(".")[0]
-    return "chunk" if name.startswith("chunk_") and name.endswith((".jsonl", SEAL_SUFFIX)) else "other"
-
-
-def rank_process(setting: Setting, directory: Path, rank: int, go: Event, barrier: Barrier, answer: Connection) -> None:
-    """Does the work of one rank and answers with a `Trained`, or with the text of what went wrong."""
-    try:
-        answer.send(_train(setting, directory, rank, go, barrier))
-    except BrokenBarrierError:
-        answer.send(f"rank {rank}: another rank has failed, or did not come within {LONGEST_S:.0f} s")
-    except BaseException as error:
-        barrier.abort()
-        answer.send(f"rank {rank}: {type(error).__name__}: {error}")
-
-
-def _train(setting: Setting, directory: Path, rank: int, go: Event, barrier: Barrier) -> Trained:
-    opens = Opens()
-    if not setting.woken:
-        # As on a network filesystem, where nobody hears of another machine's writes.
-        Waker._refused = True
-    if not go.wait(LONGEST_S):
-        raise TimeoutError(f"no start within {LONGEST_S:.0f} s")
-    order = Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches)
-    ranks = {"dp_rank": rank, "dp_size": setting.ranks, "batch_size": setting.batch, "max_total_samples": setting.rows}
-    rest: dict[str, Any] = {**ranks, "consumer": CONSUMER, "max_wait": LONGEST_S}
-    dataset = LazyShardedDataset(directory, order=order, **rest)
-    indices, every = dataset.rank_indices, setting.checkpoint_steps
-    ids: list[int] = []
-    began: list[float] = []
-    waited: list[float] = []
-    for step in range(setting.steps):
-        before = dataset.reader.waited_s
-        for first in range(step * setting.draws, (step + 1) * setting.draws, setting.batch):
-            ids += [row["id"] for row in dataset.__getitems__(list(indices[first : first + setting.batch]))]
-        waited.append(dataset.reader.waited_s - before)
-        # Gradients are exchanged: no rank goes on before all have had their batch.
-        barrier.wait(LONGEST_S)
-        began.append(time.monotonic())
-        time.sleep(max(0.0, began[-1] + setting.step_seconds - time.monotonic()))
-        if every and (step + 1) % every == 0:
-            dataset.commit((step + 1) * setting.step_rows, last_epoch=True)
-    return Trained(ids=ids, began=began, waited=waited, ended_s=time.monotonic(), opens=dict(opens.counts))
-
-
-_LOOK_S: Final = 0.002
-
-
-class RealRunFailed(Exception):
-    """A real run did not do its work; says what happened."""
+    opens: Counter[str]  # how often it opened files of each kind: head, chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,63 +59,82 @@ class Measured:
         return self.stalled_s / self.end_s
 
 
-class Stock(FileSystemEventHandler):
-    def __init__(self) -> None:
-        self.there: set[str] = set()
-        self.peak = 0
-        self._lock = threading.Lock()
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        name = str(event.dest_path or event.src_path)
-        if not name.endswith(SEAL_SUFFIX) or event.event_type not in ("created", "moved", "deleted"):
-            return
-        with self._lock:
-            if event.event_type == "deleted":
-                self.there.discard(name)
-            else:
-                self.there.add(name)
-            self.peak = max(self.peak, len(self.there))
-
-
 def measure(setting: Setting, place: Path) -> Measured:
-    stream, log, stock = place / "stream", place / "producer.log", Stock()
+    stream, log = place / "stream", place / "producer.log"
     stream.mkdir()
     source = _write_source(setting, place)
     producing = _producing(setting, source, stream, log)
-    with _ranks(setting, stream) as start, _watched(stock, stream), producing as producer:
+    with _ranks(setting, stream) as (go, ranks), _watched(stream) as counts, producing as producer:
         head, began = _await_head(setting, stream, producer, log)
-        trained = start()
-        if producer.wait(LONGEST_S):
+        go.set()
+        errors = [error for error in (rank.exception(_LONGEST_S) for rank in ranks) if error is not None]
+        for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
+            raise RealRunFailed(f"a rank failed: {type(error).__name__}: {error}") from error
+        if producer.wait(_LONGEST_S):
             raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
-    return _judge(replace(setting, head_start=head.samples), trained, began, stock.peak)
+    return _judge(replace(setting, head_start=head.samples), [rank.result() for rank in ranks], began, max(counts))
 
 
 @contextlib.contextmanager
-def _ranks(setting: Setting, stream: Path) -> Iterator[Callable[[], list[Trained]]]:
-    """Makes the processes of all ranks, before there is any thread; gives what starts them and awaits their answers."""
+def _ranks(setting: Setting, stream: Path) -> Iterator[tuple[Any, list[Future[Trained]]]]:
+    """The processes of all ranks, made before there is any thread; and what starts them."""
     context = multiprocessing.get_context("fork")
-    go, barrier = context.Event(), context.Barrier(setting.ranks)
-    pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
-    ranks = [
-        context.Process(target=rank_process, args=(setting, stream, rank, go, barrier, pipe[1]), daemon=True)
-        for rank, pipe in enumerate(pipes)
-    ]
-    for rank in ranks:
-        rank.start()
+    shared = context.Event(), context.Barrier(setting.ranks)
+    with ProcessPoolExecutor(setting.ranks, context, initializer=_share, initargs=shared) as pool:
+        ranks = [pool.submit(_train, setting, stream, rank) for rank in range(setting.ranks)]
+        try:
+            yield shared[0], ranks
+        finally:
+            shared[0].set()
 
-    def start() -> list[Trained]:
-        go.set()
-        return [_answer(pipe[0]) for pipe in pipes]
 
+_shared: list[Any] = []  # In a rank: what it waits for before it begins, and before each step
+
+
+def _share(*shared: Any) -> None:
+    _shared[:] = shared
+
+
+def _train(setting: Setting, directory: Path, rank: int) -> Trained:
+    go, barrier = _shared
     try:
-        yield start
+        return _steps(setting, directory, rank, go, barrier)
     except BaseException:
-        for rank in ranks:
-            rank.terminate()
+        barrier.abort()
         raise
-    finally:
-        for rank in ranks:
-            rank.join(LONGEST_S)
+
+
+def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) -> Trained:
+    opens: Counter[str] = Counter()
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            name = os.path.basename(os.fspath(arguments[0]))
+            opens["chunk" if name.startswith("chunk_") else name.removesuffix(".json")] += 1
+
+    sys.addaudithook(hear)
+    if not setting.woken:
+        # As on a network filesystem, where nobody hears of another machine's writes.
+        Waker._refused = True
+    go.wait(_LONGEST_S)
+    order = Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches)
+    ranks = {"dp_rank": rank, "dp_size": setting.ranks, "batch_size": setting.batch, "max_total_samples": setting.rows}
+    rest: dict[str, Any] = {**ranks, "consumer": _CONSUMER, "max_wait": _LONGEST_S}
+    dataset = LazyShardedDataset(directory, order=order, **rest)
+    indices, every = dataset.rank_indices, setting.checkpoint_steps
+    found = Trained([], [], [], 0.0, opens)
+    for step in range(setting.steps):
+        before = dataset.reader.waited_s
+        for first in range(step * setting.draws, (step + 1) * setting.draws, setting.batch):
+            found.ids.extend(row["id"] for row in dataset.__getitems__(list(indices[first : first + setting.batch])))
+        found.waited.append(dataset.reader.waited_s - before)
+        # Gradients are exchanged: no rank goes on before all have had their batch.
+        barrier.wait(_LONGEST_S)
+        found.began.append(time.monotonic())
+        time.sleep(max(0.0, found.began[-1] + setting.step_seconds - time.monotonic()))
+        if every and (step + 1) % every == 0:
+            dataset.commit((step + 1) * setting.step_rows, last_epoch=True)
+    return found._replace(ended_s=time.monotonic())
 
 
 def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) -> Measured:
@@ -193,7 +147,7 @@ def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) 
     # At each step the slowest rank decides.
     stalled = first + sum(map(max, zip(*(one.waited[1:] for one in trained), strict=True)))
     setting = replace(setting, step_seconds=(end - stalled) / setting.steps)
-    opens = {f"{name}_opens": sum(one.opens.get(name, 0) for one in trained) for name in ("head", "chunk")}
+    opens = {f"{name}_opens": sum(one.opens[name] for one in trained) for name in ("head", "chunk")}
     return Measured(setting=setting, first_step_s=first, end_s=end, stalled_s=stalled, peak_chunks=peak, **opens)
 
 
@@ -201,25 +155,27 @@ def _write_source(setting: Setting, place: Path) -> Path:
     path = place / "rows.jsonl"
     with path.open("wb") as file:
         for number in range(setting.rows):
-            file.write(_row(setting, number) + b"\n")
+            row = b'{"id":%d,"text":"' % number
+            file.write(row + b"x" * max(0, setting.row_bytes - len(row) - 3) + b'"}\n')
     return path
 
 
-def _row(setting: Setting, number: int) -> bytes:
-    row = b'{"id":%d,"text":"' % number
-    return row + b"x" * max(0, setting.row_bytes - len(row) - 3) + b'"}'
-
-
 @contextlib.contextmanager
-def _watched(stock: Stock, directory: Path) -> Iterator[None]:
-    observer = Observer()
-    observer.schedule(stock, str(directory), recursive=False)
-    observer.start()
+def _watched(directory: Path) -> Iterator[list[int]]:
+    """Counts again and again, in a thread, how many chunks there are."""
+    counts, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            counts.append(sum(name.endswith(SEAL_SUFFIX) for name in os.listdir(directory)))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
     try:
-        yield
+        yield counts
     finally:
-        observer.stop()
-        observer.join()
+        over.set()
+        watching.join()
 
 
 @contextlib.contextmanager
@@ -228,7 +184,7 @@ def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Itera
     command += ["--samples-per-chunk", str(setting.samples_per_chunk), "--rate", str(setting.producer_rate)]
     command += ["--retain", setting.retain, "--no-progress"]
     if setting.retain == "consumed":
-        command += ["--consumers", CONSUMER]
+        command += ["--consumers", _CONSUMER]
     if setting.max_ahead is not None:
         command += ["--max-ahead", setting.max_ahead.replace(" ", "")]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
@@ -240,25 +196,14 @@ def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Itera
 
 
 def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes], log: Path) -> tuple[Head, float]:
-    until = time.monotonic() + LONGEST_S
-    while time.monotonic() < until:
+    until = time.monotonic() + _LONGEST_S
+    while time.monotonic() < until and not producer.poll():
         with contextlib.suppress(FileNotFoundError, FileInvalid):
             head = Head.decode((stream / HEAD).read_bytes())
             if head.samples >= setting.head_start:
                 return head, time.monotonic() - (time.time() - head.updated_at)
-        if producer.poll():
-            break
         time.sleep(_LOOK_S)
     raise RealRunFailed(f"the producer published no {setting.head_start} rows: {_tail(log)}")
-
-
-def _answer(pipe: Connection) -> Trained:
-    if not pipe.poll(LONGEST_S):
-        raise RealRunFailed(f"a rank did not finish within {LONGEST_S:.0f} s")
-    found = pipe.recv()
-    if isinstance(found, Trained):
-        return found
-    raise RealRunFailed(str(found))
 
 
 def _tail(log: Path) -> str:

@@ -8,16 +8,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import orjson
-
-MINUTES: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long (default: %(default)g)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn by chance (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="the most at a time (default: %(default)s)")
     parser.add_argument("--million", action="store_true", help="the stream of a million chunks instead")
@@ -47,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _soak(args: argparse.Namespace, place: Path) -> int:
     # What it takes to load torch, a soak of a stream's files does not need.
     from tests.harness.planted.soak import MUTANTS
-    from tests.harness.soak.rank import Rules
+    from tests.harness.soak.job import Rules
     from tests.harness.soak.run import Settings, Soak
 
     if args.mutant is not None:

@@ -1,15 +1,11 @@
-"""The history of a run that survives its kills: checks each step against it, and goes back with the run. Beside the
-samples themselves it is only kept where the ranks stood at the checkpoints that are there."""
+"""The history of a run that survives its kills: checks each step against it, and goes back with the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyshard.stream import read_retired
 from tests.harness.runs.checkpoints import Checkpoint
@@ -17,7 +13,7 @@ from tests.harness.tally import RunViolation
 from tests.plan.oracle import permutation, slices
 
 if TYPE_CHECKING:
-    from tests.harness.soak.rank import Rules, Shape
+    from tests.harness.soak.job import Rules, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +42,7 @@ class DeclaredOrder:
         self.standing = standing
         if dp == len(standing.own):
             return
-        opened = self._opened()
-        carried = [sample for lane in range(len(standing.own)) for sample in self._rest(lane, opened)]
-        start = standing.start + opened * self._span * len(standing.own)
-        if self.total is not None:
-            start = min(start, self.total)
+        start, carried = self._left()
         self._windows.clear()
         own = tuple(map(tuple, slices(carried, dp)))
         self.standing = Standing(own, start, len(carried) % dp, 0)
@@ -62,19 +54,18 @@ class DeclaredOrder:
         return drawn
 
     def floor(self) -> int:
-        opened = self._opened()
-        start = self.standing.start + opened * self._span * len(self.standing.own)
-        left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
-        end = [] if self.total is None else [self.total]  # The last windows are shorter than the others
-        return min([*left, start, *end])
+        start, left = self._left()
+        return min([*left, start])
 
-    def _opened(self) -> int:
-        standing = self.standing
-        return max(0, *(-(-(standing.at - len(own)) // self._span) for own in standing.own))
-
-    def _rest(self, lane: int, opened: int) -> list[int]:
-        own = self.standing.own[lane]
-        return self._positions(lane, self.standing.at, len(own) + opened * self._span)
+    def _left(self) -> tuple[int, list[int]]:
+        """Returns the first sample of no window that was begun, and what is left in those that were, lane by lane."""
+        own, at = self.standing.own, self.standing.at
+        opened = max(0, *(-(-(at - len(one)) // self._span) for one in own))
+        left = [self._positions(lane, at, len(one) + opened * self._span) for lane, one in enumerate(own)]
+        start = self.standing.start + opened * self._span * len(own)
+        # The last windows are shorter than the others.
+        end = start if self.total is None else min(start, self.total)
+        return end, [sample for lane in left for sample in lane]
 
     def _positions(self, lane: int, first: int, stop: int) -> list[int]:
         own = self.standing.own[lane]
@@ -121,39 +112,25 @@ class DeclaredOrder:
         return window
 
 
-# So many samples may lie between the first that is not trained for good and the last that is trained
-MOST: Final = 1 << 24
-
-
 class Ledger:
     def __init__(self) -> None:
         self.base = 0  # every sample below is trained for good
         self.stretch = 1  # number of the current stretch, from 1
-        self._marks: npt.NDArray[np.uint32] = np.zeros(1 << 12, dtype=np.uint32)
+        self._marks: dict[int, int] = {}  # in which stretch each sample was trained that is not
 
     @property
     def trained(self) -> int:
-        return self.base + int(np.count_nonzero(self._marks))
+        return self.base + len(self._marks)
 
     @property
     def size(self) -> int:
         return len(self._marks)
 
-    def train(self, samples: npt.NDArray[np.int64]) -> None:
-        places = samples - self.base
-        known = places[(places >= 0) & (places < len(self._marks))]
-        again = places < 0
-        again[(places >= 0) & (places < len(self._marks))] = self._marks[known] > 0
-        if again.any() or len(np.unique(samples)) < len(samples):
-            raise RunViolation("twice", f"samples {sorted(samples[again].tolist())[:10]} of {len(samples)} came again")
-        most = int(places.max()) + 1
-        if most > MOST:
-            raise RunViolation("lost", f"sample {self.lowest()} was not trained, {int(samples.max())} is")
-        if most > len(self._marks):
-            grown = np.zeros(max(most, 2 * len(self._marks)), dtype=np.uint32)
-            grown[: len(self._marks)] = self._marks
-            self._marks = grown
-        self._marks[places] = self.stretch
+    def train(self, samples: list[int]) -> None:
+        again = [sample for sample in samples if sample < self.base or sample in self._marks]
+        if again or len(set(samples)) < len(samples):
+            raise RunViolation("twice", f"samples {sorted(again)[:10]} of {len(samples)} came again")
+        self._marks.update(dict.fromkeys(samples, self.stretch))
 
     def close(self) -> int:
         """Ends a stretch, where a checkpoint is written; returns its number."""
@@ -162,27 +139,18 @@ class Ledger:
 
     def roll_back(self, stretch: int) -> None:
         """Takes back what came after a stretch; 0 takes back all that is not for good."""
-        self._marks[self._marks > stretch] = 0
+        self._marks = {sample: mark for sample, mark in self._marks.items() if mark <= stretch}
         self.stretch = stretch + 1
 
     def settle(self, stretch: int) -> None:
-        settled = (self._marks > 0) & (self._marks <= stretch)
-        count = len(settled) if settled.all() else int(np.argmin(settled))
-        if count:
-            self._marks = np.concatenate((self._marks[count:], np.zeros(count, dtype=np.uint32)))
-            self.base += count
-        used = np.flatnonzero(self._marks)
-        needed = int(used[-1]) + 1 if len(used) else 0
-        if len(self._marks) > max(1 << 12, 4 * needed):
-            self._marks = self._marks[: max(1 << 12, 2 * needed)].copy()
-
-    def lowest(self) -> int:
-        open_marks = np.flatnonzero(self._marks == 0)
-        return self.base + (int(open_marks[0]) if len(open_marks) else len(self._marks))
+        while self._marks.get(self.base, stretch + 1) <= stretch:
+            del self._marks[self.base]
+            self.base += 1
 
     def check_below(self, floor: int) -> None:
-        if self.lowest() < floor:
-            raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
+        lost = next((sample for sample in range(self.base, floor) if sample not in self._marks), None)
+        if lost is not None:
+            raise RunViolation("lost", f"sample {lost} was never trained, and nobody is to draw it any more")
 
 
 class Snapshot(NamedTuple):
@@ -219,13 +187,13 @@ class History:
         self.ledger.roll_back(snapshot.stretch)
         self._order.go_on(snapshot.standing, dp)
 
-    def train(self, step: Sequence[npt.NDArray[np.int64]], shape: Shape, number: int) -> None:
-        samples = np.concatenate(step)
+    def train(self, step: Sequence[list[int]], shape: Shape, number: int) -> None:
+        samples = [sample for own in step for sample in own]
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
-            if found.tolist() != expected:
+            if found != expected:
                 at = f"life {shape.number}, step {number}, rank {rank} of {shape.dp}"
-                raise RunViolation("order", f"{at}: read {found.tolist()[:8]}, declared are {expected[:8]}")
+                raise RunViolation("order", f"{at}: read {found[:8]}, declared are {expected[:8]}")
         self._consumed += len(samples)
         self.trained += len(samples)
 
@@ -235,8 +203,7 @@ class History:
         self.ledger.check_below(floor)
 
     def check_kept(self, stream: Path, checkpoints: Path) -> int:
-        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to. Returns chunks
-        that are deleted."""
+        """Checks that what any kept checkpoint needs is there, and forgets the rest; returns chunks deleted."""
         # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
         retired = read_retired(stream)
         kept = sorted(int(path.stem) for path in checkpoints.glob("*.json"))

@@ -1,14 +1,15 @@
-"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified. Run
-by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own."""
+"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
+Each part is a fork of a process that has loaded all: neither the time nor the files of that are counted."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
-import runpy
+import pickle
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,9 +21,20 @@ from typing import Any, Final
 
 import orjson
 
-from tests.harness.processes.environment import environment
+from tests.harness.processes.nursery import Nursery, has_ended, kill, leave
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.history import DeclaredOrder
+
+PER_CHUNK: Final = 2
+BEFORE: Final = 8  # Ranks that the run began with
+AFTER: Final = 6  # Ranks that go on in the middle
+BATCH: Final = 2
+WINDOW: Final = 4
+SEED: Final = 7
+STEPS: Final = 20  # Steps that are read after the resume
+_ORDER: Final[dict[str, Any]] = {"batch_size": BATCH, "shuffle_window": WINDOW, "seed": SEED}
+_STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
+_MOST_S: Final = 7200.0  # So long may a part take
 
 
 @contextmanager
@@ -40,34 +52,18 @@ def room(place: Path, chunks: int) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-PER_CHUNK: Final = 2
-CHUNKS: Final = 1_000_000
-BEFORE: Final = 8  # Ranks that the run began with
-AFTER: Final = 6  # Ranks that go on in the middle
-BATCH: Final = 2
-WINDOW: Final = 4
-SEED: Final = 7
-STEPS: Final = 20  # Steps that are read after the resume
-
-_COMMAND: Final = """
-import os, sys
-os.fsync = os.fdatasync = lambda fd: None
-from lazyshard_producer.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it."""
-
-_STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
+class Left(Exception):
+    """A part has failed, so what follows cannot be measured."""
 
 
 @dataclass
 class Measured:
     chunks: int  # of the stream
-    # by name: seconds of wall time, of processor time, and peak memory in MB of each part.
+    # by name: seconds of wall time, of processor time, and peak memory in MB of each part, torch included.
     parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)  # further numbers by name
+    first_ms: dict[str, float] = field(default_factory=dict)  # by what was read, up to the first sample
     violations: list[str] = field(default_factory=list)  # what was not as it has to be
-    # by what was read, files opened and folders listed up to the first sample.
+    # by part, files opened and folders listed; of what was read, up to the first sample.
     touched: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, holds: bool, what: str) -> None:
@@ -79,13 +75,15 @@ class Measured:
 
     def __str__(self) -> str:
         lines = [f"{self.chunks:,} chunks of {PER_CHUNK} rows"]
-        lines += [
-            f"  {name:24}{wall:>10.2f} s{cpu:>10.2f} s CPU{memory:>8.0f} MB"
-            for name, (wall, cpu, memory) in self.parts.items()
-        ]
-        lines += [f"  {name:40}{number:>14,.1f}" for name, number in self.figures.items()]
-        lines += [f"  VIOLATION: {violation}" for violation in self.violations]
-        return "\n".join(lines)
+        for name, (wall, cpu, memory) in self.parts.items():
+            lines.append(f"  {name:24}{wall:>10.2f} s{cpu:>10.2f} s CPU{memory:>8.0f} MB")
+        lines += [f"  {name}: {number:,.1f} ms to the first sample" for name, number in self.first_ms.items()]
+        return "\n".join([*lines, *(f"  VIOLATION: {violation}" for violation in self.violations)])
+
+
+def load() -> None:
+    for name in ("torch.utils.data", "lazyshard.data.dataset", "lazyshard.cli.main", "lazyshard_producer.cli"):
+        importlib.import_module(name)
 
 
 def measure(
@@ -93,126 +91,45 @@ def measure(
 ) -> Measured:
     """Does all of it below a folder, which has room for the files; goes on in the middle as these ranks."""
     measured = Measured(chunks)
-    stream = place / "stream"
-    _produce(measured, stream, say)
-    say(str(measured))
-    _read(measured, stream, ranks)
-    say(str(measured))
-    _look(measured, stream)
+    with Nursery(place / "forks", __name__) as forks, contextlib.suppress(Left):
+        for part in (_produce, _read, _look):
+            part(_Parts(forks, place / "stream", measured, say), ranks)
+            say(str(measured))
     return measured
 
 
-def _produce(measured: Measured, stream: Path, say: Callable[[str], object]) -> None:
-    command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
-    arguments = [sys.executable, "-c", _COMMAND, *command, "--no-progress"]
-    rows = {soak_rows.TOTAL: str(measured.chunks * PER_CHUNK)}
-    for name, until, code in (
-        ("produce, first half", measured.chunks // 2, -signal.SIGKILL),
-        ("produce, after kill -9", measured.chunks, 0),
-    ):
-        started = time.monotonic()
-        with subprocess.Popen(arguments, env=environment() | rows, stderr=subprocess.PIPE) as process:
-            _wait_for(stream, until, process, lambda line, name=name: say(f"{name}: {line}"))  # type: ignore[misc]
-            if code:
-                process.kill()
-            assert process.stderr is not None
-            words = process.stderr.read()[-2000:].decode()
-            _part(measured, name, started, process)
-        if process.returncode != code:
-            measured.violations.append(f"{name}: ended with {process.returncode}: {words}")
-            raise SystemExit(str(measured))
-    measured.check(_published(stream) == measured.chunks, f"{_published(stream)} chunks are published")
+@dataclass(frozen=True)
+class _Parts:
+    forks: Nursery
+    stream: Path
+    measured: Measured
+    say: Callable[[str], object]
+
+    def run(self, name: str, work: Callable[..., object], *arguments: object) -> Any:
+        """Returns what a part gives; its time and memory are counted, those of its own children as well."""
+        return self.reap(name, time.monotonic(), self.forks.fork(_part, work, self.stream, *arguments))
+
+    def reap(self, name: str, started: float, pid: int, *, killed: bool = False) -> Any:
+        ended = self.forks.reap(pid, _MOST_S)
+        wall = time.monotonic() - started
+        if ended.status != (-signal.SIGKILL if killed else 0):
+            self.measured.violations.append(f"{name}: ended with {ended.status}: {ended.last_words}")
+            raise Left
+        found, self.measured.touched[name], cpu, memory = pickle.loads(ended.left) if ended.left else (None, {}, 0, 0)
+        self.measured.parts[name] = wall, cpu, memory
+        return found
 
 
-def _wait_for(stream: Path, until: int, process: subprocess.Popen[bytes], say: Callable[[str], object]) -> None:
-    said = moved = time.monotonic()
-    seen = 0
-    # Not reaped: wait4 is to tell what it took.
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        now, published = time.monotonic(), _published(stream)
-        if published > seen:
-            seen, moved = published, now
-        if published >= until:
-            return
-        if now - moved > _STUCK_S:
-            process.kill()
-        if now - said > 30:
-            said = now
-            say(f"{published:,} chunks")
-        time.sleep(0.05)
-
-
-def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
-    samples = measured.chunks * PER_CHUNK
-    tasks = ["first", "last", "state", *map(str, ranks)]
-    command = [sys.executable, "-m", "tests.harness.soak.million_reading", str(stream), *tasks]
-    told = _run(measured, "read", command).splitlines()
-    found: dict[str, Any] = {task: orjson.loads(line) for task, line in zip(tasks, told, strict=True)}
-    order = DeclaredOrder(PER_CHUNK, WINDOW * PER_CHUNK, SEED, BEFORE)
-    order.total = samples
-    # Where 8 ranks stand that have drawn as much, without drawing it.
-    order.go_on(replace(order.standing, at=found.pop("state")["consumed"] // BEFORE), AFTER)
-    declared = [order.draw(BATCH) for _ in range(STEPS)]
-    expected = {"first": [0], "last": [samples - 1]}
-    expected |= {str(rank): [sample for step in declared for sample in step[rank]] for rank in ranks}
-    for task, one in found.items():
-        name = f"resume as rank {task} of {AFTER}" if task.isdecimal() else f"the {task} sample"
-        measured.figures[f"{name}: ms to the first sample"] = one["first_ms"]
-        measured.figures[f"{name}: MB, torch included"] = one["mb"]
-        measured.touched[task] = one["touched"]
-        read, right = one["samples"], expected[task]
-        measured.check(read == right, f"{name}: {read[:6]} are read, not {right[:6]}")
-
-
-def _look(measured: Measured, stream: Path) -> None:
-    status = json.loads(_run(measured, "status", _command("status", stream, "--json")))
-    told = status["published_chunks"], status["published_samples"], status["ended"]
-    measured.check(told == (measured.chunks, measured.chunks * PER_CHUNK, True), f"status tells {told}")
-    _run(measured, "inspect", _command("inspect", stream, "--json"))
-    shown = _run(measured, "inspect, one sample", _command("inspect", stream, str(measured.chunks)))
-    text = json.dumps(soak_rows.row(measured.chunks)["text"])
-    measured.check(f'"id": {measured.chunks}' in shown and text in shown, f"inspect shows {shown!r}")
-    for name, options in (("verify --quick", ["--quick"]), ("verify", [])):
-        verified = json.loads(_run(measured, name, _command("verify", stream, "--json", *options)))
-        measured.check(not verified["findings"], f"{name} finds {verified['findings'][:3]}")
-        measured.check(verified["chunks"] == measured.chunks, f"{name} tells of {verified['chunks']} chunks")
-
-
-def _command(name: str, stream: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "lazyshard.cli", name, str(stream), *arguments]
-
-
-def _run(measured: Measured, name: str, command: Sequence[str]) -> str:
-    """Returns what a command printed; its time and memory are counted, those of its own children as well."""
-    started = time.monotonic()
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        out, err = process.stdout.read().decode(), process.stderr.read().decode()
-        _part(measured, name, started, process)
-    if process.returncode:
-        measured.violations.append(f"{name}: ended with {process.returncode}: {err[-2000:]}")
-        raise SystemExit(str(measured))
-    return out
-
-
-def _part(measured: Measured, name: str, started: float, process: subprocess.Popen[bytes]) -> None:
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    wall, cpu = time.monotonic() - started, used.ru_utime + used.ru_stime
-    measured.parts[name] = wall, cpu, used.ru_maxrss / 1000
-
-
-def _published(stream: Path) -> int:
-    try:
-        chunks: int = json.loads((stream / "head.json").read_bytes())["chunks"]
-    except FileNotFoundError:
-        return 0
-    return chunks
+def _part(work: Callable[..., object], stream: Path, *arguments: object) -> None:
+    counts = count_touched(stream)
+    found = work(stream, counts, *arguments)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(one.ru_utime + one.ru_stime for one in used)
+    leave(pickle.dumps((found, dict(counts), cpu, max(one.ru_maxrss for one in used) / 1000)))
 
 
 def count_touched(folder: Path) -> Counter[str]:
-    """Begins to count what this process opens and lists below a folder: numbers that do not depend on how busy the
-    machine is. Returns the counts: `open` of files, `listings` of folders."""
+    """Counts from now on what this process opens and lists below a folder: busy machines do the same."""
     counts: Counter[str] = Counter(open=0, listings=0)
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -225,20 +142,117 @@ def count_touched(folder: Path) -> Counter[str]:
     return counts
 
 
-def main() -> int:
-    """Runs a module as `python -m` would, its output left out, and prints those counts as a JSON line."""
-    folder, module, *arguments = sys.argv[1:]
-    counts = count_touched(Path(folder))
-    sys.argv = [module, *arguments]
-    code: Any = 0
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except SystemExit as error:
-            code = error.code
-    print(orjson.dumps(counts).decode())
-    return int(code or 0)
+def _produce(parts: _Parts, ranks: Sequence[int]) -> None:
+    chunks, stream = parts.measured.chunks, parts.stream
+    for name, until, killed in (("first half", chunks // 2, True), ("after kill -9", chunks, False)):
+        started, pid = time.monotonic(), parts.forks.fork(_part, _command_of_producer, stream, chunks * PER_CHUNK)
+        _wait_for(parts, pid, until)
+        if killed:
+            kill(pid)
+        parts.reap(f"produce, {name}", started, pid, killed=killed)
+    parts.measured.check(_published(stream) == chunks, f"{_published(stream)} chunks are published")
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _command_of_producer(stream: Path, counts: object, rows: int) -> None:
+    # The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it.
+    os.fsync = os.fdatasync = lambda fd: None
+    os.environ[soak_rows.TOTAL] = str(rows)
+    command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
+    assert importlib.import_module("lazyshard_producer.cli").main([*command, "--no-progress"]) == 0
+
+
+def _wait_for(parts: _Parts, pid: int, until: int) -> None:
+    said = moved = time.monotonic()
+    seen = 0
+    while not has_ended(pid, 0.05):
+        now, published = time.monotonic(), _published(parts.stream)
+        if published > seen:
+            seen, moved = published, now
+        if published >= until:
+            return
+        if now - moved > _STUCK_S:
+            kill(pid)
+        if now - said > 30:
+            said = now
+            parts.say(f"{published:,} chunks")
+
+
+def _published(stream: Path) -> int:
+    try:
+        chunks: int = json.loads((stream / "head.json").read_bytes())["chunks"]
+    except FileNotFoundError:
+        return 0
+    return chunks
+
+
+def _read(parts: _Parts, ranks: Sequence[int]) -> None:
+    measured, samples = parts.measured, parts.measured.chunks * PER_CHUNK
+    order = DeclaredOrder(PER_CHUNK, WINDOW * PER_CHUNK, SEED, BEFORE)
+    order.total = samples
+    # Where 8 ranks stand that have drawn as much, without drawing it.
+    consumed = parts.run("state", _write_state)
+    order.go_on(replace(order.standing, at=consumed // BEFORE), AFTER)
+    declared = [order.draw(BATCH) for _ in range(STEPS)]
+    expected = {"first": [0], "last": [samples - 1]}
+    expected |= {str(rank): [sample for step in declared for sample in step[rank]] for rank in ranks}
+    for task, right in expected.items():
+        read, measured.first_ms[task], measured.touched[task] = parts.run(task, _read_as, task)
+        measured.check(read == right, f"{task}: {read[:6]} are read, not {right[:6]}")
+
+
+def _write_state(stream: Path, counts: object) -> int:
+    """Writes the state of 8 ranks that stand in the middle; returns its samples: whole steps, but no whole stripes."""
+    dataset, step = _opened(stream, 0, BEFORE), BEFORE * BATCH * 2
+    consumed = dataset.published().samples // 2 // step * step + step // 2
+    stream.with_name("state.json").write_bytes(orjson.dumps(dataset.state_dict(consumed)))
+    return int(consumed)
+
+
+def _opened(stream: Path, rank: int, ranks: int) -> Any:
+    from lazyshard import LazyShardedDataset
+    from tests.data.options import grouped
+
+    return LazyShardedDataset(stream, dp_rank=rank, dp_size=ranks, **grouped(_ORDER if ranks > 1 else {}))
+
+
+def _read_as(stream: Path, counts: Counter[str], task: str) -> tuple[list[int], float, dict[str, int]]:
+    """Reads the first or the last sample, or on as this one of 6 ranks; returns them, and what the first took."""
+    from torch.utils.data import DataLoader
+
+    started = time.perf_counter()
+    resumes = task.isdecimal()
+    dataset = _opened(stream, int(task), AFTER) if resumes else _opened(stream, 0, 1)
+    if resumes:
+        dataset.load_state_dict(orjson.loads(stream.with_name("state.json").read_bytes()))
+        indices = dataset.rank_indices[: STEPS * BATCH]
+    else:
+        indices = dataset.rank_indices[:1] if task == "first" else dataset.rank_indices[-1:]
+    found = [dataset[indices[0]]]
+    first_ms, touched = (time.perf_counter() - started) * 1000, dict(counts)
+    if resumes:
+        loader = DataLoader(dataset, sampler=indices[1:], batch_size=BATCH, num_workers=1, collate_fn=list)
+        found += [one for batch in loader for one in batch]
+    assert all(one == soak_rows.row(one["id"]) for one in found), found
+    return [one["id"] for one in found], first_ms, touched
+
+
+def _look(parts: _Parts, ranks: Sequence[int]) -> None:
+    measured, chunks = parts.measured, parts.measured.chunks
+    status = json.loads(parts.run("status", _command, "status", "--json"))
+    told = status["published_chunks"], status["published_samples"], status["ended"]
+    measured.check(told == (chunks, chunks * PER_CHUNK, True), f"status tells {told}")
+    parts.run("inspect", _command, "inspect", "--json")
+    shown = parts.run("sample", _command, "inspect", str(chunks))
+    text = json.dumps(soak_rows.row(chunks)["text"])
+    measured.check(f'"id": {chunks}' in shown and text in shown, f"inspect shows {shown!r}")
+    for options in ([], ["--quick"]):
+        verified = json.loads(parts.run(" ".join(["verify", *options]), _command, "verify", "--json", *options))
+        measured.check(not verified["findings"], f"verify {options} finds {verified['findings'][:3]}")
+        measured.check(verified["chunks"] == chunks, f"verify {options} tells of {verified['chunks']} chunks")
+
+
+def _command(stream: Path, counts: object, name: str, *arguments: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = importlib.import_module("lazyshard.cli.main").main([name, str(stream), *arguments])
+    assert code == 0, code
+    return out.getvalue()

@@ -1,6 +1,5 @@
 """The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n
-is the same in every run. The source ends with the row that a file says, which it writes itself once it is asked to
-end."""
+is the same in every run. It ends with the row that a file says, which it writes itself once it is asked to end."""
 
 import os
 from collections.abc import Iterator

@@ -1,11 +1,13 @@
-"""Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
-Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once
-in the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
+"""Soaks: a producer at full speed and a training job, with things killed all the while, in storms and calms. Every
+sample is looked at as it is read, and so is what the stream takes on disk, what is deleted, and what processes hold."""
 
+from __future__ import annotations
+
+import contextlib
 import os
+import pickle
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,19 +18,129 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.inspection.verification import verify
-from tests.harness.processes.environment import environment
-from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
+from tests.harness.processes.nursery import Nursery, adopt_orphans, has_children, leave, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak import watch
-from tests.harness.soak.chaos import DISK_FULL, Chaos
 from tests.harness.soak.history import History
-from tests.harness.soak.job import Job, Producer, Step
-from tests.harness.soak.rank import CONSUMER, Rules, Shape
+from tests.harness.soak.job import CONSUMER, Job, Producer, Rules, Shape, Step
+from tests.harness.soak.watch import children
 from tests.harness.tally import RunViolation, Tally
 
-MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
-SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
+_PAUSE_S: Final = 3.0  # Mean time from one fault of a storm to the next
+STOP_S: Final = 3.0  # The longest time for which somebody is stopped, or the disk is full
+DISK_FULL: Final = "disk full for a while"
+
+
+class Chaos:
+    def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
+        self.options: tuple[str, ...] = ()  # of the command, besides those that never change
+        self._soak, self._dice = soak, dice
+        self._half_cycle_s = settings.half_cycle_s
+        self._next_s, self._wake_at = _PAUSE_S, 0.0
+        self._stopped: list[int] = []
+        self._full_until, self._full = -float("inf"), False
+        # Name, how often beside the others, whether it ends ranks, and what is done.
+        self._faults: list[tuple[str, int, bool, Callable[[], bool]]] = [
+            ("producer killed (SIGKILL)", 3, False, self._kill_producer),
+            ("producer asked to end (SIGTERM)", 1, False, lambda: self._signal_producer(signal.SIGTERM)),
+            ("producer stopped for a while (SIGSTOP, SIGCONT)", 1, False, lambda: self._stop([soak.producer.pid])),
+            ("all ranks killed at once (SIGKILL)", 3, True, lambda: self._end(lambda job: job.pids)),
+            ("all ranks asked to end (SIGTERM)", 1, True, lambda: self._end(lambda job: job.pids, signal.SIGTERM)),
+            ("one rank killed, then the others (SIGKILL)", 2, True, lambda: self._end(lambda job: self._one(job.pids))),
+            ("one DataLoader worker killed (SIGKILL)", 2, True, lambda: self._end(self._worker)),
+            ("one rank or worker stopped for a while", 1, False, self._stop_rank),
+            ("producer and ranks killed at once (SIGKILL)", 1, True, self._kill_all),
+            (DISK_FULL, 2, False, self._fill_disk),
+        ]
+
+    def is_full(self, after_s: float) -> bool:
+        return time.monotonic() < self._full_until + after_s
+
+    def tick(self, elapsed_s: float) -> None:
+        self._go_on()
+        if elapsed_s < self._next_s:
+            return
+        cycle_s = 2 * self._half_cycle_s
+        if elapsed_s % cycle_s >= self._half_cycle_s:
+            self._next_s = (elapsed_s // cycle_s + 1) * cycle_s
+            return
+        self._next_s = elapsed_s + self._dice.expovariate(1 / _PAUSE_S)
+        job = self._soak.job  # Ranks that have only just begun are hit now and then; always, and they would get nowhere
+        hits_ranks = job is not None and (job.steps > 0 or self._dice.random() < 0.2)
+        faults = [one for one in self._faults if hits_ranks or not one[2]]
+        name, _, _, do = self._dice.choices(faults, [one[1] for one in faults])[0]
+        if do():
+            self._soak.report.done[name] += 1
+            self._soak.report.kills += 1
+            self._soak.moved()
+
+    def calm_down(self) -> None:
+        self._wake_at = 0.0
+        self._full_until = min(self._full_until, time.monotonic())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        now = time.monotonic()
+        if self._stopped and now >= self._wake_at:
+            for pid in self._stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            self._stopped.clear()
+            self._soak.moved()
+        if self._full and self._soak.ballast is not None:
+            self._soak.moved()
+            self._full = now < self._full_until
+            (self._soak.ballast.fill if self._full else self._soak.ballast.drop)()
+
+    def _one(self, of: list[int]) -> list[int]:
+        return [self._dice.choice(of)] if of else []
+
+    def _signal_producer(self, number: signal.Signals) -> bool:
+        self._soak.producer.signal(number, self._dice.choice([0.0, self._dice.random()]))
+        return self._soak.producer.pid != 0
+
+    def _kill_producer(self) -> bool:
+        # Now and then it is to wait for a full disk, and not to fail there.
+        self.options = ("--min-free-disk", "1MB") if self._dice.random() < 0.5 else ()
+        return self._signal_producer(signal.SIGKILL)
+
+    def _end(self, which: Callable[[Job], list[int]], number: signal.Signals = signal.SIGKILL) -> bool:
+        job = self._soak.job
+        if job is None or job.ended or not (pids := which(job)):
+            return False
+        job.signal(pids, number)
+        return True
+
+    def _worker(self, job: Job) -> list[int]:
+        return self._one([child for pid in job.pids for child in children(pid)])
+
+    def _kill_all(self) -> bool:
+        self._soak.producer.signal(signal.SIGKILL)
+        return self._end(lambda job: job.pids)
+
+    def _stop_rank(self) -> bool:
+        job = self._soak.job
+        return job is not None and not job.ended and self._stop(self._one([pid for pid, _ in job.processes()]))
+
+    def _fill_disk(self) -> bool:
+        if self._soak.ballast is None:
+            return False
+        self._full, self._full_until = True, time.monotonic() + self._dice.uniform(0.2, STOP_S)
+        return True
+
+    def _stop(self, pids: list[int]) -> bool:
+        for pid in filter(None, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self._stopped.append(pid)
+                self._wake_at = max(self._wake_at, time.monotonic() + self._dice.uniform(0.2, STOP_S))
+                return True
+        return False
+
+
+_MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
+_SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +160,14 @@ class Settings:
         return min(2.0, max(0.4, self.half_cycle_s / 60))
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
-        """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
-        `row_bytes`: of the longest row, its part of a seal included."""
+        """Twice what docs/retention.md says is the least, and what may be ahead. `row_bytes`: with the seal's part."""
         rules = self.rules
         interval = rules.every * batch_size * self.ranks / rules.per_chunk
         window = self.ranks * max(1, rules.window)
         ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
         # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
         chunks = (rules.keep + 2) * interval + 2 * window + ahead
-        return int((2 * chunks + MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
+        return int((2 * chunks + _MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
 
 
 @dataclass
@@ -78,16 +189,17 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
-        lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
-        lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
+        lines += [
+            f"  {name:58}{number:>16,.10g}" for name, number in (*sorted(self.done.items()), *self.counts.items())
+        ]
         lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
         lines += [f"  not done: {note}" for note in self.notes]
         lines += [f"  VIOLATION: {violation}" for violation in self.violations]
         return "\n".join([*lines, f"  {len(self.violations)} violations"])
 
 
-BATCHES: Final = (16, 32)
-ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s
+_BATCHES: Final = (16, 32)
+_ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are gone by then: torch has them look every 5 s
 _SAY_S: Final = 60.0
 _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
@@ -100,25 +212,18 @@ _MOST_TEMPORARY: Final = 5
 class Soak:
     """One soak, in a process of its own. `say`: is given a line now and then."""
 
-    def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
+    def __init__(self, settings: Settings, place: Path, say: Callable[[str], object]) -> None:
         self.report = Report(seed=settings.seed)
         self.job: Job | None = None
         self.ballast: watch.Ballast | None = None
-        self._settings = settings
-        self._say = say
-        self._rules = settings.rules
-        self._disk = place / "disk"
-        self._stream = self._disk / "stream"
-        self._checkpoints = place / "checkpoints"
-        self._said = place / "said"
-        self._stop = place / "stop"
-        self._decided = place / "stop.at"
+        self._settings, self._rules, self._say = settings, settings.rules, say
+        self._disk, self._checkpoints, self._said = place / "disk", place / "checkpoints", place / "said"
+        self._stream, self._stop, self._decided = self._disk / "stream", place / "stop", place / "stop.at"
         for folder in (self._disk, self._checkpoints, self._said):
             folder.mkdir()
-        row_bytes = soak_rows.longest(10**10) + SEAL_BYTES
-        self._limit = settings.max_disk(max(BATCHES), row_bytes)
+        self._limit = settings.max_disk(max(_BATCHES), soak_rows.longest(10**10) + _SEAL_BYTES)
         options = ["--samples-per-chunk", self._rules.per_chunk, "--retain", "consumed", "--consumers", CONSUMER]
-        options += ["--max-ahead", MAX_AHEAD, "--max-disk", self._limit]
+        options += ["--max-ahead", _MAX_AHEAD, "--max-disk", self._limit]
         self.producer = Producer(self._stream, list(map(str, options)), self._said / "producer.log", self._stop)
         self._dice = random.Random(f"soak {settings.seed}")
         self._chaos = Chaos(self, settings, self._dice)
@@ -213,16 +318,16 @@ class Soak:
         back = min(self._dice.choice([0, 0, 0, 1, 2]), max(0, len(kept) - 1))
         run_checkpoints.remove(self._checkpoints, kept[:back])
         origin = kept[back] if kept else None
-        lives, most = self.report.done["lives"], self._settings.ranks
-        dp = most if lives % 2 == 0 else self._dice.randint(max(1, most // 4), most)
-        shape = Shape(lives, dp, self._dice.choice(BATCHES), self._dice.choice([1, 1, 2]))
+        done, most = self.report.done, self._settings.ranks
+        dp = most if done["lives"] % 2 == 0 else self._dice.randint(max(1, most // 4), most)
+        shape = Shape(done["lives"], dp, self._dice.choice(_BATCHES), self._dice.choice([1, 1, 2]))
         self._history.go_on(origin, dp)
         self.job = Job(shape, self._rules, self._stream, self._checkpoints, origin, self._said)
-        self.report.done["lives"] += 1
+        done["lives"] += 1
         if origin is not None:
-            self.report.done["resumes"] += 1
-            self.report.done["resumes from an older checkpoint"] += back > 0
-            self.report.done["resumes with another number of ranks"] += dp != self._history.ranks_before
+            done["resumes"] += 1
+            done["resumes from an older checkpoint"] += back > 0
+            done["resumes with another number of ranks"] += dp != self._history.ranks_before
         self.moved()
 
     def _end_life(self) -> None:
@@ -271,8 +376,8 @@ class Soak:
             except ChildProcessError:
                 self.report.most("longest life of a worker without its rank, s", round(time.monotonic() - since, 1))
                 continue
-            if time.monotonic() - since > ORPHAN_S + self._chaos.stopped_s:
-                raise RunViolation("hang", f"workers of a killed rank are there after {ORPHAN_S:.0f} s")
+            if time.monotonic() - since > _ORPHAN_S + STOP_S:
+                raise RunViolation("hang", f"workers of a killed rank are there after {_ORPHAN_S:.0f} s")
             left.append((group, since))
         self._orphans = left
 
@@ -302,12 +407,9 @@ class Soak:
         if findings:
             raise RunViolation("torn", f"the stream is damaged: {findings[:3]}")
         left = sorted(path.name for path in (self._stream / ".tmp").glob("*"))
-        if left:
-            raise RunViolation("leak", f"{left} are left under .tmp")
-        if has_children():
-            raise RunViolation("leak", "processes are left")
-        if names := watch.left_in_memory(self._disk):
-            raise RunViolation("leak", f"{names[:5]} are left in {watch.SHARED_MEMORY}")
+        for what in (left, ["processes"] * has_children(), watch.left_in_memory(self._disk)):
+            if what:
+                raise RunViolation("leak", f"left are {what[:5]}")
 
     def _describe(self) -> str:
         processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
@@ -335,20 +437,15 @@ class Soak:
         report.counts["samples that the surviving history has trained"] = self._history.ledger.trained
         report.counts["limit of chunks and seals, bytes"] = self._limit
         report.counts["lives of processes long enough to be compared"] = self._watch.compared
-        report.held = {kind: peak._asdict() for kind, peak in sorted(self._watch.peaks.items())}
-        itself = watch.look_at(os.getpid())
-        assert itself is not None
-        report.held["supervisor"] = itself._asdict()
-
-
-SECONDS: Final = 3600.0
-CHUNKS: Final = 1_000_000
-LEAST_CHUNKS: Final = 2_000
+        peaks = self._watch.peaks | {"supervisor": watch.look_at(os.getpid())}
+        report.held = {kind: peak._asdict() for kind, peak in sorted(peaks.items()) if peak is not None}
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Soaks for an hour, or the share of it that is asked for, and makes the stream of a million chunks."""
-    found = soak(place, "--minutes", str(SECONDS * scale / 60), "--seed", str(seed))
+    with Nursery(place / "forks", __name__) as forks:
+        found = soak(forks, place, "--minutes", str(60 * scale), "--seed", str(seed))
+        million = soak(forks, place, "--million", "--chunks", str(max(2_000, round(1_000_000 * scale))))
     if found is not None:
         tally.trial(faults=found["kills"], points=found["done"].get("steps", 0))
         tally.violations += found["violations"]
@@ -358,7 +455,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
         tally.count("samples trained", int(found["counts"].get("samples trained", 0)))
     else:
         tally.violation(f"scripts/soak --seed {seed} did not come to its end")
-    million = soak(place, "--million", "--chunks", str(max(LEAST_CHUNKS, round(CHUNKS * scale))))
     if million is None:
         tally.notes.append("scripts/soak --million did not come to its end: what it said is above")
         return
@@ -367,13 +463,20 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     tally.count("chunks of the long stream", million["chunks"])
 
 
-def soak(place: Path, *arguments: str) -> dict[str, Any] | None:
-    """Runs the program, in a process of its own; returns its report, None if it made none."""
-    report = place / f"report-{len(list(place.glob('report-*')))}"
-    command = [sys.executable, "-m", "tests.harness.soak", "--dir", str(place), "--json", str(report), *arguments]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr, sep="", flush=True)
-    if not report.exists():
-        return None
-    found: dict[str, Any] = orjson.loads(report.read_bytes())
+def soak(forks: Nursery, place: Path, *arguments: str) -> dict[str, Any] | None:
+    """Runs the program in a fork of a process that has loaded this module; returns its report, None if it made none."""
+    ended = forks.call(_soak, place, arguments, within_s=4 * 3600.0)
+    print(ended.said, flush=True)
+    found: dict[str, Any] | None = pickle.loads(ended.left) if ended.left else None
     return found
+
+
+def _soak(place: Path, arguments: tuple[str, ...]) -> int:
+    from tests.harness.soak.__main__ import main
+
+    os.setsid()
+    report = place / f"report-{os.getpid()}"
+    code = main(["--dir", str(place), "--json", str(report), *arguments])
+    if report.exists():
+        leave(pickle.dumps(orjson.loads(report.read_bytes())))
+    return code

@@ -7,6 +7,7 @@ import errno
 import os
 import statistics
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +15,14 @@ from typing import Final, NamedTuple
 
 from tests.harness.disks import find_tool
 
-PROC: Final = Path("/proc")
-DESCRIPTORS_MORE: Final = 8  # So many descriptors more may be open late, those of chunks not counted
-CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
-DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
-THREADS_MORE: Final = 2
-# Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early
-MEMORY_MORE: Final = 24 << 20
-MOST_DESCRIPTORS: Final = 128
-MOST_THREADS: Final = 64
-MOST_LOOKS: Final = 128
-LEAST_LOOKS: Final = 24  # Fewer tell nothing
+_PROC: Final = Path("/proc")
+_CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
+_DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
+_MOST_DESCRIPTORS: Final = 128
+_MOST_THREADS: Final = 64
+_MORE: Final = {"descriptors": 8, "threads": 2, "memory": 24 << 20}  # So much more than early a process may have late
+_MOST_LOOKS: Final = 128
+_LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 
 class Look(NamedTuple):
@@ -37,34 +35,31 @@ class Look(NamedTuple):
 
 
 @dataclass
-class Life:
+class _Life:
     kind: str  # what it is
     # what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
     looks: list[Look] = field(default_factory=list)
-    _every: int = 1
-    _skipped: int = 0
+    every: int = 1
+    seen: int = 0
 
     def add(self, look: Look) -> None:
-        self._skipped += 1
-        if self._skipped < self._every:
-            return
-        self._skipped = 0
-        self.looks.append(look)
-        if len(self.looks) >= MOST_LOOKS:
+        self.seen += 1
+        if self.seen % self.every == 0:
+            self.looks.append(look)
+        if len(self.looks) >= _MOST_LOOKS:
             self.looks = self.looks[1::2]
-            self._every *= 2
+            self.every *= 2
 
     def leaks(self) -> list[str]:
         """Returns what it held more of late than early, a line each; nothing for a life that was too short."""
         count = len(self.looks)
-        if count < LEAST_LOOKS:
+        if count < _LEAST_LOOKS:
             return []
         early, late = self.looks[count // 4 : count // 2], self.looks[-count // 4 :]
         found = []
-        for name, more in (("descriptors", DESCRIPTORS_MORE), ("threads", THREADS_MORE), ("memory", MEMORY_MORE)):
+        for name, more in _MORE.items():
             before, after = (statistics.median(getattr(look, name) for look in looks) for looks in (early, late))
-            allowed = more + (before / 5 if name == "memory" else 0)
-            if after - before > allowed:
+            if after - before > more + (before / 5 if name == "memory" else 0):
                 found.append(f"{self.kind}: {name} went from {before:,.0f} to {after:,.0f} in {count} looks")
         return found
 
@@ -73,7 +68,7 @@ class Watch:
     def __init__(self) -> None:
         self.peaks: dict[str, Look] = {}  # by kind of process: the most of each that one was seen to hold
         self.compared = 0  # lives that were long enough to tell
-        self._lives: dict[int, Life] = {}
+        self._lives: dict[int, _Life] = {}
 
     def look(self, processes: Iterable[tuple[int, str]]) -> list[str]:
         """Looks at these processes, (id, kind) each; returns what is wrong at once, and what those gone have leaked."""
@@ -84,35 +79,32 @@ class Watch:
             if look is None:
                 continue
             present.add(pid)
-            self._lives.setdefault(pid, Life(kind)).add(look)
-            peak = self.peaks.get(kind, look)
-            self.peaks[kind] = Look(*map(max, peak, look))
-            if look.chunks > CHUNKS_MOST + DOUBLED_MOST or look.doubled > DOUBLED_MOST:
+            self._lives.setdefault(pid, _Life(kind)).add(look)
+            self.peaks[kind] = Look(*map(max, self.peaks.get(kind, look), look))
+            if look.chunks > _CHUNKS_MOST + _DOUBLED_MOST or look.doubled > _DOUBLED_MOST:
                 found.append(f"{kind}: {look.chunks} chunks are open, {look.doubled} of them once more")
-            if look.descriptors > MOST_DESCRIPTORS or look.threads > MOST_THREADS:
+            if look.descriptors > _MOST_DESCRIPTORS or look.threads > _MOST_THREADS:
                 found.append(f"{kind}: {look.descriptors} descriptors and {look.threads} threads")
-        for pid in set(self._lives) - present:
-            found += self._end(pid)
+        return found + self.end(set(self._lives) - present)
+
+    def end(self, pids: Iterable[int] | None = None) -> list[str]:
+        """Ends the lives of these processes, or of all; returns what they have leaked."""
+        found = []
+        for pid in list(self._lives if pids is None else pids):
+            life = self._lives.pop(pid)
+            self.compared += len(life.looks) >= _LEAST_LOOKS
+            found += life.leaks()
         return found
-
-    def end(self) -> list[str]:
-        return [leak for pid in list(self._lives) for leak in self._end(pid)]
-
-    def _end(self, pid: int) -> list[str]:
-        life = self._lives.pop(pid)
-        self.compared += len(life.looks) >= LEAST_LOOKS
-        return life.leaks()
 
 
 def look_at(pid: int) -> Look | None:
     """Returns what a process holds; None if it is gone, or only waits to be reaped."""
-    home = PROC / str(pid)
+    home = _PROC / str(pid)
     try:
-        memory = sum(
-            int(line.split()[1]) * 1024
-            for line in (home / "smaps_rollup").read_text().splitlines()
-            if line.startswith(("Private_Dirty:", "Swap:"))
-        )
+        memory = 0
+        for line in (home / "smaps_rollup").read_text().splitlines():
+            if line.startswith(("Private_Dirty:", "Swap:")):
+                memory += int(line.split()[1]) * 1024
         files = []
         for descriptor in os.listdir(home / "fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -126,12 +118,10 @@ def look_at(pid: int) -> Look | None:
 
 
 def children(pid: int) -> list[int]:
-    found = []
-    try:
-        for thread in os.listdir(PROC / str(pid) / "task"):
-            found += [int(child) for child in (PROC / str(pid) / "task" / thread / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        pass
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            found += map(int, (_PROC / str(pid) / "task" / thread / "children").read_text().split())
     return found
 
 
@@ -140,7 +130,7 @@ def describe(pid: int) -> str:
     told = []
     for name in ("comm", "wchan", "syscall", "stack"):
         try:
-            told.append(f"{name} {' '.join((PROC / str(pid) / name).read_text().split())[:300]}")
+            told.append(f"{name} {' '.join((_PROC / str(pid) / name).read_text().split())[:300]}")
         except OSError as error:
             told.append(f"{name} {error.strerror}")
     return f"process {pid}: {', '.join(told)}"
@@ -149,26 +139,16 @@ def describe(pid: int) -> str:
 _CLONE_NEWNS: Final = 0x00020000
 SHARED_MEMORY: Final = Path("/dev/shm")
 _TORN_TENSORS: Final = 2  # So many may have been left by kills between two steps of torch
-_PIECE: Final = 1 << 20
-
-
-class Use(NamedTuple):
-    chunks: int  # bytes of chunks and seals, as `ls -l` shows them
-    largest: int  # of these, bytes of the largest chunk with its seal
-    unpublished: int  # bytes under `.tmp`
-    temporary: int  # files under `.tmp`
 
 
 def own_namespace(small: Path, size: int) -> str | None:
-    """Mounts a disk of this size, and an empty /dev/shm, for this process and those that it will start. Returns why it
-    could not be done; None where it is."""
+    """Mounts a small disk, and an empty /dev/shm, for this process and its children; returns why it could not."""
     if os.geteuid() != 0:
         return "needs root, to mount a small disk"
     mount = find_tool("mount")
     if mount is None:
         return "needs mount(8)"
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS):
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         return f"cannot have a mount namespace: {os.strerror(ctypes.get_errno())}"
     wanted = [["--make-rprivate", "/"], ["-t", "tmpfs", "-o", f"size={size}", "lazyshard-soak", str(small)]]
     if SHARED_MEMORY not in small.resolve().parents:
@@ -188,8 +168,6 @@ def leave(small: Path) -> None:
 def left_in_memory(small: Path) -> list[str]:
     if not os.path.ismount(small) or SHARED_MEMORY in small.resolve().parents:
         return []
-    # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
-    looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
     # Python makes a semaphore by a name that it takes away at once, the C library by a temporary one before: both stay
     # where the process is killed in between. Those of a DataLoader's queues are all that there are.
     found = {name for name in os.listdir(SHARED_MEMORY) if not name.startswith("sem.")}
@@ -198,6 +176,8 @@ def left_in_memory(small: Path) -> list[str]:
     tensors = {name for name in found if name.startswith("torch_")}
     if len(tensors) <= _TORN_TENSORS:
         found -= tensors
+    # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
+    looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
     if looks.is_dir() and len(os.listdir(looks)) <= 1:
         found.discard(looks.name)
     return sorted(found)
@@ -210,7 +190,7 @@ class Ballast:
     def fill(self) -> None:
         """Takes what is free now, to the last byte; again and again, as long as the disk is to be full."""
         with self._path.open("ab", buffering=0) as file:
-            piece = _PIECE
+            piece = 1 << 20
             while piece:
                 try:
                     if not file.write(bytes(piece)):
@@ -229,21 +209,25 @@ def used_bytes(disk: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
+class Use(NamedTuple):
+    chunks: int  # bytes of chunks and seals, as `ls -l` shows them
+    largest: int  # of these, bytes of the largest chunk with its seal
+    unpublished: int  # bytes under `.tmp`
+    temporary: int  # files under `.tmp`
+
+
 def measure(stream: Path) -> Use:
-    """Returns what a stream takes; never more than it did take at some moment while this looked. A file counts if it
-    was there at both of two looks: so all that count were there between the two."""
+    """What a stream takes, never more than at some moment: a file counts if it was there at two looks."""
     first, second = _chunk_files(stream), _chunk_files(stream)
-    sizes = {name: size for name, size in first.items() if name in second}
-    chunks: dict[str, int] = {}
-    for name, size in sizes.items():
-        data = name.removesuffix(".completed")
-        chunks[data] = chunks.get(data, 0) + size
+    chunks: Counter[str] = Counter()
+    for name in first.keys() & second.keys():
+        chunks[name.removesuffix(".completed")] += first[name]
     unpublished = []
     for folder, _, names in os.walk(stream / ".tmp"):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 unpublished.append(os.stat(os.path.join(folder, name)).st_size)
-    return Use(sum(sizes.values()), max(chunks.values(), default=0), sum(unpublished), len(unpublished))
+    return Use(chunks.total(), max(chunks.values(), default=0), sum(unpublished), len(unpublished))
 
 
 def _chunk_files(stream: Path) -> dict[str, int]:

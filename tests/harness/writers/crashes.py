@@ -11,21 +11,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from lazyshard import ChunkWriter, StreamReader
+from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format.arrays import pack_row
 from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import KillPoint, When
-from tests.harness.tally import Violation
+from tests.harness.scenes.streams import LASTING
 from tests.stream.streams import forked, names
 
 SAMPLES: Final = 7
 PER_CHUNK: Final = 2  # Three full chunks and a partial one
-_STREAM: Final = [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
-_CHUNKS: Final = [f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")]
-_SIDE_FILES: Final = [f"chunk_0000{n}.arrays" for n in range(4)]
+_CHUNKS: Final = {f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")}
+_SIDE_FILES: Final = {f"chunk_0000{n}.arrays" for n in range(4)}
 Mutant = Callable[[], None]
 
 
@@ -40,20 +39,13 @@ _PACKED: Final = {arrays: [pack_row(row(sample, arrays)) for sample in range(SAM
 def produce(directory: Path, *, arrays: bool, overlap: bool = False) -> None:
     with contextlib.suppress(StreamEnded), ChunkWriter(directory, PER_CHUNK, overlap=overlap, arrays=arrays) as stream:
         if (stream.source or 0) != stream.published_samples:
-            raise Violation(f"goes on from source {stream.source}, published are {stream.published_samples}")
+            raise AssertionError(f"goes on from source {stream.source}, published are {stream.published_samples}")
         for sample in range(stream.published_samples, SAMPLES):
             stream.write(row(sample, arrays), tokens=sample, source=sample + 1)
 
 
-def killed(
-    at: int,
-    when: When,
-    work: Callable[[], object],
-    mutant: Mutant | None = None,
-    at_last: Callable[[], object] = lambda: None,
-) -> int | None:
-    """Does some work in a fork that is killed at a call that changes a file; returns None if it was, else how many such
-    calls it made. `at_last` comes right before the kill."""
+def killed(at: int, when: When, work: Callable[[], object], mutant: Mutant | None = None) -> int | None:
+    """Works in a fork that is killed at a call that changes a file; returns None if it was, else how many it made."""
     count, told = os.pipe()
     write = os.write
 
@@ -66,7 +58,7 @@ def killed(
 
         if mutant is not None:
             mutant()
-        KillPoint(at, when, at_last=at_last, tell=tell).install()
+        KillPoint(at, when, tell=tell).install()
         work()
         write(told, b"%d" % calls)
 
@@ -76,22 +68,13 @@ def killed(
         text = os.read(count, 20)
     finally:
         os.close(count)
-    if code not in (0, -signal.SIGKILL):
-        raise Violation(f"the process failed with exit code {code}")
+    assert code in (0, -signal.SIGKILL), f"the process failed with exit code {code}"
     return None if code else int(text)
 
 
-def run(
-    directory: Path,
-    at: int = 0,
-    when: When = "half",
-    mutant: Mutant | None = None,
-    *,
-    overlap: bool = False,
-    arrays: bool = False,
-) -> int | None:
+def run(directory: Path, at: int = 0, when: When = "half", mutant: Mutant | None = None, **how: bool) -> int | None:
     """Runs the writer; returns None if it was killed at call `at`, else how many it made."""
-    return killed(at, when, lambda: produce(directory, arrays=arrays, overlap=overlap), mutant)
+    return killed(at, when, lambda: produce(directory, **how), mutant)
 
 
 def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) -> dict[str, bytes]:
@@ -101,26 +84,17 @@ def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) ->
     lines = [one.line.decode().removesuffix("\n") for one in packed]
     sealed = SealedChunks(directory, lines, PER_CHUNK, ordered=True, known=before, arrays=side)
     sealed.look_stopped(0)
-    samples = min(sealed.chunks * PER_CHUNK, SAMPLES)
     for chunk in range(sealed.chunks):
         source = Seal.decode(sealed.known[seal_name(chunk)], chunk).source
-        if source != min((chunk + 1) * PER_CHUNK, SAMPLES):
-            raise Violation(f"the seal of chunk {chunk} says source {source}")
+        assert source == min((chunk + 1) * PER_CHUNK, SAMPLES), f"the seal of chunk {chunk} says source {source}"
     if (directory / "stream.json").exists():
-        try:
-            reader = StreamReader(directory, max_wait=0)
-            found = [pack_row(reader.read(sample)) for sample in range(reader.seen.samples)]
-        except Exception as error:
-            raise Violation(f"a reader died: {type(error).__name__}: {error}") from error
-        if found != packed[: len(found)] or len(found) > samples or (reader.seen.ended and len(found) != samples):
-            raise Violation(f"a reader read {found}")
+        sealed.read_through()
     return sealed.known
 
 
 def check_clean(directory: Path, *, arrays: bool) -> None:
-    clean = {*_STREAM, *_CHUNKS, *(_SIDE_FILES if arrays else ())}
-    if set(names(directory)) != clean:
-        raise Violation(f"left over: {sorted(set(names(directory)) ^ clean)}")
+    clean = LASTING | _CHUNKS | (_SIDE_FILES if arrays else set())
+    assert set(names(directory)) == clean, f"left over: {sorted(set(names(directory)) ^ clean)}"
 
 
 def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = None, *, arrays: bool = False) -> None:
@@ -139,13 +113,14 @@ def _clear(directory: Path, mutant: Mutant | None) -> None:
     killed(0, "half", work, mutant)
     sealed = {path.name.removesuffix(".jsonl.completed") for path in directory.glob("*.completed")}
     files = {path.stem for path in directory.iterdir() if path.suffix in (".jsonl", ".arrays")}
-    if files != sealed or (directory / ".tmp").exists():
-        raise Violation(f"left over by a start: {names(directory)}")
+    assert not (files != sealed or (directory / ".tmp").exists()), f"left over by a start: {names(directory)}"
 
 
-def sweep(root: Path, mutant: Mutant | None = None, *, overlap: bool = False, arrays: bool = False) -> int:
+def sweep(
+    root: Path, mutant: Mutant | None = None, *, overlap: bool = False, arrays: bool = False, first: int = 1
+) -> int:
     """Kills at every call in turn, half way where it writes and before it where not; returns at how many."""
-    for at in itertools.count(1):
+    for at in itertools.count(first):
         directory = root / f"{at}"
         ended = run(directory, at, "half", mutant, overlap=overlap, arrays=arrays) is not None
         finish(directory, check(directory, {}, arrays=arrays), mutant, arrays=arrays)
@@ -165,3 +140,11 @@ def sweep_recovery(root: Path, first_step: int, second_step: int, *, overlap: bo
             sealed = check(directory, {}, arrays=arrays)
             run(directory, second, whens[second % 3], overlap=overlap, arrays=arrays)
             finish(directory, check(directory, sealed, arrays=arrays), arrays=arrays)
+
+
+def killed_over_and_over(directory: Path, until: int) -> None:
+    sealed: dict[str, bytes] = {}
+    for at in range(1, until):
+        run(directory, at, arrays=False)
+        sealed = check(directory, sealed)
+    finish(directory, sealed)

@@ -16,7 +16,7 @@ from lazyshard.errors import ProducerFenced
 from tests.harness.disks import fast_folder
 from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
-from tests.harness.tally import Tally, Violation
+from tests.harness.tally import Tally
 from tests.harness.writers.crashes import check, check_clean, produce
 
 _TO_THE_END: Final = 1 << 30
@@ -39,8 +39,7 @@ class Racer:
     def __init__(self, directory: Path, *, arrays: bool) -> None:
         self.fenced = False  # whether it has ended because another one had the stream
         self.failure: BaseException | None = None  # what else it has ended by
-        self.ended = False  # whether it has ended
-        self._killed = False
+        self.ended = self._killed = False
         self._directory, self._arrays = directory, arrays
         self._left = 0
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -99,15 +98,13 @@ def without_locks(*, looks: bool = False) -> Iterator[None]:
 
 
 def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tuple[int, ...]:
-    """Plays a race, and one more writer after it. Who has not ended by then is killed. Returns how many turns each
-    writer was stopped in before it had ended."""
+    """Plays a race, and one more writer after it; returns how many turns each was stopped in before it had ended."""
     racers: dict[int, Racer] = {}
     stops: dict[int, int] = {}
     try:
         _play(directory, (*turns, Turn(_LAST)), racers, stops, arrays=arrays)
         check_clean(directory, arrays=arrays)
-        if all(racer.fenced for who, racer in racers.items() if who != _LAST):
-            raise Violation("nobody has got through")
+        assert not all(racer.fenced for who, racer in racers.items() if who != _LAST), "nobody has got through"
     finally:
         for racer in racers.values():
             racer.kill()
@@ -123,7 +120,9 @@ def _play(folder: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: 
         racer.advance(changes)
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
-            raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
+            raise AssertionError(
+                f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}"
+            ) from racer.failure
         sealed = check(folder, sealed, arrays=arrays)
 
 
@@ -135,15 +134,15 @@ def race_in_pairs(
     looks: bool = False,  # whether they are stopped before looks at files too, which count as changes then
     step: int = 1,  # every how manieth stop of the first one is played
     first: int = 0,  # before which change that one is stopped first
+    other: int = 0,  # likewise the second one, in the first round
     found: Callable[[str], object],
 ) -> int:
-    """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
-    Returns how many pairs were played."""
+    """Plays two writers, each stopped before any of its changes; returns how many pairs."""
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):
-        for other in range(_TO_THE_END):
-            stops = _tell(root, [*killed, Turn(0, at), Turn(1, other), Turn(0), Turn(1)], arrays, found, looks)
+        for second in range(other if at == first else 0, _TO_THE_END):
+            stops = _tell(root, [*killed, Turn(0, at), Turn(1, second), Turn(0), Turn(1)], arrays, found, looks)
             pairs += 1
             if stops is not None and not stops[1]:
                 break
@@ -161,8 +160,8 @@ def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], o
 
 
 def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
+    directory = root / "begun"
     for changes in range(_TO_THE_END):
-        directory = root / "begun"
         racer = Racer(directory, arrays=arrays)
         with without_locks(looks=looks):
             racer.advance(changes)
@@ -181,7 +180,7 @@ def _tell(
     try:
         with without_locks(looks=looks):
             return race(directory, turns, arrays=arrays)
-    except Violation as error:
+    except AssertionError as error:
         found(f"{[tuple(turn) for turn in turns]}{' with arrays' * arrays}{' before looks too' * looks}: {error}")
         return None
     finally:

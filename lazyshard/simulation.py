@@ -51,7 +51,7 @@ _LOOK_OPERATIONS: Final = 2  # Of a look at the head, one after the other: an op
 _WATCHES_AFTER_S: Final = 0.02  # Shorter waits are slept through, see `lazyshard.stream.reader`
 _ASIDE_S: Final = 1.0  # How long a reader that has chunks open lets pass between looks which of them were deleted
 _STEPS: Final = 1000  # A chunk's time is divided into so many: waits that differ by less are taken as alike
-MARK_S: Final = 0.2  # The least time between two reading marks (`lazyshard.data.commits`)
+MARK_S: Final = 0.2  # The least time between two reading hints (`lazyshard.data.commits`)
 PUBLISH_OPENS: Final = 7  # For a chunk: data, seal and head made, the owner looked at twice, the directory synced twice
 _PUBLISH_OTHERS: Final = 7  # Likewise: three renames with a stat each, and a look whether the seal is there
 _REPLACE: Final = 4  # To replace a small file durably: one made, a stat, a rename, the directory synced
@@ -174,7 +174,7 @@ class Producer:
         self._due = self._held_since = float(due[-1])
 
     def tell(self, mark: int, at: float) -> None:
-        """Takes notice of a reading mark: a reader told at a moment that it needs so many chunks."""
+        """Takes notice of a reading hint: a reader told at a moment that it needs so many chunks."""
         setting, there = self._setting, len(self.published)
         allowed = min(setting.chunks, mark + self._ahead)
         if allowed <= there:

@@ -40,7 +40,7 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: output.JsonOption = False,
 ) -> Callable[[], int]:
-    """Forgets a consumer that will not come back: removes its cursor and its reading mark.
+    """Forgets a consumer that will not come back: removes its cursor and its reading hint.
 
     As long as a consumer is known, a producer with --retain consumed keeps every chunk that is not in its checkpoints,
     and one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running

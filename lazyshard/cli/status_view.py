@@ -153,7 +153,7 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
         yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{told}; {duration(age)} old"
     window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if window is not None:
-        # A reader whose mark is older has ended, or waits: it reads nothing now.
+        # A reader whose hint is older has ended, or waits: it reads nothing now.
         reads = "reads now" if age <= 600.0 else "read last"
         yield reads if window.stop <= published else "waits for", window_words(window, published)
     supply = "; does not have to wait at these rates" if one.supply == "steady" else ""

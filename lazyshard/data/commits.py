@@ -1,6 +1,6 @@
-"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading mark.
+"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading hint.
 
-A cursor is durable: the producer deletes nothing which the run may need again. A reading mark is a hint, so that a
+A cursor is durable: the producer deletes nothing which the run may need again. A reading hint may be lost, so that a
 producer which holds back goes far enough to read on.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from lazyshard.data.settings import RunOrder
 from lazyshard.errors import CursorTaken, LazyShardError, StateMismatch, WriterFailed
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark, check_consumer
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint, check_consumer
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.plan.course import Course
@@ -196,17 +196,17 @@ REPEAT_S: Final = 1.0
 """How often who waits looks whether its need is still told: one small file read, while nothing else is to be done."""
 
 PAUSE_S: Final = 0.2
-"""How long a mark stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
+"""How long a hint stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
 reader of small chunks comes past several windows."""
 
 
 @dataclass(eq=False)
-class ReadingMarks:
-    """Keeps the reading mark of one consumer. `stop` is the first position for which more is needed than was told.
+class ReadingHints:
+    """Keeps the reading hint of one consumer. `stop` is the first position for which more is needed than was told.
 
     Rank 0 speaks for all: ranks train in lockstep, and a window counts as published only with all its lanes. Whichever
-    of its processes comes to a window first replaces the mark; none takes back what another one has told since the data
-    set was made. A mark may still get lost, where two write at the same time, so who waits looks again and again.
+    of its processes comes to a window first replaces the hint; none takes back what another one has told since the data
+    set was made. A hint may still get lost, where two write at the same time, so who waits looks again and again.
     """
 
     consumer: str
@@ -217,7 +217,7 @@ class ReadingMarks:
     timer: Callable[[], float] = time.monotonic
     stop: int = 0
     _looked_at: float = -math.inf
-    _mark: ReadingMark | None = None
+    _hint: ReadingHint | None = None
 
     def enter(self, position: int, limit: int | None, published: int) -> None:
         """Tells what is needed at a position from `stop` on, before it is waited for. Never raises for the filesystem.
@@ -232,7 +232,7 @@ class ReadingMarks:
         capped = limit is not None and chunks * size >= limit
         self.stop = sys.maxsize if capped else course.drawable(chunks * size)
         window, stream_id = position // course.rules.span, self.reader.stream_id
-        self._mark = ReadingMark(self.consumer, stream_id, self.ranks, window, chunks, time.time())
+        self._hint = ReadingHint(self.consumer, stream_id, self.ranks, window, chunks, time.time())
         if capped or samples > published or self.timer() - self._looked_at >= PAUSE_S:
             self._write_if_due()
 
@@ -243,17 +243,17 @@ class ReadingMarks:
 
     def _write_if_due(self) -> None:
         self._looked_at = self.timer()
-        directory, mark = self.reader.directory, self._mark
-        if mark is not None and is_due(read_reading(directory, self.consumer), mark, self.since):
-            write_reading(directory, mark)
+        directory, hint = self.reader.directory, self._hint
+        if hint is not None and is_due(read_reading(directory, self.consumer), hint, self.since):
+            write_reading(directory, hint)
 
 
-def is_due(found: ReadingMark | None, mark: ReadingMark, since: float) -> bool:
-    """Returns whether a mark is to replace the one that is found, which is None if there is none that can be read.
+def is_due(found: ReadingHint | None, hint: ReadingHint, since: float) -> bool:
+    """Returns whether a hint is to replace the one that is found, which is None if there is none that can be read.
 
-    A mark older than the data set is that of a run before: it may be far ahead, if this one has started from an older
+    A hint older than the data set is that of a run before: it may be far ahead, if this one has started from an older
     checkpoint.
     """
     if found is None or found.updated_at < since:
         return True
-    return found.stream_id != mark.stream_id or found.needs_chunks < mark.needs_chunks
+    return found.stream_id != hint.stream_id or found.needs_chunks < hint.needs_chunks

@@ -31,7 +31,7 @@ from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of, with_consumed
 
 if TYPE_CHECKING:
-    from lazyshard.data.commits import Commits, ReadingMarks
+    from lazyshard.data.commits import Commits, ReadingHints
 
 
 class LazyShardedDataset(Indexed):
@@ -183,18 +183,18 @@ class LazyShardedDataset(Indexed):
 
     def _make_space(self, epoch: int, rank: Rank, total: int | None) -> IndexSpace:
         course = course_of(self._states.of(epoch, rank.dp_size))
-        marks = self._marks(rank, course)
-        return IndexSpace(self._states.order, rank, self._reader, course, total, marks, self._told, self._shared)
+        hints = self._hints(rank, course)
+        return IndexSpace(self._states.order, rank, self._reader, course, total, hints, self._told, self._shared)
 
-    def _marks(self, rank: Rank, course: Course) -> ReadingMarks | None:
+    def _hints(self, rank: Rank, course: Course) -> ReadingHints | None:
         rank = self._sequence_ranks or rank
         if self._consumer is None or rank.dp_rank:
             return None
-        from lazyshard.data.commits import ReadingMarks
+        from lazyshard.data.commits import ReadingHints
 
-        marks = ReadingMarks(self._consumer, course, self._reader, self._since, rank.dp_size)
-        self._reader.on_wait = marks.repeat
-        return marks
+        hints = ReadingHints(self._consumer, course, self._reader, self._since, rank.dp_size)
+        self._reader.on_wait = hints.repeat
+        return hints
 
     def _settle_unit(self, rank: Rank) -> None:
         """Settles the unit of a run for good: that of the state which it goes on from, or of the settings.
@@ -210,9 +210,9 @@ class LazyShardedDataset(Indexed):
                 raise length_unknown(reader)
             # Until this process reads, and says so itself.
             reader.label = f"rank {rank.dp_rank} of {dp}"
-            if (marks := self._marks(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
+            if (hints := self._hints(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
                 # Or a producer that is held back by --max-ahead would wait for us, as we for it.
-                marks.enter(0, order.max_total_samples, reader.seen.samples)
+                hints.enter(0, order.max_total_samples, reader.seen.samples)
             unit = order.auto_unit(size, dp, reader.wait_for(dp * size))
         assert unit is not None, "certain once there are so many samples or the stream has ended"
         self._states.settled = unit

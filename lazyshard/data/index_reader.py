@@ -75,7 +75,7 @@ class IndexReader:
             return
         worker = get_worker_info()
         enter_process(self._reader, space.rank, worker)
-        self._reader.on_wait = None if space.marks is None else space.marks.repeat
+        self._reader.on_wait = None if space.hints is None else space.hints.repeat
         self._samples.left_out = Gaps(gap for part in space.course.parts for gap in part.skip)
         if self._late and worker is not None and self._reader.stream_id is not None:
             self._samples.rows_of = partial(late_rows, self._reader)

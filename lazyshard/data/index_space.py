@@ -23,7 +23,7 @@ from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
 if TYPE_CHECKING:
-    from lazyshard.data.commits import ReadingMarks
+    from lazyshard.data.commits import ReadingHints
 
 _log = logging.getLogger("lazyshard")
 
@@ -88,7 +88,7 @@ class IndexSpace(Space):
         total: what indices are counted with; None as long as the end is open and there is no maximum.
         course: what each rank draws, by position of the state's current part.
         wraps: later indices may draw a later epoch than the first ones.
-        marks: the reading mark that this rank keeps, None if it keeps none.
+        hints: the reading hint that this rank keeps, None if it keeps none.
 
     Raises:
         LengthUnknown: the stream is live and there is neither max_total_samples nor num_samples.
@@ -102,7 +102,7 @@ class IndexSpace(Space):
         reader: StreamReader,
         course: Course,
         total: int | None,
-        marks: ReadingMarks | None,
+        hints: ReadingHints | None,
         told: set[str],
         shared: SharedNumbers,
     ) -> None:
@@ -112,7 +112,7 @@ class IndexSpace(Space):
         super().__init__(reader.directory, order, rank, block, course.current.draws, course.consumed_before)
         self.total = total
         self.course = course
-        self.marks = marks
+        self.hints = hints
         self._reader = reader
         self._told = told
         self._shared = shared
@@ -172,10 +172,10 @@ class IndexSpace(Space):
     def _total(self, position: int) -> int | None:
         certain, total = self._certain
         limit = self.order.max_total_samples
-        if self.marks is not None and position >= self.marks.stop:
+        if self.hints is not None and position >= self.hints.stop:
             seen = self._reader.seen
             known = self.order.known_total(seen)
-            self.marks.enter(position, limit if known is None else known, seen.samples)
+            self.hints.enter(position, limit if known is None else known, seen.samples)
         if position > certain:
             needed = self.course.needed(position)
             published = self._reader.wait_for(needed if limit is None else min(needed, limit))

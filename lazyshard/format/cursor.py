@@ -139,7 +139,7 @@ class Cursor(fields.SmallFile):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingMark(fields.SmallFile):
+class ReadingHint(fields.SmallFile):
     """What a consumer needs to read on."""
 
     consumer: Annotated[str, TEXT]  # its name, see `check_consumer`
@@ -158,12 +158,12 @@ class ReadingMark(fields.SmallFile):
         fields.SmallFile.__post_init__(self)
 
     @classmethod
-    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingMark:  # type: ignore[override]
+    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingHint:  # type: ignore[override]
         """Reads the file's bytes, as `Cursor.decode`."""
         return _decode(cls, data, consumer, file or f"{CURSORS}/{reading_name(consumer)}")
 
 
-_File = TypeVar("_File", Cursor, ReadingMark)
+_File = TypeVar("_File", Cursor, ReadingHint)
 
 
 def _decode(cls: type[_File], data: bytes, consumer: str, file: str) -> _File:
@@ -180,7 +180,7 @@ def cursor_name(consumer: str) -> str:
 
 
 def reading_name(consumer: str) -> str:
-    """Returns the name of a consumer's reading mark in the folder of cursors. Raises as `check_consumer`."""
+    """Returns the name of a consumer's reading hint in the folder of cursors. Raises as `check_consumer`."""
     return check_consumer(consumer) + READING_SUFFIX
 
 

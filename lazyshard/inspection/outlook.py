@@ -4,7 +4,7 @@ Decisions only: time goes in as numbers. What cannot be known is None; nothing i
 deletion takes two looks at least, since the files say where each is, not how fast.
 
 The cost of a band grows with the consumers, never with the chunks. What a consumer reads now follows from its reading
-mark, which says which window of which length is open, and its cursor, which says how the run deals; together they give
+hint, which says which window of which length is open, and its cursor, which says how the run deals; together they give
 the chunks of the window, as in `lazyshard.plan`: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks
 12 to 15, for ranks 0, 1, 0, 1. The cursor is that of the last checkpoint. Where a run has since been resumed with other
 ranks, the two contradict each other, and nothing is claimed.
@@ -36,7 +36,7 @@ State = Literal[ProducerState, "dead"]
 
 Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
 """What a reader has to expect: dry: it waits; shrinking: it reads faster than rows come; steady: it does not; complete:
-the stream has ended, so all that it needs is there; unknown: it leaves no reading mark, or a rate is not known."""
+the stream has ended, so all that it needs is there; unknown: it leaves no reading hint, or a rate is not known."""
 
 ChunkState = Literal["deleted", "done", "taken", "reading", "ready", "awaited"]
 """deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read on behind
@@ -55,7 +55,7 @@ class ConsumerOutlook:
 
     consumer: Consumer
     checkpoint_age_s: float | None  # since its cursor was written
-    reading_age_s: float | None  # since its reading mark was written
+    reading_age_s: float | None  # since its reading hint was written
     lag_chunks: int | None  # published chunks that it is not done with; None where its cursor has a problem
     lag_samples: int | None  # published samples that are not in its durable checkpoints
     lag_s: float | None  # how long ago the first of those chunks was published, 0 if there are none
@@ -82,7 +82,7 @@ class Outlook:
 
     @property
     def slowest(self) -> ConsumerOutlook | None:
-        """The reader that has the most chunks before it, None where none leaves a reading mark."""
+        """The reader that has the most chunks before it, None where none leaves a reading hint."""
         reading = [one for one in self.consumers if one.ahead_chunks is not None]
         return max(reading, key=lambda one: one.ahead_chunks or 0, default=None)
 
@@ -143,7 +143,7 @@ class Looks:
                 lag_samples = max(0, census.samples - (0 if cursor is None else cursor.consumed))
             since = survey.unread_since.get(consumer.name)
             lag_s = 0.0 if lag_chunks <= 0 else None if since is None else max(0.0, now - since)
-        # A mark below the consumer's own cursor is an old one.
+        # A hint below the consumer's own cursor is an old one.
         ahead = None if reading is None else census.chunks - max(reading.needs_chunks, consumer.chunks_before)
         supply, dry_in_s = outlook_of_reader(ahead, rate, coming, census.ended)
         aged, marked = (None if one is None else max(0.0, now - one.updated_at) for one in (cursor, reading))
@@ -379,10 +379,10 @@ def _window(cursor: Cursor, state: RunState, window: int, needs_chunks: int, cen
     course = course_of(state)
     begin, span = course.begin(total), course.rules.span
     positions = range(window * span, (window + 1) * span)
-    # A mark may have been left before the end was known.
+    # A hint may have been left before the end was known.
     most = course.needed(positions[-1]) if limit is None else min(course.needed(positions[-1]), limit)
     least = min(one for one in (course.needed(positions[0]), limit, total) if one is not None)
-    # Where it is not so, the mark is of another part of the run than the cursor, or of a later epoch: marks are of the
+    # Where it is not so, the hint is of another part of the run than the cursor, or of a later epoch: hints are of the
     # one in which the part begins.
     fits = -(-least // size) <= needs_chunks <= -(-most // size)
     if not fits or (total is not None and state.parts[-1].draws >= begin.length):

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 
 from lazyshard import errors
 from lazyshard.errors import LazyShardError
-from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingMark, check_consumer
+from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
 from lazyshard.format.names import (
     CURSORS,
     END,
@@ -134,7 +134,7 @@ class StreamFiles:
     first: int = 0
     stop: int = 0
     cursors: list[tuple[str, Cursor]] = field(default_factory=list)
-    readings: list[tuple[str, ReadingMark]] = field(default_factory=list)
+    readings: list[tuple[str, ReadingHint]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     data: dict[int, str] = field(default_factory=dict)
     seals: dict[int, str] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def read_files(directory: Path, now: float) -> StreamFiles:
 
 def _read_consumers(files: StreamFiles) -> None:
     for name in _listed(files, CURSORS):
-        # The name of a reading mark would be that of a cursor as well.
+        # The name of a reading hint would be that of a cursor as well.
         is_mark, file = name.endswith(READING_SUFFIX), f"{CURSORS}/{name}"
         consumer = name.removesuffix(READING_SUFFIX if is_mark else CURSOR_SUFFIX)
         try:
@@ -205,7 +205,7 @@ def _read_consumers(files: StreamFiles) -> None:
         except ValueError:
             continue
         if is_mark:
-            if (mark := _read(files, file, ReadingMark.decode, consumer)) is not None:
+            if (mark := _read(files, file, ReadingHint.decode, consumer)) is not None:
                 files.readings.append((file, mark))
         elif consumer != name and (cursor := _read(files, file, Cursor.decode, consumer)) is not None:
             files.cursors.append((file, cursor))

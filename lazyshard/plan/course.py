@@ -193,7 +193,7 @@ class Course:
     def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[_Integers, _Integers]:
         """Returns epochs and samples of `draw` for arrays or integers, broadcast; cheapest window by window."""
         lane, position = np.asarray(lanes, np.int64), np.asarray(positions, np.int64)
-        # Not `broadcast_arrays`: by that of numpy 2.4.6, 28 bytes of each window stayed (tests/data/test_memory_flat.py).
+        # By `broadcast_arrays` of numpy 2.4.6, 28 bytes of each window stayed (tests/data/test_memory_flat.py).
         shape = np.broadcast_shapes(lane.shape, position.shape)
         begin, flat = self.begin(total), tuple(np.broadcast_to(one, shape).ravel() for one in (lane, position))
         epochs, samples = np.empty_like(flat[0]), np.empty_like(flat[0])

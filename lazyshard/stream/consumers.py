@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format import cursor as names
-from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer, cursor_name, reading_name
+from lazyshard.format.cursor import Cursor, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, list_names, read_file, unreadable
@@ -37,7 +37,7 @@ class Consumer:
 
     name: str
     cursor: Cursor | None  # how far its durable checkpoints are; None where it has none that counts
-    reading: ReadingMark | None  # a hint of what it needs to read on, None where it has not told, or of another stream
+    reading: ReadingHint | None  # a hint of what it needs to read on, None where it has not told, or of another stream
     problem: str | None  # why its cursor does not count, in words
 
     @property
@@ -47,7 +47,7 @@ class Consumer:
 
 
 def list_consumers(directory: str | os.PathLike[str], published_chunks: int | None = None) -> tuple[Consumer, ...]:
-    """Returns the consumers that have a cursor or a reading mark, by name.
+    """Returns the consumers that have a cursor or a reading hint, by name.
 
     A cursor that is torn, unreadable, of another stream, or ahead of the `published_chunks`, if they are given, never
     raises: it is a `problem` of its consumer, whose chunks must be kept.
@@ -71,7 +71,7 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
 
 
 def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
-    """Removes a consumer's cursor, reading mark and lock file; returns, once durable, whether there was any.
+    """Removes a consumer's cursor, reading hint and lock file; returns, once durable, whether there was any.
 
     From then on nothing is kept for it. One that is still alive registers again with its next checkpoint. Raises
     ValueError: there can be no consumer of this name. OSError: the filesystem refused.
@@ -97,24 +97,24 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
     return not found.isdisjoint(own)
 
 
-def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
-    """Replaces a consumer's reading mark, whole; returns whether it was written.
+def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
+    """Replaces a consumer's reading hint, whole; returns whether it was written.
 
     Reading goes on without it, so an error of the filesystem is logged, once in each process for each file. Not
     guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
     """
     folder = stream_path(directory) / CURSORS
-    target = folder / reading_name(mark.consumer)
-    temporary = folder / f".{mark.consumer}.reading.{secrets.token_hex(8)}"
+    target = folder / reading_name(hint.consumer)
+    temporary = folder / f".{hint.consumer}.reading.{secrets.token_hex(8)}"
     try:
         if isinstance(target, UrlPath):
             # Once: a store that does not answer is not waited for to give it a hint.
-            target.store.put(target.key, mark.encode(), patience_s=0)
+            target.store.put(target.key, hint.encode(), patience_s=0)
             return True
         folder.mkdir(exist_ok=True)
         check_folder(folder)
         try:
-            publish_bytes(mark.encode(), target, temporary, durable=False)
+            publish_bytes(hint.encode(), target, temporary, durable=False)
         except BaseException:
             with contextlib.suppress(OSError):
                 remove(temporary)
@@ -133,15 +133,15 @@ def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
     return True
 
 
-def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMark | None:
-    """Returns a consumer's reading mark, None if there is none that can be used: it is a hint.
+def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingHint | None:
+    """Returns a consumer's reading hint, None if there is none that can be used: it is a hint.
 
     Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
     """
     path = stream_path(directory) / CURSORS / reading_name(consumer)
     try:
         check_folder(path.parent)
-        return ReadingMark.decode(read_file(path), consumer, str(path))
+        return ReadingHint.decode(read_file(path), consumer, str(path))
     except (OSError, FormatInvalid):
         return None
 

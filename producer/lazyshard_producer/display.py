@@ -279,7 +279,7 @@ _FIGURES: Final[tuple[tuple[str, str, str, str, dict[str, float]], ...]] = (
     ("source_rows", "Counter", "Rows taken", "source", {}),
     ("refused_rows", "Counter", "Rows refused", "kind", {"skipped": 0, "quarantined": 0}),
     # Nobody knows yet; 0 would be a claim.
-    ("ahead_chunks", "Gauge", "Chunks published beyond the slowest reader's mark", "", {"": math.nan}),
+    ("ahead_chunks", "Gauge", "Chunks published beyond the slowest reader's hint", "", {"": math.nan}),
     ("consumer_lag_chunks", "Gauge", "Chunks published beyond durable checkpoints", "consumer", {}),
     ("disk_bytes", "Gauge", "Bytes that the stream takes", "", {"": math.nan}),
     ("waiting", "Gauge", "Whether it waits for this", "reason", dict.fromkeys(get_args(Reason), 0)),
@@ -366,7 +366,7 @@ class Metrics:
         self._tell_one("state", "running" if reason is None else "waiting")
 
     def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
-        """How many chunks are published beyond each consumer's checkpoints, and beyond the slowest reader's mark.
+        """How many chunks are published beyond each consumer's checkpoints, and beyond the slowest reader's hint.
 
         Consumers that are missing have gone; `ahead` is None where there is no reader.
         """

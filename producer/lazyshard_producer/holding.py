@@ -6,10 +6,10 @@ claims: what it is `done` with is in its durable checkpoints; what it `needs` mu
     chunk   0        4           9          14            20        24
             | deleted|     on disk: first = 4, published = 20 |
             |        | may go    | kept     |             | may come|
-                                 ^ smallest done          ^         ^ smallest mark (14) + max_ahead (10)
-                                            ^ smallest mark
+                                 ^ smallest done          ^         ^ smallest hint (14) + max_ahead (10)
+                                            ^ smallest hint
 
-Deleting follows the cursors alone, publishing the reading marks: a cursor stands still between two checkpoints, and a
+Deleting follows the cursors alone, publishing the reading hints: a cursor stands still between two checkpoints, and a
 producer that counted from it could wait for a checkpoint that waits for data.
 """
 
@@ -81,13 +81,13 @@ def needs(consumer: Consumer) -> int:
     return 0 if consumer.reading is None else consumer.reading.needs_chunks
 
 
-def mark(consumer: Consumer) -> int:
-    """Returns where it counts as being, in chunks: a reading mark below its own cursor is an old one."""
+def hint(consumer: Consumer) -> int:
+    """Returns where it counts as being, in chunks: a reading hint below its own cursor is an old one."""
     return max(consumer.chunks_before, needs(consumer))
 
 
 def seen_at(consumer: Consumer) -> float | None:
-    """Returns when it last wrote its cursor or mark, in seconds since 1970 by its own clock; None without both."""
+    """Returns when it last wrote its cursor or hint, in seconds since 1970 by its own clock; None without both."""
     return max((file.updated_at for file in (consumer.cursor, consumer.reading) if file is not None), default=None)
 
 
@@ -100,8 +100,8 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
 
 
 def publishable(consumers: Sequence[Consumer], ahead: int) -> int:
-    """Returns N such that [0, N) may be published: `ahead` more than the slowest mark, or what some consumer needs."""
-    return max(min(map(mark, consumers), default=0) + ahead, max(map(needs, consumers), default=0))
+    """Returns N such that [0, N) may be published: `ahead` more than the slowest hint, or what some consumer needs."""
+    return max(min(map(hint, consumers), default=0) + ahead, max(map(needs, consumers), default=0))
 
 
 def may_be_dead(consumer: Consumer, now: float) -> bool:
@@ -294,8 +294,8 @@ class Holdback:
         return None
 
     def _hold_ahead(self, amount: Amount, published: int, samples: int) -> Hold:
-        now, smallest = self.wall_clock(), min(map(mark, self._consumers), default=0)
-        behind = [one for one in self._consumers if mark(one) == smallest]
+        now, smallest = self.wall_clock(), min(map(hint, self._consumers), default=0)
+        behind = [one for one in self._consumers if hint(one) == smallest]
         text = f"--max-ahead {amount}: {count(published, 'chunk')} with "
         text += f"{count(samples, 'sample')} published; "
         if behind:

@@ -19,7 +19,7 @@ from lazyshard.stream import ChunkWriter
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Metrics, Outcome, Reason, Tally
-from lazyshard_producer.holding import Holdback, mark
+from lazyshard_producer.holding import Holdback, hint
 from lazyshard_producer.out_directory import clear_journals, leftovers
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
@@ -225,7 +225,7 @@ class RowLoop:
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
             consumers = self.destination.shelf.consumers(published)
-            ahead = max(0, published - min(map(mark, consumers))) if consumers else None
+            ahead = max(0, published - min(map(hint, consumers))) if consumers else None
             self.metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
             self.metrics.disk(self.destination.shelf.used_bytes(published))
 

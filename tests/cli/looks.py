@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import Looks, Outlook
@@ -38,7 +38,7 @@ def consumer(
     problem: str | None = None,
 ) -> Consumer:
     cursor = None if consumed is None else Cursor(name, ID, consumed, done, {}, at)
-    reading = None if needs is None else ReadingMark(name, ID, 1, 0, needs, at)
+    reading = None if needs is None else ReadingHint(name, ID, 1, 0, needs, at)
     return Consumer(name, cursor, reading, problem)
 
 
@@ -56,7 +56,7 @@ def told(
     state = RunState(ID, 10, 10, window * 10, 0, None, (Part(ranks, 1, consumed // ranks),), consumed)
     cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)
     span = ranks * (window or 1)
-    return Consumer(name, cursor, ReadingMark(name, ID, ranks, -(-needs // span) - 1, needs, at), None)
+    return Consumer(name, cursor, ReadingHint(name, ID, ranks, -(-needs // span) - 1, needs, at), None)
 
 
 def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **values: Any) -> Survey:

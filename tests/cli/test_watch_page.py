@@ -24,7 +24,7 @@ from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage
 from lazyshard.cli.watch_server import LastLook, WatchServer, page_answers, watch_values
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState
 from lazyshard.inspection.inspection import History
@@ -320,7 +320,7 @@ def lived_in(stream: Path) -> Path:
     state = RunState(stream_id, 64, 64, 128, 0, None, (Part(4, 2, 792, draws_per_step=8),), 3168)
     rules = {"dp_size": 4, "batch_size": 2, "unit": 64, "window": 128, "seed": 0}
     write_cursor(stream, Cursor("sft-8b", stream_id, 3168, 40, rules, NOW + 5000, state))
-    write_reading(stream, ReadingMark("sft-8b", stream_id, 4, 7, 64, NOW + 5600))
+    write_reading(stream, ReadingHint("sft-8b", stream_id, 4, 7, 64, NOW + 5600))
     entry = {"source": f"{HOSTILE_ROW}.jsonl", "byte": 0, "at": NOW}
     with (stream / "quarantine.jsonl").open("w") as file:
         for number in range(40):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
 from lazyshard.format.fields import pack
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
@@ -221,10 +221,10 @@ RECORDS: Final = {
     ),
     "hint": Record(
         "cursors/sft.reading.json",
-        lambda data, *file: ReadingMark.decode(data, "sft", *file),
+        lambda data, *file: ReadingHint.decode(data, "sft", *file),
         b'{"format":1,"consumer":"sft","stream_id":"%s","dp_size":8,"window":3,"needs_chunks":64,'
         b'"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
-        ReadingMark("sft", STREAM_ID, 8, 3, 64, 1700000001.25),
+        ReadingHint("sft", STREAM_ID, 8, 3, 64, 1700000001.25),
         [
             *integer("dp_size", 1, 2**31),
             *integer("window", 0, MAX_SAMPLES),
@@ -232,7 +232,7 @@ RECORDS: Final = {
             *wrong("stream_id", *NO_STREAM_ID),
             *wrong("consumer", "dpo"),
         ],
-        st.builds(ReadingMark, st.just("sft"), st.none(), st.integers(1, 2**31), samples, chunks, st.floats(0, 1e12)),
+        st.builds(ReadingHint, st.just("sft"), st.none(), st.integers(1, 2**31), samples, chunks, st.floats(0, 1e12)),
         optional=("stream_id",),
     ),
     "cursor": Record(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.format import cursor as cursors
-from lazyshard.format.cursor import BlendShare, Cursor, CursorToken, ReadingMark, blend_shares, cursor_name
+from lazyshard.format.cursor import BlendShare, Cursor, CursorToken, ReadingHint, blend_shares, cursor_name
 from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import Part
 from tests.format.cases import refusal, with_field
@@ -120,9 +120,9 @@ def test_any_other_name_is_a_file_name(tmp_path: Path) -> None:
         assert (cursor_name(name), cursors.reading_name(name)) == (f"{name}.json", f"{name}.reading.json")
         (tmp_path / f".{name}.0123456789abcdef").write_bytes(b"")
         (tmp_path / cursor_name(name)).write_bytes(b"")
-        cursor, mark = Cursor(name, None, 0, 0, {}, 0.0), ReadingMark(name, None, 1, 0, 0, 0.0)
+        cursor, mark = Cursor(name, None, 0, 0, {}, 0.0), ReadingHint(name, None, 1, 0, 0, 0.0)
         assert Cursor.decode(cursor.encode(), name) == cursor
-        assert ReadingMark.decode(mark.encode(), name) == mark
+        assert ReadingHint.decode(mark.encode(), name) == mark
 
 
 def run(consumed: int) -> RunState:

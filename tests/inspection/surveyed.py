@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.stream import write_cursor
 from lazyshard.stream.consumers import write_reading
 from tests.stream.damage import edit
@@ -22,7 +22,7 @@ def checkpoint(directory: Path, name: str, consumed: int, chunks_before: int, at
 
 
 def reads(directory: Path, name: str, needs_chunks: int, at: float) -> None:
-    assert write_reading(directory, ReadingMark(name, stream_id(directory), 1, 0, needs_chunks, at))
+    assert write_reading(directory, ReadingHint(name, stream_id(directory), 1, 0, needs_chunks, at))
 
 
 def edit_head(directory: Path, **values: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make_band, open_window
@@ -72,7 +72,7 @@ def consumers(draw: st.DrawFn) -> list[Consumer]:
         made = told(f"c{number}", consumed=done * ranks, done=done, needs=needs, ranks=ranks, window=window)
         kind = draw(st.sampled_from(["both", "mark", "cursor"]))
         if kind == "mark":
-            made = Consumer(made.name, None, ReadingMark(made.name, ID, 1, 0, needs, 1.0), None)
+            made = Consumer(made.name, None, ReadingHint(made.name, ID, 1, 0, needs, 1.0), None)
         found.append(made if kind != "cursor" else Consumer(made.name, made.cursor, None, None))
     return found
 
@@ -113,7 +113,7 @@ def run_of(*parts: Part, unit: int = PER_CHUNK, window: int = 0, limit: int | No
 
 def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | None = None) -> Consumer:
     cursor = Cursor("sft", ID, run.consumed, done, {}, 1.0, run)
-    reading = ReadingMark("sft", ID, run.parts[-1].dp if dp is None else dp, window, needs, 2.0)
+    reading = ReadingHint("sft", ID, run.parts[-1].dp if dp is None else dp, window, needs, 2.0)
     return Consumer("sft", cursor, reading, None)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.store import durable, files
 from lazyshard.stream import CursorOwner, cursor, head
 from lazyshard.stream.consumers import write_reading
@@ -117,7 +117,7 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         assert_kept(place, mask, 10)  # with what is being written
         with CursorOwner(place / "live", "sft") as owner:
             owner.put(Cursor("sft", writer.stream_id, 0, 0, {}, 1.0))
-        assert write_reading(place / "live", ReadingMark("sft", writer.stream_id, 1, 0, 1, 1.0))
+        assert write_reading(place / "live", ReadingHint("sft", writer.stream_id, 1, 0, 1, 1.0))
         assert retire(place / "live", 2, 3) == 2
         writer.close()
         copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import FileRefused, LazyShardError
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner
@@ -165,7 +165,7 @@ def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere
         ):
             with pytest.raises(FileRefused):
                 use()
-        mark = ReadingMark("sft", identity.stream_id, 1, 0, 1, 1.0)
+        mark = ReadingHint("sft", identity.stream_id, 1, 0, 1, 1.0)
         assert not write_reading(stream, mark)
         assert read_reading(stream, "sft") is None
         (elsewhere / "sft.json").unlink()

@@ -14,7 +14,7 @@ import pytest
 from lazyshard import LazyShardedDataset, Order
 from lazyshard.cli.main import main
 from lazyshard.errors import CursorTaken, StoreUnavailable
-from lazyshard.format.cursor import Cursor, ReadingMark, cursor_name
+from lazyshard.format.cursor import Cursor, ReadingHint, cursor_name
 from lazyshard.format.names import CURSORS, chunk_name, seal_name
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.room import FOLDER_VARIABLE
@@ -125,7 +125,7 @@ def test_a_cursor_removed_torn_or_lost(server: Server, bucket: UrlPath, caplog: 
 
 
 def test_a_mark_that_cannot_be_written(server: Server, bucket: UrlPath, caplog: pytest.LogCaptureFixture) -> None:
-    mark = ReadingMark("run", None, 1, 0, 3, 1.0)
+    mark = ReadingHint("run", None, 1, 0, 3, 1.0)
     assert write_reading(bucket, mark)
     assert read_reading(bucket, "run") == mark
     server.fault = lambda method, key: (503, BUSY)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.cursor import ReadingMark
+from lazyshard.format.cursor import ReadingHint
 from lazyshard.format.names import chunk_name
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader
@@ -55,7 +55,7 @@ def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) ->
     reader = StreamReader(run.url, max_wait=DEADLINE_S)
     seen = []
     for chunk in range(CHUNKS):
-        write_reading(run.url, ReadingMark("train", stream_id(run.url), 1, 0, chunk + 1, time.time()))
+        write_reading(run.url, ReadingHint("train", stream_id(run.url), 1, 0, chunk + 1, time.time()))
         seen += [reader.read(sample)["id"] for sample in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)]
         assert published(run) <= chunk + 3
         # Later the run may have ended: it waits for nobody to read the last chunks.

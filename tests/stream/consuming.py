@@ -1,8 +1,8 @@
-"""Cursors and reading marks as a training run writes them."""
+"""Cursors and reading hints as a training run writes them."""
 
 from pathlib import Path
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Manifest
 from lazyshard.stream import write_cursor, write_reading
 
@@ -20,4 +20,4 @@ def cursor(directory: Path, consumer: str, *, consumed: int, chunks_before: int,
 
 def reading(directory: Path, consumer: str, *, needs_chunks: int, stream_id: str | None = _OWN) -> None:
     stream_id = _stream_id(directory) if stream_id == _OWN else stream_id
-    write_reading(directory, ReadingMark(consumer, stream_id, 1, 0, needs_chunks, 1700000000.0))
+    write_reading(directory, ReadingHint(consumer, stream_id, 1, 0, needs_chunks, 1700000000.0))

@@ -14,7 +14,7 @@ import pytest
 
 from lazyshard import stream as streaming
 from lazyshard.errors import CursorTaken, FileInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
+from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import RunState
 from lazyshard.inspection.verification_files import read_files
@@ -39,8 +39,8 @@ def cursor(stream: Path, name: str = "sft", chunks: int = 2) -> Cursor:
     return Cursor(name, identity(stream), chunks * 2, chunks, {"dp_size": 1}, 1700000000.0)
 
 
-def mark(stream: Path, name: str = "sft", needs: int = 4) -> ReadingMark:
-    return ReadingMark(name, identity(stream), 2, 0, needs, 1700000000.0)
+def mark(stream: Path, name: str = "sft", needs: int = 4) -> ReadingHint:
+    return ReadingHint(name, identity(stream), 2, 0, needs, 1700000000.0)
 
 
 def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> None:
@@ -132,7 +132,7 @@ def test_cursor_is_read_as_it_was_written_or_refused_by_its_name(tmp_path: Path)
         refusal_of(error, str(path), read_cursor, tmp_path, "sft")
 
 
-OLD_MARK = ReadingMark("sft", None, 2, 0, 4, 1700000000.0)
+OLD_MARK = ReadingHint("sft", None, 2, 0, 4, 1700000000.0)
 NEW_MARK = replace(OLD_MARK, window=1, needs_chunks=8, updated_at=1700000009.0)
 
 

@@ -17,7 +17,7 @@ import xxhash
 
 from lazyshard.cli.output import with_lists
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal, SealedArrays
@@ -94,7 +94,7 @@ def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retire
         owner, layout = "1/0123456789abcdef process 1 on a", {"dp_size": 1, "seed": 0}
         cursor = Cursor(consumer, ID, draws, retired + number, layout, AT, state, owner)
         files[f"cursors/{consumer}.json"] = cursor.encode()
-        files[f"cursors/{consumer}.reading.json"] = ReadingMark(consumer, ID, 1, 0, len(cuts), AT).encode()
+        files[f"cursors/{consumer}.reading.json"] = ReadingHint(consumer, ID, 1, 0, len(cuts), AT).encode()
         files[f"cursors/.{consumer}.lock"] = f"{owner}\n".encode()
     deleted = retired * per_chunk
     return Known(name, files, (None,) * deleted + rows[deleted:], per_chunk, True, ended, retired)

@@ -16,7 +16,7 @@ import xxhash
 
 from lazyshard import errors
 from lazyshard.format.batch import check_lines
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
 from lazyshard.format.seal import Seal
@@ -113,7 +113,7 @@ FORMATS: Final = {
         FileFormat("retired", _written("retired.json"), lambda data: Retired.decode(data, FILE)),
         FileFormat("seal", _SEAL, lambda data: Seal.decode(data, 1, FILE), errors.SealInvalid),
         FileFormat("cursor", _written("cursors/run0.json"), lambda data: Cursor.decode(data, "run0", FILE)),
-        FileFormat("reading", _READING, lambda data: ReadingMark.decode(data, "run0", FILE)),
+        FileFormat("reading", _READING, lambda data: ReadingHint.decode(data, "run0", FILE)),
         FileFormat("state", _states(), lambda data: RunState.decode(data, FILE), errors.StateInvalid),
         FileFormat("state-dict", _states(), _state_of_dict, errors.StateInvalid),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import ProducerFenced
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.consumers import forget_consumer, write_reading
@@ -70,7 +70,7 @@ class Bench:
         write_cursor(self.out, cursor)
 
     def need(self, name: str, chunks: int, at: float = 0.0, stream_id: str | None = None) -> None:
-        assert write_reading(self.out, ReadingMark(name, stream_id or self.writer.stream_id, 1, 0, chunks, 1e9 + at))
+        assert write_reading(self.out, ReadingHint(name, stream_id or self.writer.stream_id, 1, 0, chunks, 1e9 + at))
 
     def chunks(self) -> list[int]:
         data = sorted(int(path.name[6:11]) for path in self.out.glob("chunk_*.jsonl"))
@@ -91,7 +91,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     bench.limited(max_ahead=chunks(3))
-    # A reading mark of another stream is nobody's need.
+    # A reading hint of another stream is nobody's need.
     bench.need("other", 50, stream_id="0" * 32)
     assert bench.publish_while_allowed() == 3
     forget_consumer(bench.out, "other")

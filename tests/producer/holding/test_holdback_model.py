@@ -12,7 +12,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
@@ -59,7 +59,7 @@ class Reader:
 
     def consumer(self) -> Consumer:
         cursor = None if self.cursor is None else Cursor(self.name, STREAM, self.at, self.cursor, {}, 0.0)
-        reading = None if self.needs is None else ReadingMark(self.name, STREAM, 1, 0, self.needs, 0.0)
+        reading = None if self.needs is None else ReadingHint(self.name, STREAM, 1, 0, self.needs, 0.0)
         return Consumer(self.name, cursor, reading, None)
 
 

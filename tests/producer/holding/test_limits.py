@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -20,7 +20,7 @@ from lazyshard_producer.holding import (
     ahead_in_chunks,
     deletable,
     is_deadlock,
-    mark,
+    hint,
     may_be_dead,
     needs,
     publishable,
@@ -34,7 +34,7 @@ PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples
 
 def claim(name: str = "a", done: int | None = None, needs: int | None = None, at: float = 5.0) -> Consumer:
     cursor = None if done is None else Cursor(name, STREAM, 0, done, {}, at)
-    return Consumer(name, cursor, None if needs is None else ReadingMark(name, STREAM, 1, 0, needs, at), None)
+    return Consumer(name, cursor, None if needs is None else ReadingHint(name, STREAM, 1, 0, needs, at), None)
 
 
 def consumed(*names: str) -> Limits:
@@ -50,10 +50,10 @@ def claim_lists(draw: st.DrawFn) -> list[Consumer]:
 
 def test_a_consumer_with_and_without_each_file() -> None:
     cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
-    reading = ReadingMark("a", STREAM, 2, 3, 12, 140.0)
+    reading = ReadingHint("a", STREAM, 2, 3, 12, 140.0)
     files = ((cursor, reading), (cursor, None), (None, reading), (None, None))
     found = [Consumer("a", one, other, None) for one, other in files]
-    assert [(needs(one), mark(one), seen_at(one)) for one in found] == [
+    assert [(needs(one), hint(one), seen_at(one)) for one in found] == [
         (12, 12, 140.0),
         (0, 7, 100.0),
         (12, 12, 140.0),
@@ -79,9 +79,9 @@ def test_an_amount_in_chunks_is_rounded_down_but_not_to_nothing(
 @PROPERTY
 @given(claims=claim_lists(), ahead=st.integers(0, 50))
 def test_publishable_is_what_the_slowest_allows_and_covers_every_need(claims: list[Consumer], ahead: int) -> None:
-    """A reading mark below its own cursor is an old one; a cursor alone says nothing of what is needed."""
+    """A reading hint below its own cursor is an old one; a cursor alone says nothing of what is needed."""
     most = max(map(needs, claims), default=0)
-    assert publishable(claims, ahead) == max(most, min(map(mark, claims), default=0) + ahead)
+    assert publishable(claims, ahead) == max(most, min(map(hint, claims), default=0) + ahead)
 
 
 A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5), claim("b", needs=9)

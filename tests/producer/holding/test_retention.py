@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
@@ -32,7 +32,7 @@ def commit(out: Path, chunks: int) -> None:
 
 def need(out: Path, chunks: int) -> None:
     stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
-    assert write_reading(out, ReadingMark("trainer", stream_id, 1, 0, chunks, time.time()))
+    assert write_reading(out, ReadingHint("trainer", stream_id, 1, 0, chunks, time.time()))
 
 
 def on_disk(out: Path) -> list[int]:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.data import commits as reading_marks
-from lazyshard.data.commits import ReadingMarks, is_due
-from lazyshard.format.cursor import ReadingMark
+from lazyshard.data import commits as reading_hints
+from lazyshard.data.commits import ReadingHints, is_due
+from lazyshard.format.cursor import ReadingHint
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -25,7 +25,7 @@ from tests.stream.streams import foreign, names, produce, wait_until
 
 @pytest.fixture(autouse=True)
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_marks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(reading_hints, "PAUSE_S", 0.0)
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
@@ -39,10 +39,10 @@ def told(directory: Path) -> tuple[int, int] | None:
 
 
 def tell(directory: Path, needs: int, at: float = 0.0) -> None:
-    write_reading(directory, ReadingMark("sft", None, 1, 0, needs, at))
+    write_reading(directory, ReadingHint("sft", None, 1, 0, needs, at))
 
 
-MARK = ReadingMark("sft", "f" * 32, 2, 3, 8, 100.0)
+MARK = ReadingHint("sft", "f" * 32, 2, 3, 8, 100.0)
 
 
 def test_mark_is_replaced_only_by_who_needs_more() -> None:
@@ -74,11 +74,11 @@ def test_mark_tells_once_a_chunk_or_window_what_that_needs_of_all_lanes(
 ) -> None:  # fmt: skip
     written: list[tuple[int, int]] = []
 
-    def noted(directory: Path, mark: ReadingMark) -> bool:
+    def noted(directory: Path, mark: ReadingHint) -> bool:
         written.append((mark.window, mark.needs_chunks))
         return write_reading(directory, mark)
 
-    monkeypatch.setattr(reading_marks, "write_reading", noted)
+    monkeypatch.setattr(reading_hints, "write_reading", noted)
     produce(tmp_path, 40, per_chunk, end=positions > 5)
     dataset = open_rank(tmp_path, 0, dp, max_total_samples=100, layout="strided", **options)
     for index in [*range(0, positions * dp, dp)] * 2:
@@ -102,10 +102,10 @@ def test_mark_never_asks_for_more_than_will_be_drawn(tmp_path: Path, options: di
 
 
 def test_windows_that_pass_quickly_are_told_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_marks, "PAUSE_S", 0.2)
+    monkeypatch.setattr(reading_hints, "PAUSE_S", 0.2)
     now = 1000.0
     reader = StreamReader(produce(tmp_path, 20, end=False))
-    marks = ReadingMarks("sft", Course(Rules(2), [Part(1)]), reader, timer=lambda: now)
+    marks = ReadingHints("sft", Course(Rules(2), [Part(1)]), reader, timer=lambda: now)
     found = []
     for position, later, limit in ((0, 0.0, None), (2, 0.1, None), (4, 0.05, None), (6, 0.06, None), (8, 0.1, None)):
         now += later

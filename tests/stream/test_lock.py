@@ -87,8 +87,9 @@ def test_writer_whose_owners_file_is_gone_or_torn_stops_and_names_no_one(tmp_pat
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("step", ["publish", "heartbeat", "close", "leave"])
 def test_fenced_writer_stops_at_its_next_step_and_publishes_nothing(step: str, finished: bool, tmp_path: Path) -> None:
-    old = ChunkWriter(tmp_path, 2)
+    old = ChunkWriter(tmp_path, 2, overlap=step in ("close", "leave"))
     add(old, 0, 3)
+    old.settle()
     new = take_over(tmp_path, old)
     if finished:
         add(new, new.published_samples, 5)

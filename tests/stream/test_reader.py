@@ -279,7 +279,7 @@ def test_keyboard_interrupt_ends_a_wait(tmp_path: Path, monkeypatch: pytest.Monk
 
     def interrupted(waker: Waker) -> None:
         start(waker)
-        _thread.interrupt_main()
+        threading.Timer(0.05, _thread.interrupt_main).start()
 
     monkeypatch.setattr(Waker, "_start", interrupted)
     raised(KeyboardInterrupt, reader.read, 2)

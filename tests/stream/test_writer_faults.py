@@ -228,6 +228,21 @@ def test_close_without_an_end_finishes_the_chunk_in_hand_and_drops_the_next(tmp_
     go_on(tmp_path, 5)
 
 
+def test_fenced_writer_publishes_nothing_and_says_so(tmp_path: Path) -> None:
+    old = ChunkWriter(tmp_path, 2, overlap=True)
+    old.write({"id": 0})
+    old._lock.release()
+    new = ChunkWriter(tmp_path)
+    # Said by whichever call comes after the thread has found it out.
+    with pytest.raises(ProducerFenced):
+        try:
+            old.write({"id": 99})
+        finally:
+            old.close()
+    new.close(end=False)
+    go_on(tmp_path, 3)
+
+
 def test_interrupted_close_keeps_the_lock_while_steps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ChunkWriter(tmp_path, 2, overlap=True)
     writer.write({"id": 0})
@@ -287,6 +302,10 @@ def test_steps_are_done_in_order_and_none_after_a_failed_one(waits: bool, thread
         streams.refusal_of(OSError, "lost", thread.wait)
         thread.do(lambda: done.append(5))
         thread.wait()
+    else:
+        with pytest.raises(OSError, match="lost"):
+            while True:
+                thread.do(lambda: done.append(6))
     assert thread.stop() and thread.stop()
     assert done == [0, 1, 2, 3]
 

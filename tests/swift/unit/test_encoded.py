@@ -1,4 +1,4 @@
-"""Encoded streams in training, and the cache of encoded samples: who is asked, what is refused."""
+"""Rows in training, raw and encoded, and the cache of encoded samples: who is asked, what is refused."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lazyshard_swift.rows import EncodedRows, encoders
 from lazyshard_swift.run_plan import Facts, Streams
 from lazyshard_swift.stream import open_data
 from tests.swift.unit.runs import hugging_face, refused
+from tests.swift.warm import run_warm
 
 
 @dataclass
@@ -327,3 +328,7 @@ def test_what_was_found_is_told(notices: list[str]) -> None:
     tell_cache("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, not_cached=2)])
     (told,) = notices
     assert "this rank encoded 4 rows and found 4 encoded; 2 of what it encoded" in told
+
+
+def test_rows_are_what_load_dataset_of_ms_swift_makes_of_them(tmp_path: Path) -> None:
+    run_warm(tmp_path, Path(__file__).with_name("rows_program.py"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedSequences, Order, Pack
 from tests.data.programs import AS_MODULE, programs, run_program, start_program
 from tests.data.runs import open_ranks
 from tests.data.streams import expected, in_batches
@@ -116,11 +116,28 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     section = text[text.index("## At run time\n") :]
     (tmp_path / "rows.jsonl").write_text(blocks(text, "jsonl")[0])
     (tmp_path / "my_rows.py").write_text(blocks(section, "py")[0])
-    modules = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
-    for line in "".join(blocks(section, "console")).splitlines():
-        name, *arguments = shlex.split(line.removeprefix("$ "))
-        assert run_program(AS_MODULE + modules[name], *arguments, folder=tmp_path).returncode == 0
+    *produced, traced = blocks(section, "console")
+    for session in produced:
+        assert run_command(session, tmp_path) == ""
     programs_of_page = blocks(section, "python")
-    assert len(programs_of_page) == 3
+    assert len(programs_of_page) == 4
+    (tmp_path / "packed.yaml").write_text(blocks(section, "yaml")[0])
     done = [run_program(program, folder=tmp_path, merged=True, warn="error") for program in programs_of_page]
     assert "".join(one.stdout for one in done) == "".join(blocks(section, "text"))
+    # What the page says of the checkpoint, of either rank.
+    sequences = LazyShardedSequences(tmp_path / "raw", form=Pack(10), dp_rank=0, dp_size=2, micro_batches_per_step=1)
+    (tmp_path / "out/checkpoint-1").mkdir(parents=True)
+    saved = json.dumps({"state": sequences.state_dict(2), "step": 1})
+    (tmp_path / "out/checkpoint-1/lazyshard.json").write_text(saved)
+    for session in re.split(r"^(?=\$ )", traced, flags=re.MULTILINE)[1:]:
+        command, _, output = session.partition("\n")
+        assert run_command(command, tmp_path) == output
+
+
+def run_command(line: str, folder: Path) -> str:
+    """Runs a line of a page; returns its standard output."""
+    modules = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
+    name, *arguments = shlex.split(line.removeprefix("$ "))
+    done = run_program(AS_MODULE + modules[name], *arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

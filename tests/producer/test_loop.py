@@ -170,7 +170,8 @@ class Listening(Display):
 
     def warn(self, text: str) -> None:
         self.told.append(text)
-        came.set()
+        if text.endswith(":4"):
+            came.set()
 
 
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
@@ -185,7 +186,8 @@ def test_a_function_that_does_not_come_back_is_named_with_its_row(
     display = Listening()
     with Stop() as stop:
         run(settings, display, stop)
-    assert display.told[0].startswith("no answer for 0 s: ")
-    assert display.told[0].endswith(f"{source}:4")
-    assert display.told[1].startswith("answered after ")
+    # A slow disk may have been told of before.
+    at = next(at for at, text in enumerate(display.told) if text.endswith(f"{source}:4"))
+    assert display.told[at].startswith("no answer for 0 s: ")
+    assert display.told[at + 1].startswith("answered after ")
     assert ids(out) == list(range(6))

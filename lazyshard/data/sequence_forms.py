@@ -167,8 +167,10 @@ def enter_rows(source: LazyShardedDataset | BlendedDataset) -> None:
                 f"{dataset.directory}: sequences are dealt to the ranks, not rows: make the data sets without dp_rank "
                 f"and dp_size, and give these to the sequences"
             )
-    if source._states.loaded is not None and source._states.loaded.parts[-1].draws:
+    if source._states.loaded is not None and any(part.draws for part in source._states.loaded.parts):
         raise ValueError(f"{source._where}: it goes on from a state: load that of the sequences into these instead")
+    if source._used or source._length_given_up or order.blended:
+        raise RuntimeError(f"{source._where} is in use already: give the sequences one of their own")
     source._give_up_length()
     for dataset in datasets:
         dataset._rank = Rank(0, 1)

@@ -24,6 +24,7 @@ from lazyshard.data.steps import EncodeFn, Step
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
+from lazyshard.plan.deal import Gaps
 from lazyshard.plan.sequences import Form
 from lazyshard.stream.run_state import parts_behind_steps, parts_without
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk
@@ -132,6 +133,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._shared = SharedNumbers()
         # Where passes over its epoch begin, with which course of the run up to there.
         self._run = RunSoFar(self._settings)
+        # What `skip` was told: samples, and whether steps too.
+        self._told_out: tuple[tuple[tuple[int, int], ...], bool] = ((), False)
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         self._checked = False not in [sequence_forms.check_beginning(dataset.reader, settings) for dataset in datasets]
         self._attach()
@@ -279,6 +282,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used, here.
             StateMismatch: another stream, settings or lengths, or behind the last sequence (or the pass raises it).
+            RuntimeError: `skip` was called before, and the state does not leave that out.
             BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
@@ -294,6 +298,13 @@ class LazyShardedSequences(IterableDataset[Any]):
             if worker is not None:
                 error.carry_fields()
             raise
+        kept, (out, of_steps) = Gaps(one for part in parts for one in part.skip), self._told_out
+        if of_steps or kept.joined(out).ranges != kept.ranges:
+            raise RuntimeError(
+                f"{self._where}: what to skip was said before this state was loaded, which does not leave it out: load "
+                f"the state of `state_dict(consumed)` into new sequences, then skip (a StatefulDataLoader loads its "
+                f"own only as it is iterated over)"
+            )
         self.set_epoch(found.epoch)
         self._begin(found, parts)
 
@@ -334,12 +345,17 @@ class LazyShardedSequences(IterableDataset[Any]):
         for start, stop in ranges("steps", steps):
             parts = parts_behind_steps(parts, start, stop)
             begun = self._after(sum(part.dp * part.draws for part in parts))
+        told, of_steps = self._told_out
+        self._told_out = ((*told, *out), of_steps or begun != self._run.begun(self.epoch))
         self._begin(begun, parts_without(parts, out))
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
     ) -> bool:
-        """Tells the producer durably how far the checkpoints are, as `LazyShardedDataset.commit`, by whole windows."""
+        """Tells the producer durably how far the checkpoints are, as `LazyShardedDataset.commit`, by whole windows.
+
+        Of rows that pass over a stream several times (`num_samples`, or a blend) `last_epoch` is said of the streams.
+        """
         rank, begun = self.rank, self._run.begun(self.epoch)
         if get_worker_info() is not None:
             raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")

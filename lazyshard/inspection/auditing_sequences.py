@@ -62,13 +62,15 @@ class _Counting:
         # Where what is left over begins, and the windows from there on.
         self._behind = tracing.first.position
         self._windows: list[tuple[int, RowDraws]] = []
-        self._add(tracing.before(), TRAINED)
+        for drawn in tracing.before():
+            self._add(drawn, TRAINED)
 
     def see(self, window: PlannedWindow) -> None:
         """Takes note of the rows of a window."""
         self._flush()
         tracing, number, size = self._tracing, window.place.window, self._tracing.rows.rows
-        drawn, lengths = tracing.rows.of_window(number, self._epoch), tracing.rows.lengths(number, self._epoch)
+        names, drawn = tracing.in_order(number)
+        lengths = tracing.rows.lengths(number, self._epoch)[names - number * size]
         fresh = np.arange(len(lengths)) + number * size >= tracing.first.position
         none = lengths == 0 if isinstance(tracing.form, Split) else (lengths == 0) | (lengths > tracing.form.size)
         self._add(_of(drawn, fresh & none), LEFT_OUT)
@@ -81,8 +83,7 @@ class _Counting:
     def count(self, one: Numbered) -> None:
         """Counts the rows that end in a sequence."""
         tracing, (number, sequence) = self._tracing, one
-        own = tracing.state.parts[-1]
-        if (number - tracing.begins[-1]) % (own.dp * own.batch_size) == 0:
+        if tracing.begins_batch(number):
             self._known.clear()
         if sequence not in self._known:
             self._known.add(sequence)
@@ -95,6 +96,7 @@ class _Counting:
         self._flush()
         rest = TO_COME if self._tracing.count is None else LEFT_OVER
         gaps = [one for part in self._tracing.of.parts for one in part.skip]
+        gaps += self._tracing.rows.gaps[self._tracing.stream].ranges
         for counts in self.counts.values():
             for start, stop in gaps:
                 counts.leave_out(start, stop)

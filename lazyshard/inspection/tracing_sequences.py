@@ -7,11 +7,13 @@ which the run takes rows. So it takes as long as planning them did, some microse
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from lazyshard.errors import ChunkRetired, LazyShardError, LengthUnknown, WaitTimeout
@@ -29,6 +31,7 @@ from lazyshard.stream.run_state import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
 
 _IDS: Final = ("bos", "eos", "every_bos", "every_eos")
+_ROWS_AT_ONCE: Final = 1 << 20  # Rows before the first window that are looked at together: some 60 MB
 
 
 def traced(saved: SavedState, facts: StreamFacts, where: str) -> Tracing:
@@ -48,6 +51,9 @@ class _StateRows(SequenceRows):
             told = zip(states, state.directories, strict=True)
             directories = [directory if one.stream_id == stream_id else there for one, there in told]
         readers = [StreamReader(one, max_wait=0) for one in directories]
+        for reader, name in zip(readers, state.stream.split(","), strict=True):
+            if reader.stream_id != name:
+                raise ValueError(f"{reader.directory} holds stream {reader.stream_id}, the run had {name} there")
         window *= 1 if states else readers[0].samples_per_chunk
         limits = [one.max_total_samples for one in states] or [None]
         super().__init__(state.stream, readers, limits, window, samples, stopping)
@@ -57,9 +63,20 @@ class _StateRows(SequenceRows):
         alone = Course(Rules(readers[0].samples_per_chunk), [Part(1)])
         courses = [course_of(one) for one in states] or [alone]
         self._order = RowOrder(blend, [course.in_epoch(state.epoch) for course in courses])
+        # What the data sets themselves leave out, of each stream.
+        self.gaps = [Gaps(one for part in of.parts for one in part.skip) for of in states] or [Gaps(())]
 
     def order(self, epoch: int) -> RowOrder:
         return self._order
+
+    def done_before(self, stream: int, row: int) -> int:
+        """Returns N such that no sample of [0, N) of a stream is drawn from a row on, in the epoch of that stream."""
+        blend, courses = self._order
+        drawn, course, total = blend.counts(row)[stream], courses[stream], self._total_seen(stream)
+        if total is not None and drawn > (length := course.epoch_length(total)):
+            turns, before = divmod(drawn - length - 1, course.full_epoch_length(total))
+            drawn, course = before + 1, course.in_epoch(course.epoch(total) + 1 + turns)
+        return course.done_before(drawn, total)
 
 
 def _never() -> RunState:
@@ -103,6 +120,7 @@ class SequenceTracing(Tracing):
         deleted = any(read_retired(one.directory, one.stream_id) for one in self.rows.readers)
         self.first = of.place if deleted else WindowPlace()
         self.count: int | None = None
+        self._places = [self.first]  # Where windows begin, in order
         self.total, self.end = facts.samples if facts.ended else None, facts.samples
         self.epochs, parts = range(of.epoch, of.epoch + 1), self.state.parts
         self.begins = list(accumulate((one.dp * one.draws for one in parts[:-1]), initial=0))
@@ -114,13 +132,17 @@ class SequenceTracing(Tracing):
             except WaitTimeout as cause:
                 raise self._impossible(saved, f"it is ahead of the stream: {cause}") from cause
 
-    def sequences(self, see: Callable[[PlannedWindow], None] = lambda window: None) -> Iterator[Numbered]:
+    def sequences(
+        self, see: Callable[[PlannedWindow], None] = lambda window: None, start: int | None = None
+    ) -> Iterator[Numbered]:
         """Yields the sequences of the epoch from `first` on that are known; `see` is called with each window before.
 
-        Those of a last micro batch which was completed as that was drawn.
+        Those of a last micro batch which was completed as that was drawn. `start` is the first one, of a micro batch,
+        that is asked for: windows before it that were planned already are passed over.
         """
-        base, own, tail = self.begins[-1], self.state.parts[-1], list[Numbered]()
-        micro, place = own.dp * own.batch_size, self.first
+        tail, places, place = list[Numbered](), self._places, self.first
+        if start is not None:
+            place = places[max(bisect_right(places, start, key=lambda one: one.before) - 1, 0)]
         with contextlib.suppress(WaitTimeout):
             while True:
                 if place.window == self.of.place.window and place != self.of.place:
@@ -129,23 +151,39 @@ class SequenceTracing(Tracing):
                 window = self.planner.plan(place, self.of.epoch)
                 see(window)
                 for number, sequence in enumerate(window.sequences, place.before):
-                    tail.append(Numbered(number, sequence))
-                    if number < base or (number + 1 - base) % micro == 0:
+                    if self.begins_batch(number):
                         yield from tail
                         tail.clear()
+                    tail.append(Numbered(number, sequence))
                 if window.after is None:
                     self.count = window.stop
                     break
                 place = window.after
-        if tail and self.count is not None and tail[0].number < base + own.dp * own.draws:
-            made = completed([one.sequence for one in tail], micro, self.form)
-            tail = [Numbered(tail[0].number + at, one) for at, one in enumerate(made)]
+                if place.window > places[-1].window:
+                    places.append(place)
+        if tail and self.count is not None:
+            part = self._part_of(first := tail[0].number)
+            own = self.state.parts[part]
+            micro, drawn = own.dp * own.batch_size, first < self.begins[part] + own.dp * own.draws
+            if drawn and len(tail) < micro and self.begins_batch(first):
+                made = completed([one.sequence for one in tail], micro, self.form)
+                tail = [Numbered(first + at, one) for at, one in enumerate(made)]
         yield from tail
+
+    def begins_batch(self, number: int) -> bool:
+        """Returns whether a sequence is the first one of a micro batch of all ranks."""
+        part = self._part_of(number)
+        own = self.state.parts[part]
+        return (number - self.begins[part]) % (own.dp * own.batch_size) == 0
+
+    def _part_of(self, number: int) -> int:
+        """Returns the part in which a sequence was drawn; the last one for what is to come."""
+        # Of parts that begin with the same one, all but the last have drawn nothing.
+        return bisect_right(self.begins, number) - 1
 
     def fate_of(self, number: int, sample: int) -> Fate:
         """Returns what became of a sample in a sequence."""
-        ends = [begin + one.dp * one.draws for begin, one in zip(self.begins, self.state.parts, strict=True)]
-        part = next((part for part, end in enumerate(ends) if number < end), len(ends) - 1)
+        part = self._part_of(number)
         own, begin = self.state.parts[part], self.begins[part]
         micro = own.dp * own.batch_size
         batch, within = divmod(number - begin, micro)
@@ -170,7 +208,7 @@ class SequenceTracing(Tracing):
                 f"{self._where}: step {step + 1} took sequences of rows whose chunks are deleted; those from sequence "
                 f"{self.first.before} on can be told"
             )
-        known = takewhile(lambda one: one.number < stop, self.sequences())
+        known = takewhile(lambda one: one.number < stop, self.sequences(start=first))
         found = [(self.fate_of(one.number, 0), one.sequence) for one in known if one.number >= first]
         own_samples = ((fate, self.samples_of(sequence)) for fate, sequence in found if rank in (None, fate.rank))
         for fate, samples in sorted(own_samples, key=lambda one: (one[0].rank or 0, one[0].position or 0)):
@@ -184,33 +222,38 @@ class SequenceTracing(Tracing):
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample: once for each sequence that has tokens of it."""
-        epoch, rows, whole = self.of.epoch, set[int](), self.first.position
+        epoch, rows, last, whole = self.of.epoch, set[int](), -1, self.first.position
 
         def see(window: PlannedWindow) -> None:
-            nonlocal whole
-            drawn, first = self.rows.of_window(window.place.window, epoch), window.place.window * self.rows.rows
-            own = np.flatnonzero((drawn.streams == self.stream) & (drawn.samples == sample))
-            rows.update((own + first).tolist())
-            whole = first + len(drawn.samples) if window.after is None else window.after.position
+            nonlocal last, whole
+            names, drawn = self.in_order(window.place.window)
+            first = window.place.window * self.rows.rows
+            places = np.arange(len(names)) + first
+            own = (drawn.streams == self.stream) & (drawn.samples == sample) & (places >= self.first.position)
+            rows.update(names[own].tolist())
+            last = max(places[own].tolist(), default=last)
+            whole = first + len(names) if window.after is None else window.after.position
 
         numbers = [
             one.number
             for one in self.sequences(see)
             if rows and any(piece.document in rows and piece.stop > piece.start for piece in one.sequence.pieces)
         ]
-        part = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
+        own = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
+        part = 0 if sample in self.rows.gaps[self.stream] else own
         if sample >= self.facts.samples:
             yield Fate.undrawn(epoch, sample, "not published")
         elif numbers:
             yield from (self.fate_of(number, sample) for number in numbers)
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
-        elif rows and max(rows) < whole:
+        elif rows and last < whole:
             yield Fate.undrawn(epoch, sample, "in no sequence")
-        elif sample in self.before().samples[self.before().streams == self.stream].tolist():
+        elif any(sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before()):
             yield Fate.undrawn(epoch, sample, "before")
         else:
-            yield Fate.undrawn(epoch, sample, "to come")
+            # Rows may end before all samples are drawn.
+            yield Fate.undrawn(epoch, sample, "to come" if self.count is None else "left over")
 
     def fewer_than_step(self, fate: Fate) -> int | None:
         """Returns None: what is left over of an epoch is known to be."""
@@ -220,13 +263,22 @@ class SequenceTracing(Tracing):
         """Returns the first chunk of this stream that a run may need which goes on from the state."""
         if self.of.epoch < newest_epoch:
             return 0
-        order, row = self.rows.order(self.of.epoch), self.planner.first_window(self.of.place) * self.rows.rows
-        drawn = order.blend.counts(row)[self.stream]
-        return order.courses[self.stream].done_before(drawn, self.total) // self.facts.samples_per_chunk
+        row = self.planner.first_window(self.of.place) * self.rows.rows
+        return self.rows.done_before(self.stream, row) // self.facts.samples_per_chunk
 
-    def before(self) -> RowDraws:
-        """Returns the rows before `first`: that their samples were trained, the state alone says."""
-        return self.rows.draws(0, self.first.position, self.of.epoch)
+    def before(self) -> Iterator[RowDraws]:
+        """Yields the rows before `first`: that their samples were trained, the state alone says."""
+        window, within = divmod(self.first.position, self.rows.rows)
+        stop = window * self.rows.rows
+        for row in range(0, stop, _ROWS_AT_ONCE):
+            yield self.rows.draws(row, min(row + _ROWS_AT_ONCE, stop), self.of.epoch)
+        if within:
+            yield RowDraws(*(one[:within] for one in self.in_order(window)[1]))
+
+    def in_order(self, window: int) -> tuple[npt.NDArray[np.int64], RowDraws]:
+        """Returns the rows of a window in the order in which its sequences are made: numbers, and what they are."""
+        names, drawn = self.planner.in_order(window, self.of.epoch), self.rows.of_window(window, self.of.epoch)
+        return names, RowDraws(*(one[names - window * self.rows.rows] for one in drawn))
 
     def ends_in(self, sequence: SplitSequence) -> list[int]:
         """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""

@@ -274,6 +274,12 @@ class SequencePlanner:
             ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
+    def in_order(self, window: int, epoch: int) -> _Numbers:
+        """Returns the numbers of the rows of a window, in the order in which its sequences are made of them."""
+        count = len(self._source.lengths(window, epoch))
+        order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
+        return window * self._source.rows + order
+
     def length_of(self, row: int, epoch: int) -> int:
         """Returns how many tokens a row has as sealed, of a window that was planned."""
         window, within = divmod(row, self._source.rows)
@@ -284,11 +290,8 @@ class SequencePlanner:
         size, first = self._source.rows, self.first_window(place)
         rows, lengths = [], []
         for window in range(first, place.window + 1):
-            tokens = self._source.lengths(window, epoch).astype(np.int64)
-            count = len(tokens)
-            order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
-            rows.append(window * size + order)
-            lengths.append(tokens[order])
+            rows.append(own := self.in_order(window, epoch))
+            lengths.append(self._source.lengths(window, epoch).astype(np.int64)[own - window * size])
         skip = place.position - first * size
         return np.concatenate(rows)[skip:], np.concatenate(lengths)[skip:]
 

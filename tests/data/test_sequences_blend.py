@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         sequences(begun)
     used = of(member())
     assert len(used) == 13
-    with pytest.raises(RuntimeError, match="not used yet"):
+    with pytest.raises(RuntimeError):
         sequences(used)
     with pytest.raises(LengthUnknown):
         sequences(blend(tmp_path, {"a": 1, "unmeasured": 1}))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import (
     BlendedDataset,
@@ -36,6 +37,9 @@ from tests.cli.commands import lazyshard as cli
 from tests.data.sequence_runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
 from tests.data.test_sequences_blend import SECOND, number
 from tests.data.workers import DEADLINE_S
+
+# Which torchdata still calls, and torch has given up.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 MORE = [*LENGTHS, *LENGTHS[:10]]
 
@@ -396,6 +400,103 @@ def test_chunks_that_are_deleted_are_told(tmp_path: Path) -> None:
         list(tracing.at_step(1))
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_rows_of_a_window_that_is_begun_are_told_in_the_order_in_which_they_are_cut(
+    tmp_path: Path, seed: int | None
+) -> None:
+    stream = write_rows(tmp_path / "s", MORE, end=False)
+    run = open_sequences(stream, Split(13), seed=seed, window=1, micro_batches_per_step=1, consumer="run", max_wait=0)
+    places = range(0, 6, 2)
+    drawn = [[token // 100 for token in one] for one in all_written(itertools.islice(run, 6))]
+    files = [save(tmp_path / "out", place, run.state_dict(place)) for place in places[1:]]
+    result = audit_of(stream, *files)
+    (epoch,) = result.epochs
+    assert result.proven and not epoch.left_over.samples
+    assert epoch.trained + epoch.to_come.samples == len(MORE) // 3 * 3
+    tracing = tracing_of(stream, files[-1])
+    assert not any(fate.became == "in no sequence" for row in range(len(MORE)) for fate in tracing.fates(row))
+    # Of chunks that are deleted the state alone says that they were trained.
+    run.commit(4, last_epoch=True)
+    cursor = read_cursor(stream, "run")
+    assert cursor is not None and cursor.chunks_before
+    retire(stream, cursor.chunks_before, 50)
+    tracing = tracing_of(stream, files[-1])
+    told = {row: {fate.became for fate in tracing.fates(row)} for row in range(len(MORE) // 3 * 3)}
+    for row, became in told.items():
+        over = {row in one for one in drawn[:4]} == {True, False} and row not in {*itertools.chain(*drawn[4:])}
+        assert became & {"trained", "before"} or not over, (row, became)
+        assert "in no sequence" not in became
+    assert audit_of(stream, files[-1]).epochs[0].trained == epoch.trained
+
+
+def test_an_epoch_that_was_completed_is_told_as_it_was_drawn_after_other_ranks_have_loaded_it(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", LENGTHS)
+    options: dict[str, Any] = {"at_end": "complete", "batch_size": 2, "micro_batches_per_step": 1}
+    runs = [open_sequences(stream, Pack(9), rank, 3, **options) for rank in range(3)]
+    drawn = [[row for pack in all_written(run) for row in pack] for run in runs]
+    again = open_sequences(stream, Pack(9), 0, 1, **options)
+    again.load_state_dict(runs[0].state_dict(12))
+    checkpoint = save(tmp_path / "out", 2, again.state_dict(again.consumed))
+    tracing = tracing_of(stream, checkpoint)
+    told: list[list[int]] = [[], [], []]
+    for step in range(2):
+        for fate in tracing.at_step(step):
+            assert fate.rank is not None and fate.became == "trained"
+            told[fate.rank].append(fate.sample)
+    assert told == drawn
+    assert audit_of(stream, checkpoint).proven
+
+
+def test_what_a_data_set_skips_itself_and_rows_behind_the_end_are_told_so(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+    dataset = LazyShardedDataset(tmp_path / "s", num_samples=8, dp_rank=0, dp_size=1)
+    dataset.skip(samples=[(2, 4)])
+    run = LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=1, micro_batches_per_step=1)
+    count = len(all_written(run))
+    checkpoint = save(tmp_path / "out", count, run.state_dict(count))
+    tracing = tracing_of(tmp_path / "s", checkpoint)
+    became = [[fate.became for fate in tracing.fates(row)] for row in range(len(LENGTHS))]
+    assert became == [["skipped"] if row in (2, 3) else ["trained" if row < 10 else "left over"] for row in range(13)]
+    result = audit_of(tmp_path / "s", checkpoint)
+    (epoch,) = result.epochs
+    assert result.proven and epoch.skipped.ranges == ((2, 4),) and epoch.left_over.ranges == ((10, 13),)
+
+
+def test_a_data_set_gives_the_rows_of_one_run_alone(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS)
+    dataset = LazyShardedDataset(tmp_path / "s")
+    LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=2)
+    with pytest.raises(RuntimeError):
+        LazyShardedSequences(dataset, form=Pack(9), dp_rank=1, dp_size=2)
+    state = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1).state_dict(4)
+    begun = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1)
+    begun.load_state_dict(state)
+    begun.skip(samples=[(6, 7)])
+    with pytest.raises(ValueError, match="goes on from a state"):
+        LazyShardedSequences(begun, form=Pack(9), dp_rank=0, dp_size=1)
+
+
+@pytest.mark.parametrize("out", [{"samples": [(5, 7)]}, {"steps": [(1, 2)]}])
+def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: Path, out: dict[str, Any]) -> None:
+    stream, options = write_rows(tmp_path / "s", MORE), {"micro_batches_per_step": 1}
+    state = open_sequences(stream, Pack(9), **options).state_dict(2)
+    for workers in (0, 1):
+        run = open_sequences(stream, Pack(9), **options)
+        saved = StatefulDataLoader(open_sequences(stream, Pack(9)), batch_size=1, collate_fn=list, num_workers=workers)
+        next(iter(saved))
+        run.skip(**out)
+        loader = StatefulDataLoader(run, batch_size=1, collate_fn=list, num_workers=workers)
+        loader.load_state_dict(saved.state_dict())
+        with pytest.raises(RuntimeError, match="what to skip was said before"):
+            next(iter(loader))
+    with pytest.raises(RuntimeError, match="what to skip was said before"):
+        run.load_state_dict(state)
+    again = open_sequences(stream, Pack(9), **options)
+    again.load_state_dict(state)
+    again.skip(samples=[(5, 7)])
+    again.load_state_dict(again.state_dict(2))
+
+
 def test_the_commands_tell_of_sequences(tmp_path: Path) -> None:
     for name in "ab":
         write_rows(tmp_path / name, LENGTHS)
@@ -411,3 +512,6 @@ def test_the_commands_tell_of_sequences(tmp_path: Path) -> None:
     (tmp_path / "b").rename(tmp_path / "c")
     shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
     assert shown.returncode == 5 and "its sequences cannot be made again" in shown.stderr, shown
+    write_rows(tmp_path / "b", LENGTHS)
+    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    assert shown.returncode == 5 and "holds stream" in shown.stderr, shown

@@ -123,7 +123,9 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     assert len(programs_of_page) == 4
     (tmp_path / "packed.yaml").write_text(blocks(section, "yaml")[0])
     done = [run_program(program, folder=tmp_path, merged=True, warn="error") for program in programs_of_page]
-    assert "".join(one.stdout for one in done) == "".join(blocks(section, "text"))
+    *printed, of_file = [one.stdout for one in done]
+    assert "".join(printed) == "".join(blocks(section, "text"))
+    assert of_file == printed[-1]
     # What the page says of the checkpoint, of either rank.
     sequences = LazyShardedSequences(tmp_path / "raw", form=Pack(10), dp_rank=0, dp_size=2, micro_batches_per_step=1)
     (tmp_path / "out/checkpoint-1").mkdir(parents=True)

@@ -43,18 +43,17 @@ def count_sequences(
     for branch in branches:
         if isinstance(branch.tracing, SequenceTracing):
             _count_branch(branch, branch.tracing, counting.counts)
-    # Of a stream that has no row yet, too.
-    counted = counting.counts or {tracing.of.epoch: Counts(tracing.end, tracing.of.epoch)}
-    return [audit_of(counts) for _, counts in sorted(counted.items())]
+    return [audit_of(counts) for _, counts in sorted(counting.counts.items())]
 
 
 class _Counting:
     """Counts by epoch of the stream: a run over sequences may pass over several in one of its own."""
 
     def __init__(self, tracing: SequenceTracing, report: Callable[[str, int, int], None]) -> None:
-        self.counts: dict[int, Counts] = {}
         self._tracing, self._report, self._epoch = tracing, report, tracing.of.epoch
-        self._seen: dict[int, npt.NDArray[np.bool_]] = {}
+        # The first one also before the rows of a window are known.
+        self.counts = {self._epoch: Counts(tracing.end, self._epoch)}
+        self._seen = {self._epoch: np.zeros(tracing.end, np.bool_)}
         # Rows that are to be counted, by kind; the sequences of the micro batch at hand, and the row that ended last.
         self._rows: dict[int, list[int]] = {}
         self._known: set[SplitSequence] = set()

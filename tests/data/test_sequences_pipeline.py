@@ -400,6 +400,16 @@ def test_chunks_that_are_deleted_are_told(tmp_path: Path) -> None:
         list(tracing.at_step(1))
 
 
+def test_rows_of_a_stream_whose_first_window_is_not_published_are_to_come(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", [8, 6, 3], end=False)
+    run = open_sequences(stream, Split(13), micro_batches_per_step=1, max_wait=0)
+    checkpoint = save(tmp_path / "out", 0, run.state_dict(0))
+    result = audit_of(stream, checkpoint)
+    (epoch,) = result.epochs
+    assert result.proven and epoch.to_come.ranges == ((0, 3),)
+    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(0)] == ["to come"]
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 def test_rows_of_a_window_that_is_begun_are_told_in_the_order_in_which_they_are_cut(
     tmp_path: Path, seed: int | None

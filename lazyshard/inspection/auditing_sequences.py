@@ -57,7 +57,7 @@ class _Counting:
         # Rows that are to be counted, by kind; the sequences of the micro batch at hand, and the row that ended last.
         self._rows: dict[int, list[int]] = {}
         self._known: set[SplitSequence] = set()
-        self._last = -1
+        self._last = -1 if (row := tracing.row_ended()) is None else row
         # Where what is left over begins, and the windows from there on.
         self._behind = tracing.first.position
         self._windows: list[tuple[int, RowDraws]] = []
@@ -67,16 +67,17 @@ class _Counting:
     def see(self, window: PlannedWindow) -> None:
         """Takes note of the rows of a window."""
         self._flush()
-        tracing, number, size = self._tracing, window.place.window, self._tracing.rows.rows
-        names, drawn = tracing.in_order(number)
-        lengths = tracing.rows.lengths(number, self._epoch)[names - number * size]
-        fresh = np.arange(len(lengths)) + number * size >= tracing.first.position
-        none = lengths == 0 if isinstance(tracing.form, Split) else (lengths == 0) | (lengths > tracing.form.size)
-        self._add(_of(drawn, fresh & none), LEFT_OUT)
-        self._add(_of(drawn, fresh), None)
+        tracing, size = self._tracing, self._tracing.rows.rows
+        for number in tracing.windows_met(window):
+            names, drawn = tracing.in_order(number)
+            lengths = tracing.rows.lengths(number, self._epoch)[names - number * size]
+            fresh = np.arange(len(lengths)) + number * size >= tracing.first.position
+            none = lengths == 0 if isinstance(tracing.form, Split) else (lengths == 0) | (lengths > tracing.form.size)
+            self._add(_of(drawn, fresh & none), LEFT_OUT)
+            self._add(_of(drawn, fresh), None)
+            self._windows.append((number * size, drawn))
         self._behind = number * size + len(lengths) if window.after is None else window.after.position
-        kept = [one for one in self._windows if one[0] + size > self._behind]
-        self._windows = [*kept, (number * size, drawn)]
+        self._windows = [one for one in self._windows if one[0] + size > self._behind]
         self._report("counting samples", min(number * size, tracing.facts.samples), tracing.facts.samples)
 
     def count(self, one: Numbered) -> None:

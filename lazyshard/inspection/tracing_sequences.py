@@ -172,9 +172,20 @@ class SequenceTracing(Tracing):
 
     def begins_batch(self, number: int) -> bool:
         """Returns whether a sequence is the first one of a micro batch of all ranks."""
+        return number == self._batch_of(number).start
+
+    def _batch_of(self, number: int) -> range:
         part = self._part_of(number)
-        own = self.state.parts[part]
-        return (number - self.begins[part]) % (own.dp * own.batch_size) == 0
+        micro = self.state.parts[part].dp * self.state.parts[part].batch_size
+        start = number - (number - self.begins[part]) % micro
+        return range(start, start + micro)
+
+    def _is_apart(self, number: int) -> bool:
+        """Whether it may have been taken apart with packs before `first`, to complete their micro batch."""
+        batch = self._batch_of(number)
+        if not isinstance(self.form, Pack) or self.count is None or batch.start >= self.first.before:
+            return False
+        return batch.stop > self.count and self.fate_of(number, 0).rank is not None
 
     def _part_of(self, number: int) -> int:
         """Returns the part in which a sequence was drawn; the last one for what is to come."""
@@ -226,12 +237,13 @@ class SequenceTracing(Tracing):
 
         def see(window: PlannedWindow) -> None:
             nonlocal last, whole
-            names, drawn = self.in_order(window.place.window)
-            first = window.place.window * self.rows.rows
-            places = np.arange(len(names)) + first
-            own = (drawn.streams == self.stream) & (drawn.samples == sample) & (places >= self.first.position)
-            rows.update(names[own].tolist())
-            last = max(places[own].tolist(), default=last)
+            for met in self.windows_met(window):
+                names, drawn = self.in_order(met)
+                first = met * self.rows.rows
+                places = np.arange(len(names)) + first
+                own = (drawn.streams == self.stream) & (drawn.samples == sample) & (places >= self.first.position)
+                rows.update(names[own].tolist())
+                last = max(places[own].tolist(), default=last)
             whole = first + len(names) if window.after is None else window.after.position
 
         numbers = [
@@ -243,14 +255,15 @@ class SequenceTracing(Tracing):
         part = 0 if sample in self.rows.gaps[self.stream] else own
         if sample >= self.facts.samples:
             yield Fate.undrawn(epoch, sample, "not published")
-        elif numbers:
+        elif numbers and not self._is_apart(numbers[-1]):
             yield from (self.fate_of(number, sample) for number in numbers)
+        elif numbers or ((part is None or self.begins[part]) and self._is_before(sample)):
+            # What a later part leaves out, too: it may have been trained.
+            yield Fate.undrawn(epoch, sample, "before")
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
         elif rows and last < whole:
             yield Fate.undrawn(epoch, sample, "in no sequence")
-        elif any(sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before()):
-            yield Fate.undrawn(epoch, sample, "before")
         else:
             # Rows may end before all samples are drawn.
             yield Fate.undrawn(epoch, sample, "to come" if self.count is None else "left over")
@@ -266,14 +279,34 @@ class SequenceTracing(Tracing):
         row = self.planner.first_window(self.of.place) * self.rows.rows
         return self.rows.done_before(self.stream, row) // self.facts.samples_per_chunk
 
-    def before(self) -> Iterator[RowDraws]:
-        """Yields the rows before `first`: that their samples were trained, the state alone says."""
+    def _is_before(self, sample: int) -> bool:
+        return any(sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before(cut=True))
+
+    def before(self, *, cut: bool = False) -> Iterator[RowDraws]:
+        """Yields rows before `first`, if `cut` also the one it cuts: that they were trained the state alone says."""
         window, within = divmod(self.first.position, self.rows.rows)
+        within += (cut and self.first.offset > 0) or self.row_ended() is not None
         stop = window * self.rows.rows
         for row in range(0, stop, _ROWS_AT_ONCE):
             yield self.rows.draws(row, min(row + _ROWS_AT_ONCE, stop), self.of.epoch)
         if within:
             yield RowDraws(*(one[:within] for one in self.in_order(window)[1]))
+
+    def row_ended(self) -> int | None:
+        """Returns the row that `first` cuts if its last token is before, too, and comes once more by an overlap."""
+        first, form = self.first, self.form
+        begun = first.before and (first.offset or not any(part.skip for part in self.of.parts))
+        if not begun or not isinstance(form, Split) or not form.overlap:
+            return None
+        window, within = divmod(first.position, self.rows.rows)
+        row = next(iter(self.in_order(window)[0][within:].tolist()), None)
+        whole = 0 if row is None else form.framed([self.planner.length_of(row, self.of.epoch)])[0]
+        return row if first.offset == whole - 1 else None
+
+    def windows_met(self, window: PlannedWindow) -> range:
+        """Returns the windows whose rows come with one: with the first one those of what was left over for it, too."""
+        own = window.place.window
+        return range(self.planner.first_window(self.first) if window.place == self.first else own, own + 1)
 
     def in_order(self, window: int) -> tuple[npt.NDArray[np.int64], RowDraws]:
         """Returns the rows of a window in the order in which its sequences are made: numbers, and what they are."""

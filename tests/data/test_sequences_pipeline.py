@@ -410,6 +410,62 @@ def test_rows_of_a_stream_whose_first_window_is_not_published_are_to_come(tmp_pa
     assert [fate.became for fate in tracing_of(stream, checkpoint).fates(0)] == ["to come"]
 
 
+def test_rows_that_a_window_leaves_over_are_told_where_chunks_before_are_deleted(tmp_path: Path) -> None:
+    # Of the second window row 3 is cut, and row 5 whole, for a last sequence; row 4 has no token.
+    stream = write_rows(tmp_path / "s", [6, 6, 6, 2, 0, 4])
+    run = open_sequences(stream, Split(9), window=1, micro_batches_per_step=1, consumer="run")
+    assert all_written(run)[2:] == [[300, 301, 500, 501, 502, 503]]
+    checkpoint = save(tmp_path / "out", 3, run.state_dict(3))
+    assert run.state_dict(3)["place"] | {"lengths": ""} == {
+        "window": 2, "before": 2, "position": 3, "offset": 0, "lengths": "",
+    }  # fmt: skip
+    run.commit(3, last_epoch=True)
+    retire(stream, 1, 50)
+    tracing = tracing_of(stream, checkpoint)
+    told = [[(fate.became, fate.step) for fate in tracing.fates(row)] for row in range(6)]
+    assert told == [[("before", None)]] * 3 + [[("trained", 2)], [("in no sequence", None)], [("trained", 2)]]
+    (epoch,) = audit_of(stream, checkpoint).epochs
+    assert epoch.trained == 5 and epoch.skipped.ranges == ((4, 5),) and not epoch.left_over.samples
+
+
+def test_a_row_that_ends_in_deleted_chunks_and_overlaps_counts_once(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", [4, 5, 4, 4, 5, 3])
+    run = open_sequences(stream, Split(4, overlap=1), window=1, micro_batches_per_step=1, consumer="run")
+    assert all_written(run)[5:] == [[403, 404, 500, 501, 502]]
+    checkpoint = save(tmp_path / "out", 6, run.state_dict(6))
+    run.commit(6, last_epoch=True)
+    retire(stream, 1, 50)
+    result = audit_of(stream, checkpoint)
+    assert result.proven and result.epochs[0].trained == 6
+    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(5)] == ["before"]
+
+
+def test_of_packs_that_were_taken_apart_with_deleted_ones_no_rank_is_told(tmp_path: Path) -> None:
+    stream, options = write_rows(tmp_path / "s", [5, 4, 9, 9]), {"at_end": "complete", "batch_size": 2, "window": 1}
+    runs = [open_sequences(stream, Pack(9), rank, 2, **options, consumer="run") for rank in range(2)]
+    assert [all_written(run) for run in runs] == [[[0], [1]], [[2], [3]]]
+    checkpoint = save(tmp_path / "out", 1, runs[0].state_dict(4))
+    assert [(fate.rank, fate.position) for fate in tracing_of(stream, checkpoint).fates(3)] == [(1, 1)]
+    runs[0].commit(4, last_epoch=True)
+    retire(stream, 1, 50)
+    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(3)] == ["before"]
+    assert audit_of(stream, checkpoint).epochs[0].trained == 4
+
+
+def test_a_row_whose_chunk_is_deleted_is_not_told_as_skipped_by_a_later_skip(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", MORE)
+    run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
+    state = run.state_dict(9)
+    run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
+    run.load_state_dict(state)
+    run.skip(samples=[(0, 1), (20, 21)])
+    checkpoint = save(tmp_path / "out", 9, run.state_dict(9))
+    run.commit(9, last_epoch=True)
+    retire(stream, 4, 50)
+    tracing = tracing_of(stream, checkpoint)
+    assert [[fate.became for fate in tracing.fates(row)] for row in (0, 20)] == [["before"], ["skipped"]]
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 def test_rows_of_a_window_that_is_begun_are_told_in_the_order_in_which_they_are_cut(
     tmp_path: Path, seed: int | None

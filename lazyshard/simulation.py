@@ -51,7 +51,7 @@ _LOOK_OPERATIONS: Final = 2  # Of a look at the head, one after the other: an op
 _WATCHES_AFTER_S: Final = 0.02  # Shorter waits are slept through, see `lazyshard.stream.reader`
 _ASIDE_S: Final = 1.0  # How long a reader that has chunks open lets pass between looks which of them were deleted
 _STEPS: Final = 1000  # A chunk's time is divided into so many: waits that differ by less are taken as alike
-MARK_S: Final = 0.2  # The least time between two reading hints (`lazyshard.data.commits`)
+HINT_S: Final = 0.2  # The least time between two reading hints (`lazyshard.data.commits`)
 PUBLISH_OPENS: Final = 7  # For a chunk: data, seal and head made, the owner looked at twice, the directory synced twice
 _PUBLISH_OTHERS: Final = 7  # Likewise: three renames with a stat each, and a look whether the seal is there
 _REPLACE: Final = 4  # To replace a small file durably: one made, a stat, a rename, the directory synced
@@ -173,10 +173,10 @@ class Producer:
         # When the last row was due, and since when the producer is held.
         self._due = self._held_since = float(due[-1])
 
-    def tell(self, mark: int, at: float) -> None:
+    def tell(self, needed: int, at: float) -> None:
         """Takes notice of a reading hint: a reader told at a moment that it needs so many chunks."""
         setting, there = self._setting, len(self.published)
-        allowed = min(setting.chunks, mark + self._ahead)
+        allowed = min(setting.chunks, needed + self._ahead)
         if allowed <= there:
             return
         at += setting.visibility_s
@@ -394,8 +394,8 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
     looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
     reading = looks + opened * (_CHUNK_OPENS + _CHUNK_STATS) + asides
     spans = -(-setting.steps * setting.draws // setting.span)
-    marks = min(spans, int(seconds / MARK_S) + timeline.asked) + disk.cursor_writes
-    total = reading + _REPLACE * marks + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
+    hints = min(spans, int(seconds / HINT_S) + timeline.asked) + disk.cursor_writes
+    total = reading + _REPLACE * hints + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
     return {
         "processes": loaders,
         "nodes": nodes,

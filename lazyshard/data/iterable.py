@@ -11,9 +11,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
+from lazyshard.data.rank import carrying_fields
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, check_micro_batch, check_worker, read_count
 from lazyshard.data.settings import check_choice
-from lazyshard.errors import LazyShardError
 from lazyshard.plan.steps import AtEnd, Ending
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
@@ -163,11 +163,8 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         """
         worker, where = get_worker_info(), f"{self._dataset._where}: the state to go on from"
         if worker is not None:
-            try:
+            with carrying_fields():
                 self._load_in_worker(state, (worker.id, worker.num_workers), where)
-            except LazyShardError as error:
-                error.carry_fields()
-                raise
             return
         within = over = 0
         # What is no state at all, or that of a worker, the data set refuses.

@@ -17,7 +17,8 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from lazyshard.errors import ConfigInvalid
+from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.stream import StreamReader
 from lazyshard.stream.waiting import Parent
 
@@ -163,6 +164,17 @@ _COLUMNS: Final = 9
 EPOCH: Final = 0
 ORDER_CHECKED: Final = _COLUMNS
 ASKED: Final = 2 * _COLUMNS
+
+
+@contextmanager
+def carrying_fields() -> Iterator[None]:
+    """Has errors that leave a DataLoader worker keep their fields."""
+    try:
+        yield
+    except LazyShardError as error:
+        if get_worker_info() is not None:
+            error.carry_fields()
+        raise
 
 
 class Stats(NamedTuple):

@@ -111,8 +111,7 @@ class RunStates(States[RunState]):
 
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
-        size = self._reader.samples_per_chunk
-        out = ranges("samples", samples) + [(a * size, b * size) for a, b in ranges("chunks", chunks)]
+        out = ranges_of(samples, chunks, self._reader.samples_per_chunk)
         state, wanted = self.loaded, sorted(ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
@@ -155,6 +154,12 @@ def epoch_of(state: RunState | BlendState) -> int:
 def stands_elsewhere(what: str) -> RuntimeError:
     """Returns the error for a state that is loaded too late."""
     return RuntimeError(f"{what} is in use already and stands elsewhere; load the state into a new one, before its use")
+
+
+def ranges_of(samples: Ranges, chunks: Ranges, samples_per_chunk: int) -> list[tuple[int, int]]:
+    """Returns the half-open ranges of samples that `skip` was given, or chunks of. Raises ValueError."""
+    size = samples_per_chunk
+    return ranges("samples", samples) + [(first * size, stop * size) for first, stop in ranges("chunks", chunks)]
 
 
 def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:

@@ -96,6 +96,24 @@ class RunSoFar:
         self.position = EpochPosition(0, 0, WindowPlace(), 0)
         self.parts: tuple[Part, ...] = ()
         self._settings = settings
+        # What `skip` was told: samples, and whether steps too.
+        self._skipped: list[tuple[int, int]] = []
+        self._skipped_steps = False
+
+    def note_skipped(self, samples: list[tuple[int, int]], *, of_steps: bool) -> None:
+        """Notes what this process was told to leave out, which a state that is loaded later must not undo."""
+        self._skipped += samples
+        self._skipped_steps |= of_steps
+
+    def check_skipped(self, parts: tuple[Part, ...], where: str) -> None:
+        """Raises RuntimeError: the run of a state that is to be loaded does not leave out what was noted."""
+        kept = Gaps(one for part in parts for one in part.skip)
+        if self._skipped_steps or kept.joined(self._skipped).ranges != kept.ranges:
+            raise RuntimeError(
+                f"{where}: what to skip was said before this state was loaded, which does not leave it out: load the "
+                f"state of `state_dict(consumed)` into new sequences, then skip (a StatefulDataLoader loads its own "
+                f"only as it is iterated over)"
+            )
 
     def begun(self, epoch: int) -> EpochPosition:
         """Returns where passes over an epoch begin."""

@@ -14,22 +14,27 @@ from lazyshard.data import sequence_forms
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
-from lazyshard.data.rank import EPOCH, Rank, SharedNumbers, Stats, enter_process, resolve_rank, watch_forks
-from lazyshard.data.run_state import Ranges, ranges
+from lazyshard.data.rank import (
+    EPOCH,
+    Rank,
+    SharedNumbers,
+    Stats,
+    carrying_fields,
+    enter_process,
+    resolve_rank,
+    watch_forks,
+)
+from lazyshard.data.run_state import Ranges, ranges, ranges_of
 from lazyshard.data.samples import BadRowCount
 from lazyshard.data.sequence_forms import AtEnd, SequenceMaker, SequenceSettings, TooLong
 from lazyshard.data.sequence_state import EpochPosition, RunSoFar, last_batch, not_whole, read_state
 from lazyshard.data.settings import BadRows, check_group
 from lazyshard.data.steps import EncodeFn, Step
-from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
-from lazyshard.plan.deal import Gaps
 from lazyshard.plan.sequences import Form
 from lazyshard.stream.run_state import parts_behind_steps, parts_without
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk
-
-__all__ = ["LazyShardedSequences"]
 
 
 class LazyShardedSequences(IterableDataset[Any]):
@@ -133,8 +138,6 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._shared = SharedNumbers()
         # Where passes over its epoch begin, with which course of the run up to there.
         self._run = RunSoFar(self._settings)
-        # What `skip` was told: samples, and whether steps too.
-        self._told_out: tuple[tuple[tuple[int, int], ...], bool] = ((), False)
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         self._checked = False not in [sequence_forms.check_beginning(dataset.reader, settings) for dataset in datasets]
         self._attach()
@@ -151,10 +154,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         # What `state_dict(consumed)` has planned last, from which position on.
         self._counted: tuple[EpochPosition, SequenceWalk] | None = None
         self._reported = Stats()
-        # Rows in no sequence, of the passes before.
-        self._dropped = 0
-        # Whether this process says which row is the first that is too long.
-        self._tells = False
+        self._dropped = 0  # Rows in no sequence, of the passes before
+        self._tells = False  # Whether this process says which row is the first that is too long
         watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,26 +286,15 @@ class LazyShardedSequences(IterableDataset[Any]):
             RuntimeError: `skip` was called before, and the state does not leave that out.
             BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
-        worker = get_worker_info()
-        here = None if worker is None else (worker.id, worker.num_workers)
+        here = None if (worker := get_worker_info()) is None else (worker.id, worker.num_workers)
         micro_batch, where = (self.rank.dp_size, self._settings.batch_size), f"{self._where}: the state to go on from"
-        try:
+        with carrying_fields():
             read = self._read(state)
             found = EpochPosition.of_state(read, state, micro_batch, here, where)
             # Those of earlier releases do not say of which ranks.
             parts = read.parts or (Part(1, 1, read.consumed, epoch=read.epoch or None),)
             self._planner.check(read)
-        except LazyShardError as error:
-            if worker is not None:
-                error.carry_fields()
-            raise
-        kept, (out, of_steps) = Gaps(one for part in parts for one in part.skip), self._told_out
-        if of_steps or kept.joined(out).ranges != kept.ranges:
-            raise RuntimeError(
-                f"{self._where}: what to skip was said before this state was loaded, which does not leave it out: load "
-                f"the state of `state_dict(consumed)` into new sequences, then skip (a StatefulDataLoader loads its "
-                f"own only as it is iterated over)"
-            )
+        self._run.check_skipped(parts, self._where)
         self.set_epoch(found.epoch)
         self._begin(found, parts)
 
@@ -334,8 +324,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         """
         if self._handed_out is not None or self._workers_read[0]:
             raise RuntimeError(f"{self._where}: these sequences are in use already, what to skip is said before")
-        size = self._reader.samples_per_chunk
-        out = ranges("samples", samples) + [(a * size, b * size) for a, b in ranges("chunks", chunks)]
+        out = ranges_of(samples, chunks, self._reader.samples_per_chunk)
         if out and len(self._rows.datasets) > 1:
             raise ValueError(f"{self._where}: samples are those of one stream: skip them on the data sets of the blend")
         begun = self._run.begun(self.epoch)
@@ -345,8 +334,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         for start, stop in ranges("steps", steps):
             parts = parts_behind_steps(parts, start, stop)
             begun = self._after(sum(part.dp * part.draws for part in parts))
-        told, of_steps = self._told_out
-        self._told_out = ((*told, *out), of_steps or begun != self._run.begun(self.epoch))
+        self._run.note_skipped(out, of_steps=begun != self._run.begun(self.epoch))
         self._begin(begun, parts_without(parts, out))
 
     def commit(
@@ -427,34 +415,30 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:
         number, size = rank.dp_rank, self._settings.batch_size
-        micro = rank.dp_size * size
-        first, within = begun.consumed, begun.within
+        first, within, micro = begun.consumed, begun.within, rank.dp_size * size
         try:
-            if not self._checked:
-                for stream, reader in enumerate(self._rows.readers):
-                    # Which tells the producer, too.
-                    self._rows.total(stream, 0, begun.epoch)
-                    sequence_forms.check_beginning(reader, self._settings)
-                self._checked = True
-            while True:
-                walk.let_go(first)
-                planned = walk.sequences(first, first + micro)
-                if len(planned) < micro:
-                    planned = last_batch(planned, walk.total, rank, self._settings, self._where)
-                if not planned:
-                    return
-                place = walk.place_of(first)
-                for at in range(number * size + within, (number + 1) * size):
-                    made = self._maker.make(planned[at], walk.window_of(first + at).sequences, begun.epoch)
-                    within += 1
-                    self._handed_out = EpochPosition(begun.epoch, first, place, within), walk
-                    self._report(walk.dropped if counts else 0)
-                    yield made
-                first, within = first + step, 0
-        except LazyShardError as error:
-            if get_worker_info() is not None:
-                error.carry_fields()
-            raise
+            with carrying_fields():
+                if not self._checked:
+                    for stream, reader in enumerate(self._rows.readers):
+                        # Which tells the producer, too.
+                        self._rows.total(stream, 0, begun.epoch)
+                        sequence_forms.check_beginning(reader, self._settings)
+                    self._checked = True
+                while True:
+                    walk.let_go(first)
+                    planned = walk.sequences(first, first + micro)
+                    if len(planned) < micro:
+                        planned = last_batch(planned, walk.total, rank, self._settings, self._where)
+                    if not planned:
+                        return
+                    place = walk.place_of(first)
+                    for at in range(number * size + within, (number + 1) * size):
+                        made = self._maker.make(planned[at], walk.window_of(first + at).sequences, begun.epoch)
+                        within += 1
+                        self._handed_out = EpochPosition(begun.epoch, first, place, within), walk
+                        self._report(walk.dropped if counts else 0)
+                        yield made
+                    first, within = first + step, 0
         finally:
             self._report(walk.dropped if counts else 0)
 

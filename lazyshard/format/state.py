@@ -164,9 +164,7 @@ class SequenceState(Checked):
     parts: Annotated[tuple[Part, ...], list_of(Part)._replace(fits=_is_parts)] = ()
     # what gives the rows of that epoch, and where its streams lie; not said of one stream in its own order
     rows: Annotated[RunState | BlendState | None, Kind("the state of a run or of a blend", _is_rows, _read_rows)] = None
-    directories: Annotated[
-        tuple[str, ...], Kind("a list of texts", lambda value: isinstance(value, tuple), tuples)
-    ] = ()
+    directories: Annotated[tuple[str, ...], Kind("a list of texts", _is_texts, tuples)] = ()
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)

@@ -247,10 +247,10 @@ def _judge_consumers(files: StreamFiles, published: int) -> Iterator[Fault]:
             # Past the end of a stream a run may be in another epoch.
             found = f"{cursor.consumed:,} samples consumed"
             yield Fault("ahead", file, f"at most the {published:,} published samples", found, forget)
-    for file, mark in files.readings:
-        if stream_id is not None and mark.stream_id != stream_id:
+    for file, hint in files.readings:
+        if stream_id is not None and hint.stream_id != stream_id:
             remedy = "nothing to do: it is a hint, which nobody heeds"
-            yield leftover("other-stream", file, expected, _called(mark.stream_id), remedy)
+            yield leftover("other-stream", file, expected, _called(hint.stream_id), remedy)
 
 
 def _chunks(number: int) -> str:

@@ -198,15 +198,15 @@ def read_files(directory: Path, now: float) -> StreamFiles:
 def _read_consumers(files: StreamFiles) -> None:
     for name in _listed(files, CURSORS):
         # The name of a reading hint would be that of a cursor as well.
-        is_mark, file = name.endswith(READING_SUFFIX), f"{CURSORS}/{name}"
-        consumer = name.removesuffix(READING_SUFFIX if is_mark else CURSOR_SUFFIX)
+        is_hint, file = name.endswith(READING_SUFFIX), f"{CURSORS}/{name}"
+        consumer = name.removesuffix(READING_SUFFIX if is_hint else CURSOR_SUFFIX)
         try:
             check_consumer(consumer)
         except ValueError:
             continue
-        if is_mark:
-            if (mark := _read(files, file, ReadingHint.decode, consumer)) is not None:
-                files.readings.append((file, mark))
+        if is_hint:
+            if (hint := _read(files, file, ReadingHint.decode, consumer)) is not None:
+                files.readings.append((file, hint))
         elif consumer != name and (cursor := _read(files, file, Cursor.decode, consumer)) is not None:
             files.cursors.append((file, cursor))
 

@@ -7,6 +7,7 @@ command, which publishes at a limited rate; the training job under torchrun; and
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
@@ -213,6 +214,8 @@ def main(arguments: Sequence[str]) -> int:
         for number in SIGNALS:
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _stop)
+        if importlib.util.find_spec("torch") is None:
+            raise DemoFailed("it trains with torch, which is not in .venv: the line of scripts/environment says why")
         with take_folder(settings.folder):
             adopt_orphans()
             try:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lazyshard import simulation
 from lazyshard.cli.simulate import run_lines
-from lazyshard.data import commits as reading_marks
+from lazyshard.data import commits
 from lazyshard_producer import holding as holdback
 from lazyshard_producer import loop
 from lazyshard_producer.configuration.quantities import parse_amount
@@ -173,7 +173,7 @@ def test_rules_are_those_of_the_producer_and_the_readers() -> None:
     for held in (0.0, 5.0, 1e6):
         assert simulation.retry_s(held) == holdback.retry_s(held)
     assert simulation.BURST_S == loop.BURST_S
-    assert simulation.MARK_S == reading_marks.PAUSE_S
+    assert simulation.HINT_S == commits.PAUSE_S
 
 
 TINY = replace(SMALL, samples_per_chunk=8, producer_rate=400.0, step_seconds=0.01, rows=83, window=2, row_bytes=60)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import StreamReader
+from scripts.demonstration import demo
 from scripts.demonstration.demo_report import Findings, RankFindings, check
 from scripts.demonstration.demo_settings import FolderRefused, take_folder
 
@@ -33,6 +34,12 @@ def test_a_folder_of_somebody_else_or_in_use_and_a_file_are_left_alone(tmp_path:
             with pytest.raises(FolderRefused):
                 take_folder(path)
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_without_torch_it_says_so_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert demo.main(["--dir", str(tmp_path / "demo")]) == 1
+    assert not (tmp_path / "demo").exists()
 
 
 SOURCE = list(range(11))

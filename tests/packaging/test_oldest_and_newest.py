@@ -1,5 +1,5 @@
 """The wheel on the oldest Python of this machine with the lowest versions that it admits, and on the newest with the
-locked ones: installed, run and tested.
+locked ones: installed, run and tested; and the data sets on the lowest torch.
 
 `scripts/test_pythons` runs all tests that need no torch, on all Pythons.
 """
@@ -15,7 +15,8 @@ from typing import Final
 
 import pytest
 
-from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run
+from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run, run_checked, uv
+from tests.scripts.test_scripts import environment_script
 
 TESTS: Final = (
     "tests/format/test_seal.py",
@@ -107,3 +108,15 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
     done = run([environment.bin / "python", "-m", "pytest", "-q", "--tier", "quick", *TESTS], copy)
     assert done.returncode == 0, f"{python}:\n{done.stdout}\n{done.stderr}"
     assert " passed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(900)
+def test_data_sets_pass_their_tests_on_the_lowest_torch(tmp_path: Path) -> None:
+    variables = uv().variables | {"UV_OFFLINE": "1"}
+    python = tmp_path / "venv/bin/python"
+    run_checked([uv().uv, "venv", tmp_path / "venv"], tmp_path, variables)
+    known = [uv().uv, "pip", "install", "--dry-run", "--no-deps", "--python", python, environment_script().LOWEST[1]]
+    if run(known, tmp_path, variables).returncode:
+        pytest.skip("the lowest torch is not at hand: it is not in uv's cache")
+    done = run([ROOT / "scripts/test_pythons", "torch"], ROOT, variables)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -37,32 +37,19 @@ from lazyshard.stream.node_poll import LATER_S
 from lazyshard.stream.reader import OPEN_CHUNKS, OPEN_ROWS
 from lazyshard.stream.writer import HEARTBEAT_S
 
-_SEAL_ROW_BYTES: Final = 27  # Bytes of a seal for each row, see docs/retention.md
-_PREFETCH: Final = 2  # Batches that each worker of a DataLoader has under way: torch's default
 _CHUNK_OPENS: Final = 2  # Of a reader, to open a chunk: seal and data
-_CHUNK_STATS: Final = 1  # Likewise: of `stream.json`, whether it is still the same stream
-_CHUNK_OPERATIONS: Final = _CHUNK_OPENS + _CHUNK_STATS + 1  # One after the other; the last one reads the seal
-_AHEAD_BYTES: Final = 512 << 10  # What is read at once in order
-_AMOUNT: Final = re.compile(r"([0-9_]+) *(chunks?|samples?|)", re.IGNORECASE)
-
+_CHUNK_LOOKS: Final = _CHUNK_OPENS + 1  # And a stat of `stream.json`: whether it is still the same stream
 BURST_S: Final = 1.0  # Seconds of rows that a producer makes up for after it was held (`lazyshard_producer.loop`)
 _NOTHING_S: Final = 1e-9
-_LOOK_OPERATIONS: Final = 2  # Of a look at the head, one after the other: an open and a read
-_WATCHES_AFTER_S: Final = 0.02  # Shorter waits are slept through, see `lazyshard.stream.reader`
 _ASIDE_S: Final = 1.0  # How long a reader that has chunks open lets pass between looks which of them were deleted
 _STEPS: Final = 1000  # A chunk's time is divided into so many: waits that differ by less are taken as alike
 HINT_S: Final = 0.2  # The least time between two reading hints (`lazyshard.data.commits`)
 PUBLISH_OPENS: Final = 7  # For a chunk: data, seal and head made, the owner looked at twice, the directory synced twice
-_PUBLISH_OTHERS: Final = 7  # Likewise: three renames with a stat each, and a look whether the seal is there
-_REPLACE: Final = 4  # To replace a small file durably: one made, a stat, a rename, the directory synced
 
 
 @dataclass(kw_only=True)
 class Setting:
-    """A run: the options of `lazyshard simulate`, whose help says what each is, and what follows; times are in seconds.
-
-    Raises ValueError where `max_ahead` is no amount, or there are fewer rows than a step takes.
-    """
+    """A run: the options of `lazyshard simulate`, and what follows. Raises ValueError: no amount, or no step."""
 
     ranks: int
     step_seconds: float
@@ -86,7 +73,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         """Works out what follows."""
-        size, batch, window = self.samples_per_chunk, self.batch, self.window * self.samples_per_chunk
+        size, batch, step_s, workers = self.samples_per_chunk, self.batch, self.step_seconds, self.workers
+        window = self.window * size
         self.draws = batch * self.micro_batches  # positions of each rank in a step
         self.step_rows = self.draws * self.ranks  # over all ranks
         self.course = Course(Rules(size, window), [Part(self.ranks, batch)])  # what each rank draws
@@ -96,38 +84,38 @@ class Setting:
         if not self.steps:
             raise ValueError(f"--rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
         self.chunks = -(-self.rows // size)
-        self.chunk_bytes = size * (self.row_bytes + _SEAL_ROW_BYTES)  # on disk, with its seal
+        self.chunk_bytes = size * (self.row_bytes + 27)  # on disk, with its seal: 27 bytes a row
+        # The limit of the producer, at least one; None for none.
         try:
-            # The limit of the producer, at least one; None for none.
             self.ahead_chunks = None if self.max_ahead is None else self._in_chunks(self.max_ahead.strip())
         except ValueError as cause:
             raise ValueError(f"--max-ahead: {cause}") from cause
-        self.openings = self._openings()  # how often a chunk is opened on average
+        self.openings = self._openings(max(1, workers))  # how often a chunk is opened on average
         # Those at the end, which fill no stripe of all ranks, and how often they are opened at the most: their rows are
         # dealt one by one.
         self.tail_chunks = self.chunks - self.rows // (self.ranks * size) * self.ranks
         batches = -(-max(1, size // self.ranks) // batch)
-        self.tail_openings = self.tail_chunks * min(size, self.ranks * min(max(1, self.workers), batches))
+        self.tail_openings = self.tail_chunks * min(size, self.ranks * min(max(1, workers), batches))
         self.all_openings = round((self.chunks - self.tail_chunks) * self.openings) + self.tail_openings
-        # Of one process at a micro batch on average: in windows each row by a read.
-        reads = batch if self.window else max(batch * self.row_bytes / _AHEAD_BYTES, batch / size)
-        self.reading_s = (reads + self.openings * _CHUNK_OPERATIONS * batch / size) * self.latency_s
+        # Of one process at a micro batch on average: in windows each row by a read, in order 512 KiB at once. A chunk
+        # that is opened is looked for by one call after the other, and its seal read.
+        reads = batch if self.window else max(batch * self.row_bytes / (512 << 10), batch / size)
+        self.reading_s = (reads + self.openings * (_CHUNK_LOOKS + 1) * batch / size) * self.latency_s
         # Of a step, reading included: beside it with workers, before it without.
-        reading, step_s = self.micro_batches * self.reading_s, self.step_seconds
-        self.loaded_step_s = max(step_s, reading / self.workers) if self.workers else step_s + reading
+        reading = self.micro_batches * self.reading_s
+        self.loaded_step_s = max(step_s, reading / workers) if workers else step_s + reading
         # Mean draws of a rank between two neighbours in the stream.
         self.neighbour_draws = expected_neighbours(self.ranks, size, window, self.rows // self.ranks)
 
     def _in_chunks(self, amount: str) -> int:
-        found = _AMOUNT.fullmatch(amount)
-        if found is None:
+        if (found := re.fullmatch(r"([0-9_]+) *(chunks?|samples?|)", amount, re.IGNORECASE)) is None:
             return max(1, parse_size(amount) // self.chunk_bytes)
         number = int(found[1])
         return max(1, number // self.samples_per_chunk) if found[2].lower().startswith("s") else number
 
-    def _openings(self) -> float:
+    def _openings(self, workers: int) -> float:
         """By each worker with its rows; in windows again where a worker cannot hold all its chunks open."""
-        size, workers = self.samples_per_chunk, max(1, self.workers)
+        size = self.samples_per_chunk
         if not self.window:
             return min(workers, (size + self.batch - math.gcd(size, self.batch)) / self.batch)
         held = min(OPEN_CHUNKS, max(1, OPEN_ROWS // size))
@@ -163,8 +151,7 @@ class Producer:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        ahead = setting.ahead_chunks
-        self._ahead = setting.chunks if ahead is None else ahead
+        self._ahead = setting.chunks if setting.ahead_chunks is None else setting.ahead_chunks
         allowed = min(setting.chunks, self._ahead)
         rows = np.minimum(np.arange(allowed + 1) * setting.samples_per_chunk, setting.rows)
         due = (rows - setting.head_start) / setting.producer_rate
@@ -175,14 +162,13 @@ class Producer:
 
     def tell(self, needed: int, at: float) -> None:
         """Takes notice of a reading hint: a reader told at a moment that it needs so many chunks."""
-        setting, there = self._setting, len(self.published)
-        allowed = min(setting.chunks, needed + self._ahead)
-        if allowed <= there:
+        setting, allowed = self._setting, min(self._setting.chunks, needed + self._ahead)
+        if allowed <= len(self.published):
             return
         at += setting.visibility_s
         begin = self._held_since + (first_look(at - self._held_since) if at > self._held_since else 0.0)
         self._due = max(self._due, begin - BURST_S)
-        for chunk in range(there, allowed):
+        for chunk in range(len(self.published), allowed):
             self.begun.append(max(0.0, begin))
             rows = min(setting.samples_per_chunk, setting.rows - chunk * setting.samples_per_chunk)
             self._due += rows / setting.producer_rate
@@ -193,45 +179,40 @@ class Producer:
 
 def first_look(held_s: float) -> float:
     """Returns when a producer looks that is held: its first look after so many seconds or just then."""
-    if held_s > _LOOKS[-1]:
-        longest = retry_s(math.inf)
-        return _LOOKS[-1] + math.ceil((held_s - _LOOKS[-1]) / longest) * longest
+    last, longest = _LOOKS[-1], retry_s(math.inf)
+    if held_s > last:
+        return last + math.ceil((held_s - last) / longest) * longest
     return _LOOKS[bisect_left(_LOOKS, held_s)]
 
 
 class WaitEnd(NamedTuple):
-    """How late a wait ended; looks by each process, by one of each node, and by one for chunks that were deleted."""
+    """How late waits ended; looks by each process, by one of each node, and by one for chunks that were deleted."""
 
-    late_s: float
-    own: int
-    shared: int
-    asides: int
+    late_s: float = 0.0
+    own: int = 0
+    shared: int = 0
+    asides: int = 0
 
 
 class Polls:
     """The waits of a setting."""
 
     def __init__(self, setting: Setting) -> None:
-        self.look_s = _LOOK_OPERATIONS * setting.latency_s
+        self.look_s = 2 * setting.latency_s  # An open and a read of the head, one after the other
         self._setting = setting
         self._period = setting.samples_per_chunk / setting.producer_rate
         self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
         self._known = lru_cache(maxsize=None)(self._find)
 
     def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> WaitEnd:
-        """Returns how a wait for some chunks ends, the first of which can be seen in `next_s` > 0 seconds.
-
-        The others follow as they are produced. For `blind_s` seconds the producer tells no rate yet.
-        """
+        """Returns how a wait for chunks ends, the first seen in `next_s` > 0; for `blind_s` seconds no rate is told."""
         return self._known(missing, max(1, round(next_s / self._period * _STEPS)), round(blind_s, 3))
 
     def _find(self, missing: int, phase: int, blind_s: float) -> WaitEnd:
-        setting, period = self._setting, self._period
-        size, first = setting.samples_per_chunk, phase * period / _STEPS
-        arrival = first + (missing - 1) * period
-        time = age = 0.0
-        own, shared, asides, aside_at = 0, 0, 0, -_ASIDE_S
-        watched = not setting.woken
+        setting, period, size = self._setting, self._period, self._setting.samples_per_chunk
+        first = phase * period / _STEPS
+        arrival, watched, aside_at = first + (missing - 1) * period, not setting.woken, -_ASIDE_S
+        own, shared, asides, time, age = 0, 0, 0, 0.0, 0.0
         while True:
             there = 0 if time < first else min(missing, int((time - first) / period + 1 + 1e-9))
             own, shared = (own, shared + 1) if age else (own + 1, shared)
@@ -246,8 +227,8 @@ class Polls:
             head = Head(there, there * size, False, "running", rate, "-", 1, 0.0)
             age = next_poll(time, expected_wait(missing * size, Published(there, there * size, False, head)))
             event = max(time, first + there * period)
-            if not watched and time >= _WATCHES_AFTER_S:
-                # Who begins to watch looks once more.
+            if not watched and time >= 0.02:
+                # Shorter waits are slept through, see `lazyshard.stream.reader`. Who begins to watch looks once more.
                 watched, age = True, 0.0
             elif watched and setting.woken and event <= time + age + 1e-6:
                 # Woken by the seal, and by the head, which then tells of it.
@@ -261,7 +242,6 @@ class Timeline:
     """What came out, in seconds since the training began."""
 
     setting: Setting
-    step_s: float  # how long a step takes, reading included
     published: npt.NDArray[np.float64]  # when each chunk was
     begun: npt.NDArray[np.float64]  # when each chunk was allowed
     after_wait: npt.NDArray[np.int64]  # steps that began after a wait, the first one included
@@ -291,15 +271,15 @@ class Timeline:
     def ends(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns when steps ended."""
         after = np.searchsorted(self.after_wait, steps, side="right") - 1
-        return self.began[after] + (steps - self.after_wait[after] + 1) * self.step_s
+        return self.began[after] + (steps - self.after_wait[after] + 1) * self.setting.loaded_step_s
 
 
 def simulate(setting: Setting) -> Timeline:
     """Simulates a run from the beginning of the training to its last step."""
     producer, polls = Producer(setting), Polls(setting)
     step_s, lag = setting.loaded_step_s, setting.visibility_s
-    # Workers ask for a step while earlier ones are trained, and need a moment to read it.
-    early = _PREFETCH * setting.workers // setting.micro_batches
+    # Workers ask for a step while earlier ones are trained, by two batches each, and need a moment to read it.
+    early = 2 * setting.workers // setting.micro_batches
     fill_s = setting.reading_s if setting.workers else 0.0
     after_wait, began, waits = [0], [0.0], [0.0]
     step = seen = asked = looks = shared = asides = 0
@@ -307,9 +287,7 @@ def simulate(setting: Setting) -> Timeline:
 
     def begins(step: int) -> float:
         """Returns when a step begins if nothing more is waited for."""
-        at = len(after_wait) - 1
-        while at and after_wait[at] > step:
-            at -= 1
+        at = max(0, bisect_right(after_wait, step) - 1)
         return began[at] + max(0, step - after_wait[at]) * step_s
 
     while step < setting.steps:
@@ -347,7 +325,7 @@ def simulate(setting: Setting) -> Timeline:
         step = setting.first_step_after(needed if setting.max_ahead is not None else seen)
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
     chunks = np.array(producer.published), np.array(producer.begun)
-    return Timeline(setting, step_s, *chunks, after, begun, waited, asked, looks, shared, asides, looking)
+    return Timeline(setting, *chunks, after, begun, waited, asked, looks, shared, asides, looking)
 
 
 class Disk(NamedTuple):
@@ -367,11 +345,9 @@ def done_chunks(setting: Setting, positions: npt.NDArray[np.int64]) -> npt.NDArr
 
 def disk_use(timeline: Timeline) -> Disk:
     """Returns what a run took on disk."""
-    setting, published = timeline.setting, timeline.published
-    count = np.arange(1, len(published) + 1)
-    every = setting.checkpoint_steps
+    setting, published, every = timeline.setting, timeline.published, timeline.setting.checkpoint_steps
+    count, deleted = np.arange(1, len(published) + 1), np.zeros(len(published), dtype=np.int64)
     commits = setting.steps // every if every else 0
-    deleted = np.zeros(len(published), dtype=np.int64)
     if setting.retain == "consumed" and commits >= setting.keep_checkpoints:
         # The checkpoint that moves the cursor, and the one that it is moved to.
         newest = np.arange(setting.keep_checkpoints, commits + 1) * every
@@ -380,22 +356,23 @@ def disk_use(timeline: Timeline) -> Disk:
         done = np.concatenate(([0], done_chunks(setting, oldest * setting.draws)))
         # At its last look before each chunk the producer deletes what is committed, but never the newest chunk.
         deleted = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
-    at = int(np.argmax(count - deleted))
-    peak = int((count - deleted)[at])
-    return Disk(peak, peak * setting.chunk_bytes, float(published[at]), commits, int(deleted[-1]))
+    kept = count - deleted
+    at = int(np.argmax(kept))
+    return Disk(int(kept[at]), int(kept[at]) * setting.chunk_bytes, float(published[at]), commits, int(deleted[-1]))
 
 
 def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
     """Counts operations: a main process looks when it begins and at commits, with workers at each new stripe too."""
-    setting, seconds = timeline.setting, timeline.end_s
+    setting, seconds, opened = timeline.setting, timeline.end_s, timeline.setting.all_openings
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
-    opened, asides = setting.all_openings, timeline.asides * nodes
-    polls = timeline.looks * loaders + timeline.shared * nodes
+    polls, asides = timeline.looks * loaders + timeline.shared * nodes, timeline.asides * nodes
     looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
-    reading = looks + opened * (_CHUNK_OPENS + _CHUNK_STATS) + asides
+    reading = looks + opened * _CHUNK_LOOKS + asides
     spans = -(-setting.steps * setting.draws // setting.span)
     hints = min(spans, int(seconds / HINT_S) + timeline.asked) + disk.cursor_writes
-    total = reading + _REPLACE * hints + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
+    # To replace a small file durably one is made, with a stat, a rename, and the directory synced; to publish a chunk
+    # takes three renames with a stat each, too, and a look whether the seal is there.
+    total = reading + 4 * hints + setting.chunks * (PUBLISH_OPENS + 7) + 2 * disk.deleted
     return {
         "processes": loaders,
         "nodes": nodes,
@@ -405,26 +382,21 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
         "metadata_a_second": total / seconds,
         "metadata_a_second_and_node": reading / seconds / nodes,
         "polls_a_second": (polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
-        "stripe_operations": nodes + loaders * (_CHUNK_OPENS + _CHUNK_STATS),
+        "stripe_operations": nodes + loaders * _CHUNK_LOOKS,
     }
 
 
 def outcome(setting: Setting) -> dict[str, Any]:
     """Simulates a run and returns all figures by name, plain values."""
-    timeline = simulate(setting)
+    timeline, shown = simulate(setting), ("steps", "chunks", "tail_chunks", "tail_openings", "neighbour_draws")
     disk = disk_use(timeline)
     # What is slowest in the long run, whatever the head start.
-    slow = "reading" if timeline.step_s > 1.01 * setting.step_seconds else "training"
-    found = {
-        "steps": setting.steps,
-        "chunks": setting.chunks,
-        "limited_by": "producer" if setting.producer_rate * timeline.step_s < setting.step_rows else slow,
+    slow = "reading" if setting.loaded_step_s > 1.01 * setting.step_seconds else "training"
+    found = {name: getattr(setting, name) for name in shown} | {
+        "limited_by": "producer" if setting.producer_rate * setting.loaded_step_s < setting.step_rows else slow,
         **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s")},
         "stall_share": timeline.stalled_s / timeline.end_s,
         "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # that for the first step left out
         "waits": len(timeline.waits) - 1,
-        "tail_chunks": setting.tail_chunks,
-        "tail_openings": setting.tail_openings,
-        "neighbour_draws": setting.neighbour_draws,
     }
     return asdict(setting) | found | disk._asdict() | count_files(timeline, disk)

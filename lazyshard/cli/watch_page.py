@@ -280,18 +280,18 @@ def _course(history: History) -> Figure:
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     course, pace = history.course, rates(history.course, _POINTS)
     upper.plot([_moment(one.time) for one in course], [one.amount for one in course], color="C0", label="published")
-    shown = [one for one in history.trained if course[0].time <= one.time]
+    shown = [one for one in history.trained if course[0].time <= one.updated_at]
     if shown:
-        at, samples = [_moment(one.time) for one in shown], [one.samples for one in shown]
+        at, samples = [_moment(one.updated_at) for one in shown], [one.consumed for one in shown]
         label = "in the last checkpoint of a consumer"
         upper.plot(at, samples, linestyle="none", marker="o", color="C1", label=label)
         upper.legend(loc="upper left")
     # Few enough that names do not lie on each other.
     for one in shown[:4]:
-        name = one_line(one.name)
+        name = one_line(one.consumer)
         name = name if len(name) <= _NAME else f"{name[:_NAME]}…"
         place: Any = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
-        upper.annotate(name, (_moment(one.time), one.samples), parse_math=False, **place)
+        upper.annotate(name, (_moment(one.updated_at), one.consumed), parse_math=False, **place)
     edges = [one.time / 86400 for one in (course[0], *pace)]
     lower.stairs([one.amount for one in pace], edges, fill=True, color="C0", alpha=0.7)
     locator = AutoDateLocator(maxticks=6)  # type: ignore[no-untyped-call, unused-ignore]

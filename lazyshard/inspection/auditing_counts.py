@@ -4,38 +4,37 @@ Nothing is taken for granted of what the arithmetic promises: each position of e
 what is drawn twice or by nobody shows. Memory: two bytes a sample, and blocks of a fixed size. Time: that of drawing.
 
 A resume from an older checkpoint than the newest leaves a branch behind: what was trained there is not in the model
-that goes on, and is told apart. Two states share what they drew in the same parts, up to the first difference::
+that continues, and is told apart. Two states share what they drew in the same parts, up to the first difference::
 
     state A   4 ranks, 100 draws | 2 ranks, 30 draws
     state B   4 ranks, 100 draws | 2 ranks, 50 draws | 8 ranks, 7 draws      A is on B's course
     state C   4 ranks, 120 draws                                            C has left it after 100 draws of part 0
+
+Of a run over sequences each sample must be in one. A row that is cut counts by its last token. What comes once more by
+design does not count twice: tokens of an overlap, and what completes an epoch's last micro batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format.state import RunState
-from lazyshard.inspection.tracing import Tracing, UnbrokenParts
+from lazyshard.inspection.tracing import Tracing
+from lazyshard.inspection.tracing_sequences import SequenceTracing, rows_at
 from lazyshard.inspection.tracing_states import SavedState
-from lazyshard.part import Part
-from lazyshard.plan.course import Course
+from lazyshard.plan.sequences import Split, SplitSequence
+from lazyshard.stream.sequences import PlannedWindow, RowDraws
 
-_BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
 _LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
 _MAX_RANGES: Final = 1000  # Ranges that are kept of each kind; how many samples there are is counted in any case
 
-TRAINED: Final = 0
-SKIPPED: Final = 1
-TO_COME: Final = 2
-LEFT_OVER: Final = 3
-LEFT_OUT: Final = 4
-_ONE: Final = np.uint8(1)  # Of the array's own type: `np.add.at` is fifty times slower with any other
+TRAINED, SKIPPED, TO_COME, LEFT_OVER, LEFT_OUT = range(5)
+_KINDS: Final[dict[str, int]] = {"trained": 0, "skipped": 1, "to come": 2, "left over": 3}
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -78,19 +77,20 @@ Relation = Literal["audited", "on the course", "beyond", "abandoned", "another e
 
 @dataclass(slots=True)
 class AuditedState:
-    """A state of the run's history, and what it is to the one that is audited.
-
-    `tracing` is the run as it tells it, None where it does not fit the stream; `shared` are the draws of each of its
-    parts that the audited one has too. Of an abandoned one it is counted how many samples it trained behind those, and
-    by epoch those of them that the audited course trained too; None where a longer one on its branch tells it.
-    """
+    """A state of the run's history, and what it is to the one that is audited."""
 
     saved: SavedState
-    tracing: Tracing | None
+    tracing: Tracing | None  # the run as it tells it, None where it does not fit the stream
     relation: Relation
-    shared: tuple[int, ...] = ()
-    trained: int | None = None
-    again: dict[int, Ranges] = field(default_factory=dict)
+    shared: tuple[int, ...] = ()  # draws of each of its parts that the audited one has too
+    trained: int | None = None  # of an abandoned one: samples behind those; None where a longer one on its branch tells
+    again: dict[int, Ranges] = field(default_factory=dict)  # by epoch, those of them that the course trained too
+
+    def count_again(self, counts: Counts, marks: _Mask) -> None:
+        """Counts which of the marked samples, trained on this branch, the course trained too."""
+        again = ranges_where(counts.total, lambda a, b: marks[a:b] & (counts.trained[a:b] > 0))
+        if again.samples:
+            self.again[counts.epoch] = again
 
 
 def count_epochs(
@@ -98,151 +98,60 @@ def count_epochs(
     branches: Sequence[AuditedState] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> list[EpochAudit]:
-    """Counts every draw of a run, and of the branches that have left its course.
-
-    `report` is told a phase, how many chunks of it are done, and how many there are.
-    """
+    """Counts every draw of a run, and of branches that left it; `report` is told a phase, chunks done, and all."""
+    if isinstance(tracing, SequenceTracing):
+        return _count_sequences(tracing, branches, report)
     found, each = [], tracing.facts.samples_per_chunk
     chunks = -(-tracing.end // each)
     left = {epoch for branch in branches if branch.tracing is not None for epoch in branch.tracing.epochs}
     for epoch in sorted({*tracing.epochs, *left}):
-
-        def show(drawn: int, phase: str = f"counting epoch {epoch}") -> None:
-            report(phase, drawn // each, chunks)
-
-        counts = Counts(tracing.end, epoch, show)
-        _count_epoch(tracing, counts)
+        counts = Counts(tracing.end, epoch)
+        for stretch in tracing.draws(epoch):
+            for samples, epochs in stretch.blocks(tracing.end):
+                counts.mark(samples, epochs, _KINDS[stretch.became])
+                report(f"counting epoch {epoch}", (counts.drawn + counts.marked) // each, chunks)
+        for start, stop in tracing.gaps(epoch):
+            counts.leave_out(start, stop)
         if epoch in tracing.epochs:
-            found.append(audit_of(counts))
+            found.append(counts.audit())
         for branch in branches:
-            _count_branch(branch, counts)
+            assert branch.tracing is not None
+            marks = np.zeros(counts.total, np.bool_)
+            for own in branch.tracing.draws(epoch):
+                apart = own._replace(start=max(own.start, branch.shared[own.part]))
+                for samples, _ in apart.blocks(counts.total) if own.became == "trained" else ():
+                    marks[samples] = True
+                    branch.trained = (branch.trained or 0) + len(samples)
+            branch.count_again(counts, marks)
     return found
 
 
-def _count_epoch(tracing: Tracing, counts: Counts) -> None:
-    gaps: list[tuple[int, int]] = []
-    for section in tracing.sections if counts.total else ():
-        if counts.epoch > section.last_epoch:
-            continue
-        _count_section(tracing, section, counts)
-        for number, part in enumerate(section.course.parts):
-            if section.course.until(number).epoch(counts.total) <= counts.epoch:
-                gaps += part.skip
-    for start, stop in gaps:
-        counts.leave_out(start, stop)
-
-
-def _span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
-    """Returns the positions of the current part in an epoch, drawn or not; None if it begins behind it."""
-    begin = course.begin(total)
-    later = epoch - begin.segment.epoch
-    if later < 0:
-        return None
-    start = begin.length + (later - 1) * begin.full
-    return (start, start + begin.full) if later else (0, begin.length)
-
-
-def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts) -> None:
-    total, current = counts.total, tracing.is_current(section, counts.epoch)
-    ends: tuple[Course, int, int] | None = None
-    for number in range(len(section.course.parts)):
-        course = section.course.until(number)
-        span = _span_of(course, counts.epoch, total)
-        if span is None:
-            continue
-        start, stop = span
-        drawn = min(stop, course.current.draws)
-        if start > drawn or (start == drawn and start):
-            continue
-        counts.mark(course, start, drawn, TRAINED if course.current.trained else SKIPPED)
-        ends = course, drawn, stop
-    if ends is None:
-        return
-    course, drawn, stop = ends
-    if drawn < stop and not current:
-        # Another epoch was begun before this one was over: what is left of it is nobody's.
-        return
-    if current and len(course.parts) == len(section.course.parts):
-        counts.mark(course, drawn, stop, TO_COME)
-    own = course if counts.epoch == course.epoch(total) else course.in_epoch(counts.epoch)
-    if not own.leftover(total):
-        return
-    # A course of one lane draws what a part leaves over at the end of the epoch.
-    now = own.current
-    ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
-    rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
-    if rest.epoch(total) == counts.epoch:
-        # Of a stream that has not ended the end is still open, so nothing is left over yet.
-        kind = TO_COME if current and tracing.total is None else LEFT_OVER
-        counts.mark(rest, 0, rest.epoch_length(total), kind)
-
-
-def audit_of(counts: Counts) -> EpochAudit:
-    """Returns what was counted of an epoch."""
-
-    def found(which: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], _Mask]) -> Ranges:
-        return ranges_where(counts.total, lambda a, b: which(counts.trained[a:b], counts.kinds[a:b]))
-
-    return EpochAudit(
-        epoch=counts.epoch,
-        samples=counts.total,
-        trained=int(np.count_nonzero(counts.trained)),
-        to_come=found(lambda trained, kinds: (kinds == TO_COME) & (trained == 0)),
-        left_over=found(lambda trained, kinds: (kinds == LEFT_OVER) & (trained == 0)),
-        skipped=found(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
-        twice=found(lambda trained, kinds: trained > 1),
-        again=found(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
-        missing=found(lambda trained, kinds: (kinds == 0) & (trained == 0)),
-        whole=counts.is_whole(),
-    )
-
-
-def _count_branch(branch: AuditedState, counts: Counts) -> None:
-    marks: _Mask | None = None
-    assert branch.tracing is not None
-    for number, shared in enumerate(branch.shared):
-        course = branch.tracing.course.until(number)
-        if not course.current.trained or (span := _span_of(course, counts.epoch, counts.total)) is None:
-            continue
-        start, stop = max(shared, span[0]), min(course.current.draws, span[1])
-        for samples, _ in _draws_of(course, start, stop, counts.total):
-            marks = np.zeros(counts.total, dtype=np.bool_) if marks is None else marks
-            marks[samples] = True
-            branch.trained = (branch.trained or 0) + len(samples)
-    if (found := marks) is not None:
-        again = ranges_where(counts.total, lambda a, b: found[a:b] & (counts.trained[a:b] > 0))
-        if again.samples:
-            branch.again[counts.epoch] = again
-
-
 class Counts:
-    """Draws of one epoch over the samples [0, total); `report` is told how many are counted."""
+    """Draws of one epoch over the samples [0, total): of samples that were `drawn` as trained, or `marked`."""
 
-    def __init__(self, total: int, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> None:
+    def __init__(self, total: int, epoch: int) -> None:
         self.total, self.epoch = total, epoch
         self.trained = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
         self.kinds = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
         self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
-        self._drawn = self._marked = 0
-        self._report = report
+        self.drawn = self.marked = 0
 
-    def mark(self, course: Course, start: int, stop: int, kind: int) -> None:
-        """Counts what a course draws at positions [start, stop) of each lane: as trained, or why it is not."""
-        for samples, epochs in _draws_of(course, start, stop, self.total):
-            wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
-            bad = int(np.count_nonzero(wrong))
-            self.impossible += bad
-            self.add(samples[~wrong] if bad else samples, kind)
+    def mark(self, samples: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], kind: int) -> None:
+        """Counts what is drawn in these epochs: as trained, or why it is not."""
+        wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
+        bad = int(np.count_nonzero(wrong))
+        self.impossible += bad
+        self.add(samples[~wrong] if bad else samples, kind)
 
     def add(self, samples: npt.NDArray[np.int64], kind: int) -> None:
         """Counts samples that were trained, or why they were not."""
         if kind == TRAINED:
-            np.add.at(self.trained, samples, _ONE)
-            self._drawn += len(samples)
+            # One of the array's own type: `np.add.at` is fifty times slower with any other.
+            np.add.at(self.trained, samples, np.uint8(1))
+            self.drawn += len(samples)
         else:
             self.kinds[samples] = kind
-            self._marked += len(samples)
-        self._report(self._drawn + self._marked)
+            self.marked += len(samples)
 
     def leave_out(self, start: int, stop: int) -> None:
         """Marks those of a range as left out on purpose for which nothing else is known."""
@@ -250,33 +159,36 @@ class Counts:
             kinds = self.kinds[first:last]
             unknown = (kinds == 0) & (self.trained[first:last] == 0)
             kinds[unknown] = LEFT_OUT
-            self._marked += int(np.count_nonzero(unknown))
+            self.marked += int(np.count_nonzero(unknown))
 
     def is_whole(self) -> bool:
         """Whether the array holds every draw, and no draw was marked twice: then what it says is all."""
         counted, marked = int(self.trained.sum(dtype=np.int64)), int(np.count_nonzero(self.kinds))
-        return (counted, marked, self.impossible) == (self._drawn, self._marked, 0)
+        return (counted, marked, self.impossible) == (self.drawn, self.marked, 0)
+
+    def audit(self) -> EpochAudit:
+        """Returns what was counted."""
+
+        def found(which: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], _Mask]) -> Ranges:
+            return ranges_where(self.total, lambda a, b: which(self.trained[a:b], self.kinds[a:b]))
+
+        return EpochAudit(
+            self.epoch,
+            self.total,
+            int(np.count_nonzero(self.trained)),
+            to_come=found(lambda trained, kinds: (kinds == TO_COME) & (trained == 0)),
+            left_over=found(lambda trained, kinds: (kinds == LEFT_OVER) & (trained == 0)),
+            skipped=found(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
+            twice=found(lambda trained, kinds: trained > 1),
+            again=found(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
+            missing=found(lambda trained, kinds: (kinds == 0) & (trained == 0)),
+            whole=self.is_whole(),
+        )
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yields half-open ranges of samples that are looked at together."""
     return ((first, min(first + _LOOKED_AT, stop)) for first in range(start, stop, _LOOKED_AT))
-
-
-def _draws_of(
-    course: Course, start: int, stop: int, total: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yields what a course draws at positions [start, stop) of each lane, in blocks: samples and their epochs."""
-    if start >= stop:
-        return
-    # Whole windows where that is possible: the permutation of one that is cut would be made twice.
-    long = min(stop - start, _BLOCK)
-    lanes = max(1, _BLOCK // long)
-    for lane in range(0, course.dp, lanes):
-        numbers = np.arange(lane, min(lane + lanes, course.dp))[:, None]
-        for first in range(start, stop, long):
-            epochs, samples = course.draws(numbers, np.arange(first, min(first + long, stop)), total)
-            yield samples.ravel(), epochs.ravel()
 
 
 def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
@@ -297,9 +209,7 @@ def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
 
 
 def relate(state: RunState, head: RunState, epochs: range = range(0), head_epochs: range = range(0)) -> Relation:
-    """Returns what a state is to the audited one; of each the epochs are given of which it has drawn anything."""
-    if state == head:
-        return "audited"
+    """Returns what a state is to another one, the audited one; of each the epochs of which it has drawn anything."""
     if state.stream_id != head.stream_id:
         return "other stream"
     if any(getattr(state, name) != getattr(head, name) for name in SETTINGS):
@@ -317,7 +227,8 @@ def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
     """Returns how many of the positions that each part of a state has drawn another state has drawn the same."""
     shared = [0] * len(state.parts)
     for number, (own, its) in enumerate(zip(state.parts, other.parts, strict=False)):
-        if _kind(own) != _kind(its):
+        # What decides the order of a part; an epoch that it begins or not is another one.
+        if any(getattr(own, n) != getattr(its, n) for n in ("dp", "batch_size", "epoch", "trained", "skip")):
             break
         shared[number] = min(own.draws, its.draws)
         if own.draws != its.draws:
@@ -325,6 +236,103 @@ def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
     return tuple(shared)
 
 
-def _kind(part: Part) -> tuple[Any, ...]:
-    """Returns what decides the order of a part; an epoch that it begins or not is another one."""
-    return part.dp, part.batch_size, part.epoch, part.trained, part.skip
+def _count_sequences(
+    tracing: SequenceTracing, branches: Sequence[AuditedState], report: Callable[[str, int, int], None]
+) -> list[EpochAudit]:
+    """Counts the samples of the sequences of a run, by the epochs of the stream; and those of branches that left it."""
+    counting = _Counting(tracing, report)
+    for number, sequence in tracing.sequences(counting.see):
+        counting.count(number, sequence)
+    counting.finish()
+    for branch in branches:
+        own = branch.tracing
+        assert isinstance(own, SequenceTracing)
+        draws = [one for one in zip(own.state.parts, branch.shared, own.begins, strict=True) if one[0].trained]
+        beyond = [range(begin + part.dp * shared, begin + part.dp * part.draws) for part, shared, begin in draws]
+        made = (sequence for number, sequence in own.sequences() if any(number in numbers for numbers in beyond))
+        samples = [sample for sequence in made for sample in own.samples_of(sequence)]
+        branch.trained = sum(map(len, beyond))
+        for counts in counting.counts.values():
+            marks = np.zeros(counts.total, np.bool_)
+            marks[samples] = True
+            branch.count_again(counts, marks)
+    return [counts.audit() for _, counts in sorted(counting.counts.items())]
+
+
+class _Counting:
+    """Counts by epoch of the stream: a run over sequences may pass over several in one of its own."""
+
+    def __init__(self, tracing: SequenceTracing, report: Callable[[str, int, int], None]) -> None:
+        self._tracing, self._report, self._epoch = tracing, report, tracing.of.epoch
+        # The first one also before the rows of a window are known.
+        self.counts = {self._epoch: Counts(tracing.end, self._epoch)}
+        self._seen = {self._epoch: np.zeros(tracing.end, np.bool_)}
+        # Rows that are to be counted, by kind; the sequences of the micro batch at hand, and the row that ended last.
+        self._rows: dict[int, list[int]] = {}
+        self._known: set[SplitSequence] = set()
+        self._last = -1 if (row := tracing.row_ended()) is None else row
+        # Where what is left over begins, and the windows from there on.
+        self._behind = tracing.first.position
+        self._windows: list[tuple[int, RowDraws]] = []
+        for drawn in tracing.before():
+            self._add(drawn, TRAINED)
+
+    def see(self, window: PlannedWindow) -> None:
+        """Takes note of the rows of a window."""
+        self._flush()
+        tracing, size = self._tracing, self._tracing.rows.rows
+        for first, names, drawn, fresh in tracing.rows_met(window):
+            lengths = tracing.rows.lengths(first // size, self._epoch)[names - first]
+            none = lengths == 0 if isinstance(tracing.form, Split) else (lengths == 0) | (lengths > tracing.form.size)
+            self._add(rows_at(drawn, fresh & none), LEFT_OUT)
+            self._add(rows_at(drawn, fresh), None)
+            self._windows.append((first, drawn))
+        self._behind = first + len(names) if window.after is None else window.after.position
+        self._windows = [one for one in self._windows if one[0] + size > self._behind]
+        self._report("counting samples", min(first, tracing.facts.samples), tracing.facts.samples)
+
+    def count(self, number: int, sequence: SplitSequence) -> None:
+        """Counts the rows that end in a sequence."""
+        tracing = self._tracing
+        if tracing.begins_batch(number):
+            self._known.clear()
+        if sequence not in self._known:
+            self._known.add(sequence)
+            ended = [row for row in tracing.ends_in(sequence) if row != self._last]
+            self._rows.setdefault(_KINDS[tracing.fate_of(number, 0).became], []).extend(ended)
+            self._last = ended[-1] if ended else self._last
+
+    def finish(self) -> None:
+        """Counts what is in no sequence so far."""
+        self._flush()
+        tracing, rest = self._tracing, TO_COME if self._tracing.count is None else LEFT_OVER
+        for counts in self.counts.values():
+            for start, stop in tracing.gaps(self._epoch):
+                counts.leave_out(start, stop)
+        for first, drawn in self._windows:
+            self._add(rows_at(drawn, np.arange(len(drawn.samples)) + first >= self._behind), rest, unknown=True)
+        for epoch, counts in self.counts.items():
+            counts.add(np.flatnonzero(~self._seen[epoch] & (counts.kinds == 0)), rest)
+
+    def _flush(self) -> None:
+        size = self._tracing.rows.rows
+        for kind, rows in self._rows.items():
+            numbers = np.array(rows, np.int64)
+            for window in np.unique(numbers // size).tolist():
+                drawn = self._tracing.rows.of_window(window, self._epoch)
+                self._add(rows_at(drawn, numbers[numbers // size == window] - window * size), kind)
+        self._rows.clear()
+
+    def _add(self, drawn: RowDraws, kind: int | None, *, unknown: bool = False) -> None:
+        """Counts those of this stream as of a kind, None for having been seen; if `unknown` those of no kind so far."""
+        own = drawn.streams == self._tracing.stream
+        for epoch in np.unique(drawn.epochs[own]).tolist():
+            if epoch not in self.counts:
+                self.counts[epoch] = Counts(self._tracing.end, epoch)
+                self._seen[epoch] = np.zeros(self._tracing.end, np.bool_)
+            samples, counts = drawn.samples[own & (drawn.epochs == epoch)], self.counts[epoch]
+            self._seen[epoch][samples] = True
+            if unknown:
+                samples = samples[(counts.kinds[samples] == 0) & (counts.trained[samples] == 0)]
+            if kind is not None:
+                counts.add(samples, kind)

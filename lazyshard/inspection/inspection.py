@@ -1,8 +1,7 @@
 """What a stream holds, at a glance: facts, lengths, what is in the first rows; what to change; how it came to be.
 
-Nothing is waited for and nothing is changed. Lengths come from the seals, so that rows need not be read; of a stream
-with many chunks evenly spaced ones are looked at, so that the cost does not grow with it. Savings are arithmetic on
-these lengths, no measured times.
+Nothing is waited for and nothing is changed. Of many chunks evenly spaced ones are looked at, so that the cost does not
+grow with them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.batch import decode_pack
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import QUARANTINE, chunk_name
 from lazyshard.format.records import Manifest
 from lazyshard.format.row import parse_row
@@ -27,21 +27,13 @@ from lazyshard.inspection.survey import sampled_chunks, tolerate
 from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.store.files import read_seal, size_of
-from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.listing import Published, read_manifest
+from lazyshard.stream import Consumer, Published, list_consumers
+from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
 SAMPLED_CHUNKS: Final = 200  # Seals looked at: enough for a median to a percent, and read within seconds from a share
-_SAMPLED_ROWS: Final = 4_000_000  # Rows at most, where chunks are large: by seals with 27 bytes a row
-_SCANNED_ROWS: Final = 200_000  # The same where rows themselves are read
-GIVE_UP_CHUNKS: Final = 1000  # After so many chunks in turn that could not be looked at, the others count as such too
 LOOKED_AT_PACKS: Final = 100_000
-_PACKS_BYTES: Final = 64 << 20  # Packs whose rows are counted, as many as fit into these bytes; two chunks in any case
 FEW_ROWS: Final = 200  # Of fewer rows nothing is advised: they may be an attempt
-_MOST_RANKS: Final = 1024  # So many are drawn from the lengths for the balance; with more, steps are hardly less even
-_STEPS: Final = 200
-_QUANTILES: Final = 256
-_FULL: Final = 0.95
 MOST_TRAINED: Final = 20  # Consumers that a history tells of: those furthest behind
 
 
@@ -124,39 +116,43 @@ class ShownChunk(NamedTuple):
     arrays: int | None = None  # bytes of its side file
 
 
-def _most_chunks(samples_per_chunk: int, rows: int) -> int:
-    """Returns how many chunks are looked at that may hold so many rows; two in any case."""
-    return max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk))
+def _some(chunks: range, samples_per_chunk: int, rows: int) -> list[int]:
+    """Returns some of the chunks, evenly spaced, that may hold so many rows; two in any case."""
+    return sampled_chunks(chunks.start, chunks.stop, max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk)))
 
 
 def overview(
     directory: Path, samples_per_chunk: int | None = None, *, every: bool = False, rows: bool = True
 ) -> Overview:
-    """Looks at a stream: at every chunk, or some; without `rows` at seals alone. Raises as `open_now` and `published`.
-
-    `samples_per_chunk` is of a foreign directory: rows in every chunk but the last; None for those of its first one.
-    """
+    """Looks at every chunk or some, without `rows` at seals alone. Raises as `open_now` and `published`."""
     stream = open_now(directory, samples_per_chunk)
     published = stream.published()
     retired = min(stream.retired(), published.chunks)
     found = Overview(directory, read_manifest(directory, None), stream.samples_per_chunk, published, retired)
-    chunks = range(retired, published.chunks)
+    chunks, size = range(retired, published.chunks), 0
     _look_at_chunks(stream, chunks, every, found)
     if chunks and rows:
-        _count_keys(stream, retired, found)
+        try:
+            for shown in read_rows(stream, retired, 0, 100):
+                found.keys.add(shown.value)
+                if (size := size + len(shown.line) + (shown.arrays or 0)) > 8 << 20:
+                    break
+        except (LazyShardError, OSError) as error:
+            found.unread += not found.unread
+            found.reason = found.reason or str(error)
         _count_packs(stream, chunks, found)
     return found
 
 
 def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
-    most = _most_chunks(stream.samples_per_chunk, _SCANNED_ROWS if found.manifest is None else _SAMPLED_ROWS)
-    failed = 0
-    for number in chunks if every else sampled_chunks(chunks.start, chunks.stop, most):
+    # By seals with 27 bytes a row, or by reading the rows themselves.
+    rows, failed = 200_000 if found.manifest is None else 4_000_000, 0
+    for number in chunks if every else _some(chunks, stream.samples_per_chunk, rows):
         try:
             shown = describe_chunk(stream, number)
         except (LazyShardError, OSError) as error:
             found.unread, found.reason, failed = found.unread + 1, found.reason or str(error), failed + 1
-            if failed >= GIVE_UP_CHUNKS:
+            if failed >= 1000:
                 # The stream's files name chunks that are not there, and no number is too large to be named.
                 found.unread += chunks.stop - 1 - number if every else 0
                 break
@@ -168,28 +164,27 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         if (seal := shown.seal) is not None:
             found.last_sealed_at, found.source_rows = seal.sealed_at, SourceRows.read_source(seal.source)
             found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
-            found.course.append(At(seal.sealed_at, shown.first + shown.rows))
+            # Clocks may be set back.
+            at = max(seal.sealed_at, found.course[-1].time if found.course else seal.sealed_at)
+            found.course.append(At(at, shown.first + shown.rows))
             if seal.arrays is not None:
                 found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
 
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:
     """Looks at a chunk: by its seal, or where it has none of ours by its rows."""
-    lengths, tokens = Lengths(), Lengths()
+    lengths, tokens, seal, arrays = Lengths(), Lengths(), None, None
     if stream.stream_id is None:
         chunk = stream.open_chunk(number)
-        offsets = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64)
-        seal, file = None, chunk.path
+        offsets, file = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64), chunk.path
     else:
         seal = read_seal(stream.directory, number)
-        offsets = seal.offsets.astype(np.int64)
-        file = stream.directory / chunk_name(number)
-        if seal.tokens is not None:
-            tokens.add(seal.tokens)
+        offsets, file = seal.offsets.astype(np.int64), stream.directory / chunk_name(number)
+        tokens.add(np.zeros(0) if seal.tokens is None else seal.tokens)
+        arrays = None if seal.arrays is None else seal.arrays.size
     lengths.add(np.diff(offsets))
-    first = number * stream.samples_per_chunk
-    arrays = None if seal is None or seal.arrays is None else seal.arrays.size
-    return ShownChunk(file, number, first, len(offsets) - 1, int(offsets[-1]), seal, lengths, tokens, arrays)
+    first, rows = number * stream.samples_per_chunk, len(offsets) - 1
+    return ShownChunk(file, number, first, rows, int(offsets[-1]), seal, lengths, tokens, arrays)
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
@@ -203,29 +198,12 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
         yield ShownRow(sample, chunk, row, opened.offset(row), line, length, opened.parse([line], row)[0], arrays)
 
 
-def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
-    size = 0
-    try:
-        for shown in read_rows(stream, chunk, 0, 100):
-            found.keys.add(shown.value)
-            size += len(shown.line) + (shown.arrays or 0)
-            if size > 8 << 20:
-                break
-    except (LazyShardError, OSError) as error:
-        found.unread += not found.unread
-        found.reason = found.reason or str(error)
-
-
 def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
-    """Counts the source rows in packs, in whole chunks: of a buffer the first packs hold the longest and fewest rows.
-
-    Nothing is counted where a row is no pack; what cannot be read was told already.
-    """
-    size = stream.samples_per_chunk
-    rows = min(LOOKED_AT_PACKS, int(_PACKS_BYTES / max(1.0, found.lengths.mean)))
-    packs, packed = 0, 0
+    """Counts source rows in packs, of whole chunks: a buffer's first hold the longest. None where a row is none."""
+    # As many as fit into 64 MiB
+    rows, packs, packed = min(LOOKED_AT_PACKS, int((64 << 20) / max(1.0, found.lengths.mean))), 0, 0
     with contextlib.suppress(LazyShardError, OSError):
-        for number in sampled_chunks(chunks.start, chunks.stop, _most_chunks(size, rows)):
+        for number in _some(chunks, stream.samples_per_chunk, rows):
             chunk = stream.open_chunk(number)
             for row in range(len(chunk)):
                 pack = decode_pack(parse_row(chunk.line(row)))
@@ -273,38 +251,33 @@ def _of_lengths(found: Overview) -> Iterator[Advice]:
     if not tokens.count:
         text = "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them"
         yield Advice(text, f"{run} --source {shlex.quote(str(found.directory))} --out NEW --measure TOKENIZER …")
-    elif made.form == "pad" and full < _FULL:
+    elif made.form == "pad" and full < 0.95:
         text = f"{100 - 100 * full:.0f} % of the padded sequences is padding: pack the rows in place of padding them"
         yield Advice(text, f"{run} … --pack {made.size}")
-    elif made.form == "pack" and full < _FULL:
+    elif made.form == "pack" and full < 0.95:
         text = f"packs are {100 * full:.0f} % full: let each choose from more rows"
         yield Advice(text, f"{run} … --pack-buffer 100000")
     elif made.form is None and not found.packs:
-        size = pack_size(tokens.largest)
-        saved = 1 - tokens.mean / size
-        if saved >= 0.2:
+        # The power of two, from 512 on, that holds the longest row.
+        size = max(512, 1 << (max(1, tokens.largest) - 1).bit_length())
+        if (saved := 1 - tokens.mean / size) >= 0.2:
             text = f"rows have {tokens.mean:,.0f} of at most {size:,} tokens on average: packed they make up to "
             yield Advice(f"{text}{100 * saved:.0f} % fewer sequences", f"{run} … --pack {size}")
 
 
 def _of_order(found: Overview, training: Training) -> Iterator[Advice]:
     ranks, size, chunks = training.ranks, found.samples_per_chunk, found.published.chunks // training.ranks
-    if found.made.form is None and not found.packs and found.tokens.count and found.dealt is None:
-        uneven = unevenness(found.tokens, training)
-        if uneven >= 1.1:
-            yield Advice(
-                f"in a step of {ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, "
-                f"where rows of these lengths meet by chance: deal them by cost",
-                f"lazyshard-producer run … --balance {ranks} --micro-batch-size {training.micro_batch_size}",
-            )
+    plain = found.made.form is None and not found.packs and found.dealt is None
+    if plain and found.tokens.count and (uneven := unevenness(found.tokens, training)) >= 1.1:
+        text = f"in a step of {ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, where rows"
+        option = f"--balance {ranks} --micro-batch-size {training.micro_batch_size}"
+        yield Advice(f"{text} of these lengths meet by chance: deal them by cost", f"lazyshard-producer run … {option}")
     if not (training.window or found.made.shuffled or found.dealt is not None or chunks < 2):
         # The default of ms-swift, where a stream has enough chunks
         window = min(8, chunks)
         now, then = (expected_neighbours(ranks, size, width * size, None) for width in (0, window))
-        text = (
-            f"neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a "
-            f"window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
-        )
+        text = "neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a"
+        text += f" window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
         yield Advice(text, f"shuffle_window={window}")
 
 
@@ -312,10 +285,8 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
     chunks, rows, told = found.published.chunks, found.samples_per_chunk, found.source_rows
     size, text = found.lengths.mean * rows, ""
     if found.published.ended and chunks < training.ranks:
-        text = (
-            f"there are fewer chunks ({chunks:,}) than ranks ({training.ranks:,}), so each row is dealt, and read, by "
-            f"itself: make smaller chunks"
-        )
+        text = f"there are fewer chunks ({chunks:,}) than ranks ({training.ranks:,}), so each row is dealt, and read,"
+        text += " by itself: make smaller chunks"
         rows = found.samples // (2 * training.ranks)
     elif size > 2e9 and rows > 1:
         text = f"a chunk has {size / 1e9:,.1f} GB, and no row of it is trained before all is there: make smaller chunks"
@@ -330,39 +301,22 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
         yield Advice(text, f"lazyshard-producer quarantine {shlex.quote(str(found.directory))}")
 
 
-def pack_size(longest: int) -> int:
-    """Returns the power of two, from 512 on, that holds the longest row.
-
-    >>> pack_size(300), pack_size(4096), pack_size(4097)
-    (512, 4096, 8192)
-    """
-    return max(512, 1 << (max(1, longest) - 1).bit_length())
-
-
 def unevenness(tokens: Lengths, training: Training) -> float:
     """Returns the work of the slowest rank over that of the mean one, in steps drawn from the lengths, always alike."""
-    costs = Cost().of([tokens.quantile((index + 0.5) / _QUANTILES) for index in range(_QUANTILES)])
-    shape = _STEPS, min(training.ranks, _MOST_RANKS), min(training.micro_batch_size, 64)
-    steps = costs[np.random.default_rng(0).integers(0, _QUANTILES, shape)].sum(axis=2)
+    costs = Cost().of([tokens.quantile((index + 0.5) / 256) for index in range(256)])
+    # With more ranks steps are hardly less even.
+    shape = 200, min(training.ranks, 1024), min(training.micro_batch_size, 64)
+    steps = costs[np.random.default_rng(0).integers(0, 256, shape)].sum(axis=2)
     mean = float(steps.mean())
     return float(steps.max(axis=1).mean()) / mean if mean else 1.0
 
 
-class Trained(NamedTuple):
-    """A consumer's last checkpoint: its name, when it was saved, and the samples in it."""
-
-    name: str
-    time: float
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """How a stream came to be."""
 
     found: Overview | None  # what the seals tell; None without `stream.json`, where rows would have to be read
     course: tuple[At, ...] = ()  # how many rows were published when
-    trained: tuple[Trained, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
+    trained: tuple[Cursor, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
     refusals: RefusedRows | None = None  # None where there is no file of them
     refusals_size: int | None = None  # bytes of that file
 
@@ -380,28 +334,14 @@ def take_history(directory: Path, before: History | None = None) -> History:
     state = (published.chunks, published.ended, stream.retired())
     if found is None or state != (found.published.chunks, found.published.ended, found.retired):
         found = overview(directory, rows=False)
-    cursors = [one.cursor for one in tolerate(lambda: list_consumers(directory, published.chunks), []) or ()]
-    trained = [Trained(one.consumer, one.updated_at, one.consumed) for one in cursors if one is not None]
-    trained.sort(key=lambda one: (one.samples, one.name))
-    return History(found, tuple(evened(found.course)), tuple(trained[:MOST_TRAINED]), refusals, size)
-
-
-def evened(course: Sequence[At]) -> list[At]:
-    """Returns a course of which times that go back are evened out.
-
-    >>> evened([At(5.0, 10), At(4.0, 20)])
-    [At(time=5.0, amount=10), At(time=5.0, amount=20)]
-    """
-    times = np.maximum.accumulate([one.time for one in course]).tolist()
-    return [At(time, one.amount) for time, one in zip(times, course, strict=True)]
+    consumers = tolerate(lambda: list_consumers(directory, published.chunks), []) or ()
+    trained = [one.cursor for one in consumers if one.cursor is not None]
+    trained.sort(key=lambda one: (one.consumed, one.consumer))
+    return History(found, tuple(found.course), tuple(trained[:MOST_TRAINED]), refusals, size)
 
 
 def rates(course: Sequence[At], most: int) -> list[At]:
-    """Returns the mean rate per second in at most so many equal stretches of time, each at the end of its stretch.
-
-    >>> rates([At(0.0, 0), At(10.0, 100), At(20.0, 100)], 2)
-    [At(time=10.0, amount=10.0), At(time=20.0, amount=0.0)]
-    """
+    """Returns the mean rate per second in at most so many equal stretches of time, each at the end of its stretch."""
     if len(course) < 2 or course[-1].time <= course[0].time:
         return []
     edges = np.linspace(course[0].time, course[-1].time, min(most, len(course) - 1) + 1)

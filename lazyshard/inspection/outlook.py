@@ -3,11 +3,9 @@
 Decisions only: time goes in as numbers. What cannot be known is None; nothing is guessed. A rate of a consumer or of
 deletion takes two looks at least, since the files say where each is, not how fast.
 
-The cost of a band grows with the consumers, never with the chunks. What a consumer reads now follows from its reading
-hint, which says which window of which length is open, and its cursor, which says how the run deals; together they give
-the chunks of the window, as in `lazyshard.plan`: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks
-12 to 15, for ranks 0, 1, 0, 1. The cursor is that of the last checkpoint. Where a run has since been resumed with other
-ranks, the two contradict each other, and nothing is claimed.
+What a consumer reads now follows from its reading hint, which says which window is open, and its cursor, which says how
+the run deals: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks 12 to 15, for ranks 0, 1, 0, 1.
+Where a run has since been resumed with other ranks, the two contradict each other, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -20,17 +18,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.format.state import RunState
 from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
 from lazyshard.stream.run_state import course_of
-
-_DEAD_HEARTBEAT_S: Final = 60.0  # A producer gives a sign every few seconds; after a minute nobody should rely on it
-_FORESEEABLE_S: Final = 10 * 365 * 86400.0  # What is further away at a rate that has faded does not happen
-_MEMORY_S: Final = 120.0  # A rate is that of so many seconds, of two steps at least: it follows a change within minutes
 
 State = Literal[ProducerState, "dead"]
 
@@ -46,7 +38,6 @@ consumer needs it to read on."""
 
 CLOSE_UP: Final = 96  # Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds
 _BEHIND: Final = 16  # Chunks of the close-up before those that are read
-_MAX_RANKS: Final = 1 << 20  # Of a longer history or more ranks nothing is told: a look must not become costly by files
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +57,7 @@ class ConsumerOutlook:
     remainder: Remainder | None = None  # of what is published, where it has trained all whole steps
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What a look at a stream means; None is not known."""
 
     survey: Survey
@@ -103,7 +93,12 @@ class Looks:
         if head is not None:
             age, ahead = max(0.0, now - head.updated_at), max(0.0, head.updated_at - now)
             state = producer_state(head, age, survey.gone is True, survey.ended)
-        coming, growth, full_in_s = self._coming(survey, state), None, None
+        coming, growth, full_in_s = self._published.rate(now), None, None
+        silent = head is not None and is_silent(head, now)
+        if census.ended or silent or state in ("idle", "failed", "finished", "dead"):
+            coming = 0.0
+        elif head is not None and census.manifest is not None and head.rate > 0:
+            coming = head.rate / census.manifest.samples_per_chunk
         leaving = self._retired.rate(now) if census.retired else 0.0
         if coming == 0:
             growth = 0.0
@@ -115,15 +110,6 @@ class Looks:
         consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
         band = make_band(census, survey.consumers)
         return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band)
-
-    def _coming(self, survey: Survey, state: State | None) -> float | None:
-        census, head = survey.census, survey.census.head
-        silent = head is not None and is_silent(head, survey.looked_at)
-        if census.ended or silent or state in ("idle", "failed", "finished", "dead"):
-            return 0.0
-        if head is not None and census.manifest is not None and head.rate > 0:
-            return head.rate / census.manifest.samples_per_chunk
-        return self._published.rate(survey.looked_at)
 
     def _consumer(self, survey: Survey, consumer: Consumer, coming: float | None) -> ConsumerOutlook:
         now, census = survey.looked_at, survey.census
@@ -152,23 +138,16 @@ class Looks:
 
 
 def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
-    """Returns what a producer does that said so `age` seconds ago.
-
-    That its process is `gone`, not to be seen, counts only once heartbeats are missed too: it may be in a container.
-    That it has `ended` counts at once.
-    """
-    silent = ended or age > (STALE_HEARTBEAT_S if gone else _DEAD_HEARTBEAT_S)
+    """Returns what a producer does that said so `age` seconds ago; one that is `gone` may be in a container."""
+    # A producer gives a sign every few seconds; after a minute nobody should rely on it.
+    silent = ended or age > (STALE_HEARTBEAT_S if gone else 60.0)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 
 def outlook_of_reader(
     ahead: int | None, taking: float | None, coming: float | None, ended: bool
 ) -> tuple[Supply, float | None]:
-    """Returns what a reader has to expect, and in how many seconds it has to wait: None if never or unknown.
-
-    `ahead` are published chunks beyond those that it needs, negative where it waits; it takes `taking` chunks a second,
-    and `coming` are published. Each is None where it is not known.
-    """
+    """Returns what a reader has to expect, and in how many seconds it waits; `ahead` is negative if it does."""
     if ended:
         return "complete", None
     if ahead is not None and ahead < 0:
@@ -181,7 +160,8 @@ def outlook_of_reader(
 
 def _time_to_use(amount: float, rate: float) -> float | None:
     """Returns in how many seconds an amount is used up, None if never."""
-    return amount / rate if rate > 0 and amount < rate * _FORESEEABLE_S else None
+    # What is ten years away at a rate that has faded does not happen.
+    return amount / rate if rate > 0 and amount < rate * 10 * 365 * 86400.0 else None
 
 
 class Growth:
@@ -204,15 +184,12 @@ class Growth:
             self._steps.clear()
         if not self._steps or at > self._steps[-1][0]:
             self._steps.append((at, value))
-        while len(self._steps) > 2 and self._steps[0][0] < at - _MEMORY_S:
+        # A rate is that of two minutes, of two steps at least: it follows a change within minutes.
+        while len(self._steps) > 2 and self._steps[0][0] < at - 120.0:
             self._steps.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Returns the growth per second, None before the second step.
-
-        Once no step has come for longer than twice the longest pause between two, that silence counts too, so that what
-        stands still does not keep its rate.
-        """
+        """Returns the growth per second, None before two steps; a silence of twice the longest pause counts too."""
         if len(self._steps) < 2:
             return None
         longest = max(later - earlier for (earlier, _), (later, _) in itertools.pairwise(self._steps))
@@ -220,16 +197,11 @@ class Growth:
         return (value - begun) / ((now if now - last > 2 * longest else last) - first)
 
 
-@dataclass(frozen=True, slots=True)
-class Remainder:
-    """What is left where no step is.
-
-    Of [chunks_before, keeps), which it is not done with, its newest checkpoint needs no chunk: an older one does, or an
-    epoch that is to follow. `keeps` is not more where there is no such chunk, or that cannot be told.
-    """
+class Remainder(NamedTuple):
+    """What is left where no step is."""
 
     samples: int  # that its newest checkpoint has not trained: fewer than its next step takes
-    keeps: int
+    keeps: int  # of [chunks_before, keeps) an older checkpoint or an epoch to follow needs a chunk, the newest does not
     limited: bool = False  # it takes no more of the stream than it has had, by its `max_total_samples`
 
 
@@ -281,8 +253,7 @@ class Cell(NamedTuple):
     readers: tuple[ChunkReader, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """A stream as a band of the chunks of [0, stop): those published, and those that are awaited."""
 
     stop: int
@@ -299,44 +270,34 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
     windows = {name: window for name, window in sorted(found.items()) if window is not None}
     needs = max((one.reading.needs_chunks for one in consumers if one.reading is not None), default=0)
     stop = census.chunks if census.ended else max(census.chunks, needs)
-    stretches = _stretches(census, consumers, windows, stop)
-    read = min((window.first for window in windows.values()), default=None)
-    newest = min(stop, census.chunks + _BEHIND) - close_up
-    first = max(0, newest if read is None else min(read - _BEHIND, stop - close_up))
-    cells, end = [], min(stop, first + close_up)
-    for start, over, state in stretches:
-        for chunk in range(max(first, start), min(end, over)):
-            readers = ((name, one.rank(chunk)) for name, one in windows.items() if one.first <= chunk < one.stop)
-            cells.append(Cell(chunk, state, tuple(itertools.starmap(ChunkReader, readers))))
-    return Band(stop, stretches, tuple(cells), windows)
-
-
-def _stretches(
-    census: Census, consumers: Sequence[Consumer], windows: dict[str, OpenWindow], stop: int
-) -> tuple[ChunkStretch, ...]:
-    done = min((one.chunks_before for one in consumers), default=0)
     # What a consumer has not read on behind, as far as is known.
     firsts = {name: window.first for name, window in windows.items()}
+    done = min((one.chunks_before for one in consumers), default=0)
     taken = min((max(one.chunks_before, firsts.get(one.name, 0)) for one in consumers), default=0)
     # One of which chunks are still to come is waited for, on all ranks: none reads in it.
     read = [(window.first, window.stop) for window in windows.values() if window.stop <= census.chunks]
     cuts = {0, census.retired, done, taken, census.chunks, stop, *itertools.chain(*read)}
-    found: list[ChunkStretch] = []
-    for first, end in itertools.pairwise(sorted(cut for cut in cuts if 0 <= cut <= stop)):
-        state: ChunkState = "done" if first < done else "taken" if first < taken else "ready"
-        if first < census.retired:
+    first = max(0, min(stop, census.chunks + _BEHIND) - close_up)
+    if firsts:
+        first = max(0, min(min(firsts.values()) - _BEHIND, stop - close_up))
+    stretches, cells = list[ChunkStretch](), list[Cell]()
+    for begin, end in itertools.pairwise(sorted(cut for cut in cuts if 0 <= cut <= stop)):
+        state: ChunkState = "done" if begin < done else "taken" if begin < taken else "ready"
+        if begin < census.retired:
             state = "deleted"
-        elif first >= census.chunks:
+        elif begin >= census.chunks:
             state = "awaited"
-        elif any(start <= first < over for start, over in read):
+        elif any(start <= begin < over for start, over in read):
             state = "reading"
-        begin = found.pop().first if found and found[-1].state == state else first
-        found.append(ChunkStretch(begin, end, state))
-    return tuple(found)
+        for chunk in range(max(first, begin), min(first + close_up, end)):
+            readers = ((name, one.rank(chunk)) for name, one in windows.items() if one.first <= chunk < one.stop)
+            cells.append(Cell(chunk, state, tuple(itertools.starmap(ChunkReader, readers))))
+        same = stretches and stretches[-1].state == state
+        stretches.append(ChunkStretch(stretches.pop().first if same else begin, end, state))
+    return Band(stop, tuple(stretches), tuple(cells), windows)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenWindow:
+class OpenWindow(NamedTuple):
     """What a consumer reads, or waits for: chunks of [first, stop); those in [dealt_from, dealt_until) have a rank."""
 
     first: int
@@ -357,41 +318,37 @@ class OpenWindow:
 def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
     """Returns what a consumer reads now; None where its files do not tell, or where it reads a later epoch."""
     reading, cursor = consumer.reading, consumer.cursor
-    if reading is None or cursor is None or cursor.state is None:
+    state = None if cursor is None else cursor.state
+    if reading is None or cursor is None or state is None:
         return None
-    parts = cursor.state.parts
-    costly = parts[-1].dp > _MAX_RANKS or len(parts) > 64
-    # What is left out would have to be looked up sample by sample.
-    if costly or parts[-1].dp != reading.dp_size or any(part.skip for part in parts):
+    # Of a longer history or more ranks nothing is told: a look must not become costly by files. What is left out would
+    # have to be looked up sample by sample.
+    dp, left_out = state.parts[-1].dp, any(part.skip for part in state.parts)
+    if dp != reading.dp_size or dp > 1 << 20 or len(state.parts) > 64 or left_out:
         return None
-    try:
-        return _window(cursor, cursor.state, reading.window, reading.needs_chunks, census)
-    except (LazyShardError, ValueError, IndexError, OverflowError):
-        # Numbers that no run can have.
-        return None
-
-
-def _window(cursor: Cursor, state: RunState, window: int, needs_chunks: int, census: Census) -> OpenWindow | None:
-    size, limit = state.samples_per_chunk, state.max_total_samples
+    size, limit, needs_chunks = state.samples_per_chunk, state.max_total_samples, reading.needs_chunks
     total = census.samples if census.ended else None
     if total is not None and limit is not None:
         total = min(total, limit)
-    course = course_of(state)
-    begin, span = course.begin(total), course.rules.span
-    positions = range(window * span, (window + 1) * span)
-    # A hint may have been left before the end was known.
-    most = course.needed(positions[-1]) if limit is None else min(course.needed(positions[-1]), limit)
-    least = min(one for one in (course.needed(positions[0]), limit, total) if one is not None)
+    try:
+        course = course_of(state)
+        begin, span = course.begin(total), course.rules.span
+        positions = range(reading.window * span, (reading.window + 1) * span)
+        # A hint may have been left before the end was known.
+        least, most = (min(one, limit or one) for one in map(course.needed, (positions[0], positions[-1])))
+        least = least if total is None else min(least, total)
+        # The first of these positions that needs so much: after a change of ranks windows begin in between.
+        position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
+        first = max(cursor.chunks_before, course.done_before(position, total) // size)
+    except (LazyShardError, ValueError, IndexError, OverflowError):
+        # Numbers that no run can have.
+        return None
     # Where it is not so, the hint is of another part of the run than the cursor, or of a later epoch: hints are of the
     # one in which the part begins.
     fits = -(-least // size) <= needs_chunks <= -(-most // size)
-    if not fits or (total is not None and state.parts[-1].draws >= begin.length):
-        return None
-    # The first of these positions that needs so much: after a change of ranks windows begin in between.
-    position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
-    first = max(cursor.chunks_before, course.done_before(position, total) // size)
+    over = total is not None and state.parts[-1].draws >= begin.length
     stop = min(needs_chunks, census.chunks) if census.ended else needs_chunks
-    if first >= stop:
+    if not fits or over or first >= stop:
         return None
     unit, start, until = course.rules.unit, begin.segment.start, None
     if unit % size or start % size:

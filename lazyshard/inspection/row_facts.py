@@ -1,8 +1,7 @@
 """What rows are like, counted so that memory does not grow with their number: how long, with which keys and values.
 
 Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it. And the
-weights of a blend by tokens. Refused rows are counted by reason, of a file that other processes append to
-(docs/format.md), without a last line that is not complete yet.
+weights of a blend by tokens, and refused rows by reason, without a last line that is not complete yet.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import math
 import os
 import re
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,24 +33,17 @@ OTHERS: Final = "other reasons"
 MOST_TOLD_APART: Final = 200  # Reasons for which rows were refused, and as many sources of each
 _MOST_BYTES: Final = 64 << 20  # Read of refused rows, unless all is asked for
 
-_STEPS: Final = 1024  # Buckets between a power of two and the next
-_LOWEST: Final = np.concatenate(
-    [np.arange(2 * _STEPS), *(np.arange(_STEPS, 2 * _STEPS) << shift for shift in range(1, 43))]
-)
-"""The least length of each bucket."""
-
+# The least length of each bucket: 1,024 between a power of two and the next
+_LOWEST: Final = np.concatenate([np.arange(2048), *(np.arange(1024, 2048) << shift for shift in range(1, 43))])
+# Edges of the bins of a histogram within a power of ten, from fine to coarse
 _LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,))
-"""Edges of the bins of a histogram within a power of ten, from fine to coarse."""
-
 MAX_BINS: Final = 12
-
 
 _KINDS: Final[dict[type, str]] = {
     **{str: "string", int: "integer", float: "number", bool: "true or false"},
     **{dict: "object", list: "array", type(None): "null"},
 }
 
-_LOOKED_AT: Final = 100  # Values of an array whose kinds are told apart; a list of tokens has thousands, of one kind
 _MOST_CHUNKS: Final = 256  # Looked at of a stream: the mean of some hundred chunks is that of all, within a percent
 
 
@@ -66,31 +60,26 @@ class Lengths:
     """Lengths of rows, counted."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
-        self.smallest = 0
-        self.largest = 0
+        self.count = self.total = self.smallest = self.largest = 0
         self._buckets: npt.NDArray[np.int64] = np.zeros(len(_LOWEST), np.int64)
 
     def add(self, lengths: npt.NDArray[Any]) -> None:
         """Counts lengths: integers from 0 on."""
-        if not len(lengths):
-            return
-        values = lengths.astype(np.int64)
-        buckets = np.bincount(np.searchsorted(_LOWEST, values, "right") - 1, minlength=len(_LOWEST))
-        self._add(len(values), int(values.sum()), int(values.min()), int(values.max()), buckets)
+        if len(values := lengths.astype(np.int64)):
+            one = Lengths()
+            one.count, one.total = len(values), int(values.sum())
+            one.smallest, one.largest = int(values.min()), int(values.max())
+            one._buckets = np.bincount(np.searchsorted(_LOWEST, values, "right") - 1, minlength=len(_LOWEST))
+            self.merge(one)
 
     def merge(self, other: Lengths) -> None:
         """Counts what another has counted."""
         if other.count:
-            self._add(other.count, other.total, other.smallest, other.largest, other._buckets)
-
-    def _add(self, count: int, total: int, smallest: int, largest: int, buckets: npt.NDArray[np.int64]) -> None:
-        self.smallest = min(self.smallest, smallest) if self.count else smallest
-        self.largest = max(self.largest, largest)
-        self.count += count
-        self.total += total
-        self._buckets += buckets
+            self.smallest = min(self.smallest, other.smallest) if self.count else other.smallest
+            self.largest = max(self.largest, other.largest)
+            self.count += other.count
+            self.total += other.total
+            self._buckets += other._buckets
 
     @property
     def mean(self) -> float:
@@ -115,7 +104,14 @@ class Lengths:
         if not self.count:
             return []
         for ladder in _LADDERS:
-            edges = _edges(self.smallest, self.largest, ladder)
+            # Such that the first bin holds the smallest length and the last one the largest.
+            edges, power = [0], 1
+            while edges[-1] <= self.largest:
+                for step in ladder:
+                    if edges[-1] < int(step * power) and edges[-1] <= self.largest:
+                        edges.append(int(step * power))
+                power *= 10
+            edges = edges[bisect_right(edges, self.smallest) - 1 :]
             if len(edges) <= MAX_BINS + 1:
                 break
         return self._bins(edges)
@@ -126,21 +122,7 @@ class Lengths:
         marks = before[np.searchsorted(_LOWEST, edges)].tolist()
         # Of the first and the last bucket an edge may leave a part outside.
         marks[0], marks[-1] = 0, self.count
-        return [
-            Bin(low, high, after - start)
-            for low, high, start, after in zip(edges, edges[1:], marks, marks[1:], strict=False)
-        ]
-
-
-def _edges(smallest: int, largest: int, ladder: Sequence[float]) -> list[int]:
-    """Returns edges of the ladder such that the first bin holds the smallest length and the last one the largest."""
-    edges, power = [0], 1
-    while edges[-1] <= largest:
-        for step in ladder:
-            if edges[-1] < int(step * power) and edges[-1] <= largest:
-                edges.append(int(step * power))
-        power *= 10
-    return edges[max(i for i, edge in enumerate(edges) if edge <= smallest) :]
+        return [Bin(*one) for one in zip(edges, edges[1:], np.diff(marks).tolist(), strict=False)]
 
 
 class Keys:
@@ -148,34 +130,31 @@ class Keys:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.rows_with: dict[str, int] = {}
+        self.rows_with = Counter[str]()
         self.kinds: dict[str, list[str]] = {}
 
     def add(self, row: dict[str, Any]) -> None:
         """Counts the keys of a row."""
         self.rows += 1
+        self.rows_with.update(row.keys())
         for key, value in row.items():
-            self.rows_with[key] = self.rows_with.get(key, 0) + 1
             kinds = self.kinds.setdefault(key, [])
             if (kind := _kind_of(value)) not in kinds:
                 kinds.append(kind)
 
 
-def _kind_of(value: Any) -> str:
-    """Returns what a value of JSON is.
+def _kind_of(value: Any, *, inner: bool = False) -> str:
+    """Returns what a value of JSON is; of an `inner` list not what is in it.
 
     >>> _kind_of(1), _kind_of([{}, "x"]), _kind_of([])
     ('integer', 'array of object, string', 'array')
     """
-    if type(value) is not list or not value:
-        return _simple_kind(value)
-    return f"array of {', '.join(dict.fromkeys(_simple_kind(item) for item in value[:_LOOKED_AT]))}"
-
-
-def _simple_kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{next((name for name, dtype in DTYPES.items() if dtype == value.dtype), value.dtype)} array"
-    return _KINDS[type(value)]
+    if inner or type(value) is not list or not value:
+        return _KINDS[type(value)]
+    # A list of tokens has thousands, of one kind.
+    return f"array of {', '.join(dict.fromkeys(_kind_of(item, inner=True) for item in value[:100]))}"
 
 
 class RefusedRow(NamedTuple):
@@ -243,8 +222,7 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
     for line in lines:
         if not line.endswith(b"\n"):
             continue
-        one = _decode(line)
-        if one is None:
+        if (one := _decode(line)) is None:
             unreadable += 1
             continue
         rows += 1
@@ -263,25 +241,19 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
 def _decode(line: bytes) -> RefusedRow | None:
     try:
         entry: Any = loads(line)
-    except ValueError:
+        source, number, reason, row = (entry.get(name) for name in ("source", "line", "reason", "row"))
+    except (ValueError, AttributeError):
         return None
-    names = ("source", "line", "reason", "row")
-    source, number, reason, row = (entry.get(name) for name in names) if isinstance(entry, dict) else [None] * 4
     if not isinstance(source, str) or not isinstance(reason, str) or type(number) is not int:
         return None
     return RefusedRow(source, number, reason, row[:160] if isinstance(row, str) else None)
 
 
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
-    """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
+    """Returns how many tokens a sample of a stream has in the mean, of at most `most_chunks` evenly spaced chunks.
 
-    At most `most_chunks` are looked at, evenly spaced over the chunks that are there.
-
-    Raises:
-        StreamMissing: there is no stream.
-        StreamInvalid: no chunk is there, or its samples have no tokens.
-        LengthUnknown: how many tokens the samples of a chunk have is not known.
-        SealInvalid, OSError: a file cannot be read.
+    Raises StreamMissing; StreamInvalid: no chunk is there, or its samples have no tokens; LengthUnknown: a chunk does
+    not say how many its samples have; SealInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)
     stream = open_now(path)
@@ -290,10 +262,8 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     if not chunks or stream.stream_id is None:
         why = "no chunk is there yet" if stream.stream_id is not None else "another program fills it"
         raise StreamInvalid(f"{path}: {why}, so how long its samples are is not known", directory=str(path))
-    count = min(len(chunks), most_chunks)
-    samples = tokens = 0
-    for number in range(count):
-        chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
+    count, samples, tokens = min(len(chunks), most_chunks), 0, 0
+    for chunk in (chunks[(2 * number + 1) * len(chunks) // (2 * count)] for number in range(count)):
         lengths = read_seal(path, chunk).tokens
         if lengths is None:
             raise lengths_missing(path, chunk)

@@ -2,8 +2,7 @@
 
 Nothing is written, no lock is taken, and no row is read. With a readable `head.json` the cost does not grow with the
 stream, but for a listing of its names, about 1 us a file. What is damaged becomes a sentence in a list of problems, and
-the next best source of the same fact takes its place: chunks are counted by a listing where the head is lost. Of many
-chunks some are asked for their sizes: a listing of 100,000 with the size of each file takes a second, this 1 ms.
+the next best source of the same fact takes its place.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import errno
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,45 +20,23 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from lazyshard import errors
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    MANIFEST,
-    OWNER,
-    QUARANTINE,
-    RETIRED,
-    SEAL_SUFFIX,
-    TEMPORARY,
-    arrays_name,
-    chunk_name,
-    seal_name,
-)
+from lazyshard.format import names
+from lazyshard.format.names import END, HEAD, MANIFEST
 from lazyshard.format.records import End, Head, Manifest, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
-from lazyshard.store.files import (
-    again_if_stale,
-    is_there,
-    modified_at,
-    open_file,
-    read_file,
-    read_record,
-    read_seal,
-    size_of,
-)
+from lazyshard.store import files
+from lazyshard.store.files import is_there, read_record
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import how_to_mark, list_chunks, read_manifest, stream_missing, unlisted_chunks
+from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
 from lazyshard.stream.reader import GRACE_S
-from lazyshard.stream.retention import read_retired
 
 _T = TypeVar("_T")
 Names = Callable[[int], tuple[str, ...]]  # Of a chunk's data file and seal, and of what else belongs to it
 
 _MAX_SEAL_BYTES: Final = 4 << 20  # A larger seal, of over 100,000 rows, is not read: looks shall not burden a share
 SAMPLED_CHUNKS: Final = 128  # Looked at with two calls each: on a network filesystem a call takes about a millisecond
-_SAMPLED_OBJECTS: Final = 16  # As many of a stream in an object store, where a call takes some ten milliseconds
-_LISTING_SHARE: Final = 0.05  # Of the time of who looks again and again, for listings: a second for a million files
 _MOST_LOOKED_UP: Final = 1000  # Of chunks that a listing lacks, the lowest: it may be older than they are
 _COUNTED_BYTES: Final = 16 << 20  # Lines of a longer file are estimated: this much is counted in about 10 ms
 _READ_BYTES: Final = 1 << 20
@@ -100,25 +78,25 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
     """Looks at a stream once; `lost` is that of the looks before, where there are any. Raises as `take_census`."""
     problems: list[str] = []
     census = take_census(directory, problems)
+    head, since = census.head, dict[str, float]()
     disk = measure_disk(directory, census.retired, census.chunks, census.names, lost or LostChunks())
     problems += _lost(disk, directory, census, now)
     consumers = tolerate(lambda: list_consumers(directory, census.chunks), problems) or ()
-    head, since = census.head, {}
     for consumer in consumers:
         if consumer.chunks_before < census.chunks:
             # One that is retired or lost tells nothing.
             with contextlib.suppress(OSError):
-                since[consumer.name] = modified_at(directory / census.names(consumer.chunks_before)[1])
+                since[consumer.name] = files.modified_at(directory / census.names(consumer.chunks_before)[1])
     mixture: tuple[MixedSource, ...] = ()
     if census.native and census.chunks > census.retired:
         newest = census.chunks - 1
         # What is wrong with it is told by whoever looks for damage; the head counted it as published.
         with contextlib.suppress(errors.LazyShardError, OSError):
-            seal = read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
+            seal = files.read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
             mixture = mixed_sources(Seal.decode(seal, newest).source)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
     # A manifest that is damaged is met twice.
-    told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / QUARANTINE)
+    told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / names.QUARANTINE)
     left = free_bytes(directory)
     return Survey(directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended)
 
@@ -139,30 +117,25 @@ def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[st
 
 
 def take_census(directory: Path, problems: list[str]) -> Census:
-    """Counts what is published; `problems` takes what is wrong with its files, a sentence each.
-
-    Raises StreamMissing, FileInvalid, VersionUnsupported, OSError: there is no such stream, or it cannot be read;
-    StreamInvalid: two files have the same chunk number.
-    """
+    """Counts what is published; `problems` takes what is wrong. Raises StreamMissing, FileInvalid, StreamInvalid."""
     try:
         manifest = tolerate(lambda: read_manifest(directory, None), problems)
     except NotADirectoryError as cause:
-        raise errors.StreamMissing(
-            f"{directory}: expected the directory of a stream, found a file", directory=str(directory)
-        ) from cause
+        what = f"{directory}: expected the directory of a stream, found a file"
+        raise errors.StreamMissing(what, directory=str(directory)) from cause
     head = tolerate(lambda: _read_head(directory / HEAD, manifest), problems)
-    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, OWNER))
+    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, names.OWNER))
     if native and manifest is None and not is_there(directory / MANIFEST):
         problems.append(f"{directory / MANIFEST}: missing; restore it from a copy")
-    names = partial(chunk_files, arrays=manifest is not None and manifest.arrays)
+    files_of = partial(chunk_files, arrays=manifest is not None and manifest.arrays)
     if head is None:
-        return _listed(directory, native, manifest, names, problems)
+        return _listed(directory, native, manifest, files_of, problems)
     # After the head: of the chunks that it names, some may have been deleted since, and are known as such then.
-    retired = tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0
+    retired = min(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0, head.chunks)
     if head.ended:
         # Readers go by the head; whoever comes when that is lost, and the producer, need it whole.
         tolerate(lambda: _decoded(directory / END, End.decode), problems)
-    return Census(native, manifest, head, head.chunks, head.samples, head.ended, min(retired, head.chunks), names)
+    return Census(native, manifest, head, head.chunks, head.samples, head.ended, retired, files_of)
 
 
 def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
@@ -178,24 +151,18 @@ def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
 
 def _read_head(path: Path, manifest: Manifest | None) -> Head | None:
     head, size = _decoded(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
-    if head is None or not size or head.chunks * size == head.samples:
+    if head is None or not size or listing.are_whole(head.chunks, head.samples, head.ended, size):
         return head
-    if not (head.ended and 0 < head.chunks * size - head.samples < size):
-        raise errors.FileInvalid(
-            f"{path}: expected {head.chunks} chunks of {size} samples, found {head.samples} samples in all",
-            file=str(path),
-            field="samples",
-            expected=str(head.chunks * size),
-            actual=str(head.samples),
-        )
-    return head
+    what = f"{path}: expected {head.chunks} chunks of {size} samples, found {head.samples} samples in all"
+    expected, actual = str(head.chunks * size), str(head.samples)
+    raise errors.FileInvalid(what, file=str(path), field="samples", expected=expected, actual=actual)
 
 
 def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
     # Without a manifest nothing tells whose the mark is; what it says is still the best guess.
-    mark = _decoded(directory / RETIRED, Retired.decode)
+    mark = _decoded(directory / names.RETIRED, Retired.decode)
     return 0 if mark is None else mark.chunks_before
 
 
@@ -210,52 +177,49 @@ def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
 def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical: Names, problems: list[str]) -> Census:
     """Counts what is published where no head tells it."""
     try:
-        listing = list_chunks(directory)
+        listed = list_chunks(directory)
     except FileNotFoundError:
-        raise stream_missing(directory) from None
+        raise listing.stream_missing(directory) from None
+    samples: int | None = None
+    end: End | None = None
     has_head = is_there(directory / HEAD)
-    if not (has_head or listing.data or listing.seals or is_there(directory / MANIFEST)):
-        raise stream_missing(directory)
-    if not native and not listing.seals:
-        raise stream_unsealed(directory, len(listing.data))
+    if not (has_head or listed.data or listed.seals or is_there(directory / MANIFEST)):
+        raise listing.stream_missing(directory)
+    if not native and not listed.seals:
+        raise stream_unsealed(directory, len(listed.data))
     if native:
         if not has_head:
             problems.append(f"{directory / HEAD}: missing, so the chunks were counted by listing them")
-        listing = listing.starting_at(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0)
-    chunks, samples, gap = listing.complete, None, listing.gap
-    ended = not native and is_there(directory / END)
-    if ended and gap is None and len(listing.data) > chunks:
+        listed = listed.starting_at(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0)
+    chunks, gap, ended = listed.complete, listed.gap, not native and is_there(directory / END)
+    if ended and gap is None and len(listed.data) > chunks:
         # The end of a foreign stream counts only once every data file has its marker.
         gap = chunks
     if gap is not None:
         problems.append(f"chunk {gap} lacks its data or its marker, so it and those after it do not count")
     if native:
         end = tolerate(lambda: _decoded(directory / END, End.decode), problems)
-        ended = end is not None
-        if end is not None:
-            chunks, samples = end.chunks, end.samples
-        elif manifest is not None:
-            if chunks > listing.first:
-                # It may be the partial chunk of a stream whose `stream.end` is still to come.
-                last = tolerate(lambda: read_seal(directory, chunks - 1, listing.seals[chunks - 1]), problems)
-                chunks -= last is None or last.samples < manifest.samples_per_chunk
-            samples = chunks * manifest.samples_per_chunk
+    if end is not None:
+        chunks, samples = end.chunks, end.samples
+    elif native and manifest is not None:
+        if chunks > listed.first:
+            # It may be the partial chunk of a stream whose `stream.end` is still to come.
+            last = tolerate(lambda: files.read_seal(directory, chunks - 1, listed.seals[chunks - 1]), problems)
+            chunks -= last is None or last.samples < manifest.samples_per_chunk
+        samples = chunks * manifest.samples_per_chunk
 
-    def names(chunk: int) -> tuple[str, ...]:
+    def files_of(chunk: int) -> tuple[str, ...]:
         data, seal, *others = canonical(chunk)
-        return listing.data.get(chunk, data), listing.seals.get(chunk, seal), *others
+        return listed.data.get(chunk, data), listed.seals.get(chunk, seal), *others
 
-    ended = ended and (native or gap is None)
-    return Census(native, manifest, None, chunks, samples, ended, min(listing.first, chunks), names)
+    ended = end is not None or (ended and gap is None)
+    return Census(native, manifest, None, chunks, samples, ended, min(listed.first, chunks), files_of)
 
 
 def stream_unsealed(directory: Path, count: int) -> errors.FileInvalid:
     """Returns the error for a foreign directory of so many chunk files without any marker."""
-    return errors.FileInvalid(
-        f"{directory}: {count} chunk files, but no {SEAL_SUFFIX} marker, so nothing tells which of them are complete; "
-        f"{how_to_mark(directory)}",
-        directory=str(directory),
-    )
+    what = f"{directory}: {count} chunk files, but no {names.SEAL_SUFFIX} marker, so nothing tells which of them are"
+    return errors.FileInvalid(f"{what} complete; {listing.how_to_mark(directory)}", directory=str(directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +242,8 @@ class Lines(NamedTuple):
 
 def chunk_files(chunk: int, *, arrays: bool = False) -> tuple[str, ...]:
     """Returns the names of a chunk's data file, its seal, and its side file, as our own writer gives them."""
-    names = chunk_name(chunk), seal_name(chunk)
-    return (*names, arrays_name(chunk)) if arrays else names
+    own = names.chunk_name(chunk), names.seal_name(chunk)
+    return (*own, names.arrays_name(chunk)) if arrays else own
 
 
 def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[int]:
@@ -295,10 +259,7 @@ def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[in
 
 
 def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
-    """Returns the bytes of `count` chunks of which some sizes are known, by number.
-
-    The last chunk may be a partial one: its size stands for itself alone.
-    """
+    """Returns the bytes of `count` chunks of which some sizes are known, by number; the last may be a partial one."""
     known, others = sum(sizes.values()), len(sizes) - (last in sizes)
     if len(sizes) >= count:
         return known
@@ -309,58 +270,49 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
 
 
 class LostChunks:
-    """Finds chunks of which a file is not there, by listing their names, for one stream, in 5 % of the time at most.
-
-    In between it returns what the last listing lacked, so a chunk that is deleted is found at the next one.
-    """
+    """Finds chunks of which a file is not there by listings, in 5 % of the time at most; in between by the last one."""
 
     def __init__(self) -> None:
         self._unlisted: list[int] = []
         self._again_at = float("-inf")
 
     def unlisted(self, directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
-        """Returns chunks of the half-open range [first, stop) of which the last listing lacks a file, in order.
-
-        None of an object store, where a listing is paid for. Raises as `unlisted_chunks`.
-        """
+        """Returns chunks of [first, stop) of which the last listing lacks a file; none of a store, which charges."""
         # A directory holds fewer: a head that names more is damaged, and takes no memory.
         if isinstance(directory, UrlPath) or stop - first > 20_000_000:
             return []
         started = time.monotonic()
         if started >= self._again_at:
-            self._unlisted = again_if_stale(lambda: unlisted_chunks(directory, first, stop, arrays=arrays))
+            self._unlisted = files.again_if_stale(lambda: unlisted_chunks(directory, first, stop, arrays=arrays))
             ended = time.monotonic()
-            self._again_at = ended + (ended - started) / _LISTING_SHARE
+            self._again_at = ended + (ended - started) / 0.05
         return [chunk for chunk in self._unlisted if first <= chunk < stop]
 
 
 def measure_disk(
-    directory: Path, first: int, stop: int, names: Names = chunk_files, lost: LostChunks | None = None
+    directory: Path, first: int, stop: int, files_of: Names = chunk_files, lost: LostChunks | None = None
 ) -> DiskUse:
-    """Looks at the sizes of some of the chunks [first, stop) and of what is being written.
-
-    Without `lost`, which tells which of the other chunks to look up, only those are missed whose sizes are asked.
-    Raises OSError where the filesystem failed.
-    """
-    looked_at = sampled_chunks(first, stop, _SAMPLED_OBJECTS if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
+    """Looks at sizes of some chunks of [first, stop) and of what is being written; `lost` tells others to look up."""
+    # In an object store a call takes some ten milliseconds.
+    looked_at = sampled_chunks(first, stop, 16 if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
     exact = len(looked_at) == stop - first
     unlisted: list[int] = []
     if lost is not None and not exact:
-        unlisted = lost.unlisted(directory, first, stop, arrays=len(names(first)) > 2)
+        unlisted = lost.unlisted(directory, first, stop, arrays=len(files_of(first)) > 2)
         looked_at = sorted({*looked_at, *unlisted[:_MOST_LOOKED_UP]})
     sizes: dict[int, int] = {}
     missing = set(unlisted[_MOST_LOOKED_UP:])
     for chunk in looked_at:
         try:
-            sizes[chunk] = sum(size_of(directory / name) for name in names(chunk))
+            sizes[chunk] = sum(files.size_of(directory / name) for name in files_of(chunk))
         except OSError as error:
             # A link that leads to itself leads to no file either; which of the two it is is for `verify` to tell.
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
             missing.add(chunk)
     size = estimate_size(len(sizes) if exact else stop - first, sizes, stop - 1)
-    for folder, _, files in () if isinstance(directory, UrlPath) else os.walk(directory / TEMPORARY):
-        for name in files:
+    for folder, _, written in () if isinstance(directory, UrlPath) else os.walk(directory / names.TEMPORARY):
+        for name in written:
             # What is being written is renamed at any moment.
             with contextlib.suppress(OSError):
                 size += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
@@ -369,15 +321,12 @@ def measure_disk(
 
 
 def count_lines(path: Path) -> Lines | None:
-    """Returns how many lines a file has, None if it is not there or no plain file.
-
-    A long one is estimated by its beginning, so that looking again and again costs nothing. Objects are not looked at.
-    """
+    """Returns how many lines a file has, estimated by its beginning if long; None for an object, or no plain file."""
     try:
-        opened = None if isinstance(path, UrlPath) else open_file(path)
+        if isinstance(path, UrlPath):
+            return None
+        opened = files.open_file(path)
     except (errors.LazyShardError, OSError):
-        return None
-    if opened is None:
         return None
     lines = read = 0
     while read < min(opened.size, _COUNTED_BYTES) and (part := os.pread(opened.fd, _READ_BYTES, read)):
@@ -391,6 +340,5 @@ def free_bytes(directory: Path) -> int | None:
     """Returns how many bytes this user may still write to the filesystem, None where it does not tell, or is none."""
     if not isinstance(directory, UrlPath):
         with contextlib.suppress(OSError):
-            found = os.statvfs(directory)
-            return found.f_bavail * found.f_frsize
+            return shutil.disk_usage(directory).free
     return None

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_states import MemberSteps, SavedState
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
@@ -34,19 +36,18 @@ MAX_PARTS: Final = 1000
 # More than any run has. What a file says is not walked through, nor held in memory, without a look at how much.
 MAX_EPOCHS: Final = 100_000
 MAX_STEP_DRAWS: Final = 100_000_000
+_BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
+
+_Integers = npt.NDArray[np.int64]
 
 
 class Fate(NamedTuple):
-    """What became of a sample in one epoch: drawn by a rank, at a position that is counted from the part's beginning.
+    """What became of a sample in one epoch; `rank` and `position` are None unless it is drawn for certain."""
 
-    `step` is None where it is not known, or was skipped. Where there is no draw, or it is not certain yet, so are
-    `rank` and `position`, and `part` is the one from which on the sample was left out on purpose.
-    """
-
-    step: int | None
-    part: int | None
+    step: int | None  # None where it is not known, or was skipped
+    part: int | None  # where there is no draw, the one from which on the sample was left out on purpose
     rank: int | None
-    position: int | None
+    position: int | None  # counted from the part's beginning
     epoch: int
     sample: int
     became: Became
@@ -55,6 +56,38 @@ class Fate(NamedTuple):
     def undrawn(cls, epoch: int, sample: int, became: Became, part: int | None = None) -> Fate:
         """Returns that of a sample without a draw."""
         return cls(None, part, None, None, epoch, sample, became)
+
+
+class Stretch(NamedTuple):
+    """Positions [start, stop) of every lane of a course, all in one epoch, and what becomes of what they draw."""
+
+    part: int
+    course: Course
+    start: int
+    stop: int
+    became: Became
+
+    def blocks(self, total: int) -> Iterator[tuple[_Integers, _Integers]]:
+        """Yields what is drawn, in blocks: samples and their epochs."""
+        if self.start >= self.stop:
+            return
+        # Whole windows where that is possible: the permutation of one that is cut would be made twice.
+        long = min(self.stop - self.start, _BLOCK)
+        lanes = max(1, _BLOCK // long)
+        for lane in range(0, self.course.dp, lanes):
+            numbers = np.arange(lane, min(lane + lanes, self.course.dp))[:, None]
+            for first in range(self.start, self.stop, long):
+                epochs, samples = self.course.draws(numbers, np.arange(first, min(first + long, self.stop)), total)
+                yield samples.ravel(), epochs.ravel()
+
+
+class UnbrokenParts(NamedTuple):
+    """Parts from number `first` on, alone in `course`, of which only the first begins an epoch anew."""
+
+    first: int
+    course: Course
+    first_epoch: int
+    last_epoch: int
 
 
 class Tracing:
@@ -67,23 +100,22 @@ class Tracing:
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
         self.state = state = saved.state
-        self.facts, self._where = facts, where
+        self.facts, self.where = facts, where
         self.left_out = saved.member is not None and not saved.member.blended  # of the blend that the run is over
         if len(state.parts) > MAX_PARTS:
             raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
         here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
         check_fits(state, here, where)
         limit = state.max_total_samples
-        total = facts.samples if limit is None else min(facts.samples, limit)
+        self.end = total = facts.samples if limit is None else min(facts.samples, limit)
         self.total = total if facts.ended or total == limit else None
-        self.end = total
         self.course = course_of(state)
         for number, part in enumerate(state.parts if self.total is None else ()):
             needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
             if needed > facts.samples:
+                what = f"{saved.file}: the state has drawn what needs {needed} samples, but {facts.samples} are"
                 raise self._mismatch(
-                    f"{saved.file}: the state has drawn what needs {needed} samples, but {facts.samples} are "
-                    f"published in {where}: it is ahead of the stream, which may be an older copy"
+                    f"{what} published in {where}: it is ahead of the stream, which may be an older copy"
                 )
         try:
             self.sections = tuple(_sections_of(self.course, self.total))
@@ -96,34 +128,26 @@ class Tracing:
             raise self._impossible(saved, f"it has trained {count} epochs, and at most {MAX_EPOCHS} are traced")
 
     def place(self, step: int) -> StepPlace:
-        """Returns what a step took, or will take if the run goes on as it is.
-
-        Raises StateMismatch: the state does not know it, or it is not certain before more is published.
-        """
+        """Returns what a step took or will take. Raises StateMismatch: not known, or not certain before more comes."""
         place, unknown = self.steps.place(step), self.steps.unknown
         if place is None:
             why = "it begins after that step"
             if unknown is not None:
                 why = f"part {unknown} of {len(self.state.parts)} does not say how many samples a step had"
-            raise self._mismatch(
-                f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a "
-                f"checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones",
-                field="draws_per_step",
-            )
+            what = f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a"
+            what += " checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones"
+            raise self._mismatch(what, field="draws_per_step")
         self._check_certain(step, place)
         return place
 
     def _check_certain(self, step: int, place: StepPlace) -> None:
         # Of a blend a step may take nothing of this stream.
         if self.total is None and place.start < place.stop:
-            needed = self.course.until(place.part).needed(place.stop - 1)
-            if needed > self.facts.samples:
-                raise self._mismatch(
-                    f"{self._where}: what step {step + 1} takes is certain once {needed:,} samples are published, or "
-                    f"the stream has ended; {self.facts.samples} are published",
-                    expected=str(needed),
-                    actual=str(self.facts.samples),
-                )
+            needed, published = self.course.until(place.part).needed(place.stop - 1), self.facts.samples
+            if needed > published:
+                what = f"{self.where}: what step {step + 1} takes is certain once {needed:,} samples are published, or"
+                what += f" the stream has ended; {published} are published"
+                raise self._mismatch(what, expected=str(needed), actual=str(published))
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given."""
@@ -131,9 +155,8 @@ class Tracing:
         course = self.course.until(place.part)
         ranks = range(course.dp) if rank is None else range(rank, rank + 1)
         if (draws := len(ranks) * (place.stop - place.start)) > MAX_STEP_DRAWS:
-            raise self._mismatch(
-                f"{self._where}: by the state step {step + 1} has {draws} draws; at most {MAX_STEP_DRAWS} are traced"
-            )
+            what = f"by the state step {step + 1} has {draws} draws; at most {MAX_STEP_DRAWS} are traced"
+            raise self._mismatch(f"{self.where}: {what}")
         positions = np.arange(place.start, place.stop)
         epochs, samples = course.draws(np.array(ranks)[:, None], positions, self.total)
         draws = self.state.parts[place.part].draws
@@ -153,15 +176,57 @@ class Tracing:
             for epoch in range(section.first_epoch, section.last_epoch + 1):
                 yield self._fate(sample, epoch, section)
 
-    def is_current(self, section: UnbrokenParts, epoch: int) -> bool:
-        """Whether the run stands in this epoch."""
-        return section is self.sections[-1] and epoch == section.last_epoch
+    def draws(self, epoch: int) -> Iterator[Stretch]:
+        """Yields what a run draws of [0, end) in an epoch, part by part, then what is to come and what is left over."""
+        total = self.end
+        for section in self.sections if total else ():
+            # Whether the run stands in this epoch.
+            current, ends = section is self.sections[-1] and epoch == section.last_epoch, None
+            for number in range(len(section.course.parts) if epoch <= section.last_epoch else 0):
+                course = section.course.until(number)
+                begin = course.begin(total)
+                later = epoch - begin.segment.epoch
+                start = begin.length + (later - 1) * begin.full if later else 0
+                stop = start + (begin.full if later else begin.length)
+                drawn, part = min(stop, course.current.draws), section.first + number
+                if later >= 0 and not (start > drawn or (start == drawn and start)):
+                    yield Stretch(part, course, start, drawn, "trained" if course.current.trained else "skipped")
+                    ends = Stretch(part, course, drawn, stop, "to come")
+            # Where another epoch was begun before this one was over, what is left of it is nobody's.
+            if ends is None or (ends.start < ends.stop and not current):
+                continue
+            course = ends.course
+            if current and len(course.parts) == len(section.course.parts):
+                yield ends
+            own = course if epoch == course.epoch(total) else course.in_epoch(epoch)
+            if own.leftover(total):
+                # A course of one lane draws what a part leaves over at the end of the epoch.
+                now = own.current
+                ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
+                rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
+                if rest.epoch(total) == epoch:
+                    # Of a stream that has not ended the end is still open, so nothing is left over yet.
+                    became: Became = "to come" if current and self.total is None else "left over"
+                    yield Stretch(ends.part, rest, 0, rest.epoch_length(total), became)
+
+    def gaps(self, epoch: int) -> list[tuple[int, int]]:
+        """Returns the ranges of samples that are left out of an epoch."""
+        found: list[tuple[int, int]] = []
+        for section in self.sections if self.end else ():
+            for number, part in enumerate(section.course.parts if epoch <= section.last_epoch else ()):
+                found += part.skip if section.course.until(number).epoch(self.end) <= epoch else ()
+        return found
+
+    def needed_chunk(self, newest_epoch: int) -> int:
+        """Returns the first chunk that a run which continues here may need; 0 in an earlier epoch than the newest."""
+        if self.sections[-1].last_epoch < newest_epoch:
+            return 0
+        done = done_before(self.course, self.course.current.draws, self.total)
+        over = self.total is not None and done >= self.total
+        return self.facts.chunks if over else done // self.facts.samples_per_chunk
 
     def fewer_than_step(self, fate: Fate) -> int | None:
-        """Returns the samples of the step in which one is to come, where its epoch has too few left for it; else None.
-
-        Such a step takes the first of the next epoch too, unless the run stops where the epoch ends.
-        """
+        """Returns the samples of the step in which one is to come, if its epoch has too few left for that step."""
         step, number, steps = fate.step, fate.part, self.steps
         if fate.became != "to come" or step is None or number is None or fate.position is None or self.total is None:
             return None
@@ -171,7 +236,7 @@ class Tracing:
         return self.state.parts[number].dp * self.state.parts[number].draws_per_step
 
     def _fate(self, sample: int, epoch: int, section: UnbrokenParts) -> Fate:
-        course, current = section.course, self.is_current(section, epoch)
+        course, current = section.course, section is self.sections[-1] and epoch == section.last_epoch
         place = course.place(sample, self.total, epoch)
         became: Became
         if place is not None:
@@ -179,16 +244,12 @@ class Tracing:
             of = self.state.parts[part]
             if at < of.draws:
                 became = "trained" if of.trained else "skipped"
-            elif not current:
-                return Fate.undrawn(epoch, sample, "cut short")
-            elif sample >= self.facts.samples:
-                return Fate.undrawn(epoch, sample, "not published")
-            elif self.left_out:
-                return Fate.undrawn(epoch, sample, "left out")
-            elif self.total is not None or at < course.drawable(self.facts.samples):
-                became = "to come"
+            elif not current or sample >= self.facts.samples:
+                return Fate.undrawn(epoch, sample, "not published" if current else "cut short")
             else:
-                return Fate.undrawn(epoch, sample, "to come")
+                became = "left out" if self.left_out else "to come"
+                if self.left_out or (self.total is None and at >= course.drawable(self.facts.samples)):
+                    return Fate.undrawn(epoch, sample, became)
             return Fate(self.steps.step_of(part, at), part, place.lane, at, epoch, sample, became)
         for number, own in enumerate(course.parts):
             # What a later part leaves out, it leaves out of the epochs that it is in.
@@ -201,7 +262,7 @@ class Tracing:
         over = current or epoch < section.last_epoch or whole
         return Fate.undrawn(epoch, sample, "left over" if over else "cut short")
 
-    def _steps(self, saved: SavedState) -> Steps | MemberSteps:
+    def _steps(self, saved: SavedState) -> Steps:
         """Returns the steps; those of a trainer that ends them with epochs where only these fit what the file says."""
         if saved.member is not None:
             return MemberSteps(saved.member)
@@ -217,25 +278,21 @@ class Tracing:
         return self._mismatch(f"{saved.file}: the state cannot be of this stream: {why}")
 
     def _mismatch(self, message: str, **fields: str) -> StateMismatch:
-        return StateMismatch(message, directory=self._where, **fields)
+        return StateMismatch(message, directory=self.where, **fields)
+
+
+def done_before(course: Course, drawn: int, total: int | None) -> int:
+    """Returns N such that no sample of [0, N) is drawn from a position on, in the epoch of the position before it."""
+    if total is not None and drawn > (length := course.epoch_length(total)):
+        turns, before = divmod(drawn - length - 1, course.full_epoch_length(total))
+        drawn, course = before + 1, course.in_epoch(course.epoch(total) + 1 + turns)
+    return course.done_before(drawn, total)
 
 
 def _agrees(steps: Steps, trained: int | None) -> bool:
     """Whether steps follow on each other from part to part, and lead to the number that the file says."""
     counted = trained is None or steps.unknown is not None or steps.trained == trained
     return counted and not steps.breaks() and not steps.ragged()
-
-
-class UnbrokenParts(NamedTuple):
-    """Parts of a run that go on from each other: from the number `first` on, alone in `course`, over these epochs.
-
-    The first of them begins an epoch; `last_epoch` is that of what was drawn last.
-    """
-
-    first: int
-    course: Course
-    first_epoch: int
-    last_epoch: int
 
 
 def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:

@@ -1,7 +1,6 @@
 """A run over sequences that are made while training reads, traced: which sequence held a sample, and who trained it.
 
-No sequence is written down: they are made once more, window by window, by the lengths in the seals of all streams of
-which the run takes rows. So it takes as long as planning them did, some microseconds a row.
+Sequences are made once more, window by window, by the lengths in the seals, in some microseconds a row.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import orjson
 
 from lazyshard.errors import ChunkRetired, LazyShardError, LengthUnknown, WaitTimeout
 from lazyshard.format.state import BlendState, RunState, SequenceState, WindowPlace
-from lazyshard.inspection.tracing import MAX_STEP_DRAWS, Became, Fate, StreamFacts, Tracing
+from lazyshard.inspection.tracing import MAX_STEP_DRAWS, Became, Fate, StreamFacts, Tracing, done_before
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.plan.blend import BlendCourse
@@ -30,7 +29,8 @@ from lazyshard.stream import StreamReader, read_retired
 from lazyshard.stream.run_state import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
 
-_IDS: Final = ("bos", "eos", "every_bos", "every_eos")
+_Numbered = tuple[int, SplitSequence]  # A sequence, and its number in the epoch
+_Integers = npt.NDArray[np.int64]
 _ROWS_AT_ONCE: Final = 1 << 20  # Rows before the first window that are looked at together: some 60 MB
 
 
@@ -44,10 +44,12 @@ class _StateRows(SequenceRows):
 
     def __init__(self, state: SequenceState, directory: str, stream_id: str | None) -> None:
         samples, stopping, states, directories = None, "first_exhausted", list[RunState](), [directory]
-        window = int(state.rule.get("window") or 0)
+        window, rows = int(state.rule.get("window") or 0), state.rows
         if "blend" in state.rule:
+            if rows is None:
+                raise ValueError("its state does not say what gives the rows: it is of an earlier release")
             _, stopping, samples, _ = orjson.loads(str(state.rule["blend"]))
-            states = list(state.rows.members) if isinstance(state.rows, BlendState) else [state.rows or _never()]
+            states = list(rows.members) if isinstance(rows, BlendState) else [rows]
             told = zip(states, state.directories, strict=True)
             directories = [directory if one.stream_id == stream_id else there for one, there in told]
         readers = [StreamReader(one, max_wait=0) for one in directories]
@@ -57,11 +59,8 @@ class _StateRows(SequenceRows):
         window *= 1 if states else readers[0].samples_per_chunk
         limits = [one.max_total_samples for one in states] or [None]
         super().__init__(state.stream, readers, limits, window, samples, stopping)
-        blend = ALONE
-        if isinstance(state.rows, BlendState):
-            blend = BlendCourse(state.rows.parts[-1].pieces)
-        alone = Course(Rules(readers[0].samples_per_chunk), [Part(1)])
-        courses = [course_of(one) for one in states] or [alone]
+        blend = BlendCourse(rows.parts[-1].pieces) if isinstance(rows, BlendState) else ALONE
+        courses = [course_of(one) for one in states] or [Course(Rules(readers[0].samples_per_chunk), [Part(1)])]
         self._order = RowOrder(blend, [course.in_epoch(state.epoch) for course in courses])
         # What the data sets themselves leave out, of each stream.
         self.gaps = [Gaps(one for part in of.parts for one in part.skip) for of in states] or [Gaps(())]
@@ -71,30 +70,20 @@ class _StateRows(SequenceRows):
 
     def done_before(self, stream: int, row: int) -> int:
         """Returns N such that no sample of [0, N) of a stream is drawn from a row on, in the epoch of that stream."""
-        blend, courses = self._order
-        drawn, course, total = blend.counts(row)[stream], courses[stream], self._total_seen(stream)
-        if total is not None and drawn > (length := course.epoch_length(total)):
-            turns, before = divmod(drawn - length - 1, course.full_epoch_length(total))
-            drawn, course = before + 1, course.in_epoch(course.epoch(total) + 1 + turns)
-        return course.done_before(drawn, total)
-
-
-def _never() -> RunState:
-    raise ValueError("its state does not say what gives the rows: it is of an earlier release, take a later one")
+        return done_before(self._order.courses[stream], self._order.blend.counts(row)[stream], self._total_seen(stream))
 
 
 def _form(rule: dict[str, Any]) -> Form:
     if rule["form"] == "Split":
-        return Split(rule["size"], **{name: 0 for name in _IDS if rule[name]}, overlap=rule["overlap"])
+        ids = {name: 0 for name in ("bos", "eos", "every_bos", "every_eos") if rule[name]}
+        return Split(rule["size"], **ids, overlap=rule["overlap"])
     made: Form = {"Pack": Pack, "Pad": Pad}[rule["form"]](rule["size"])
     return made
 
 
-class Numbered(NamedTuple):
-    """A sequence, and its number in the epoch."""
-
-    number: int
-    sequence: SplitSequence
+def rows_at(drawn: RowDraws, which: Any) -> RowDraws:
+    """Returns some of the rows: those at these places, or of this mask."""
+    return RowDraws(*(one[which] for one in drawn))
 
 
 class SequenceTracing(Tracing):
@@ -106,7 +95,7 @@ class SequenceTracing(Tracing):
     """
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
-        self.state, self.facts, self._where, self.left_out = saved.state, facts, where, False
+        self.state, self.facts, self.where, self.left_out = saved.state, facts, where, False
         assert saved.sequences is not None
         self.of = of = saved.sequences
         try:
@@ -121,8 +110,9 @@ class SequenceTracing(Tracing):
         self.first = of.place if deleted else WindowPlace()
         self.count: int | None = None
         self._places = [self.first]  # Where windows begin, in order
-        self.total, self.end = facts.samples if facts.ended else None, facts.samples
-        self.epochs, parts = range(of.epoch, of.epoch + 1), self.state.parts
+        self.end, parts = facts.samples, self.state.parts
+        self.total = self.end if facts.ended else None
+        self.epochs = range(of.epoch, of.epoch + 1)
         self.begins = list(accumulate((one.dp * one.draws for one in parts[:-1]), initial=0))
         self.steps = Steps([PartSteps(one.first_step, one.draws, one.draws_per_step, one.trained) for one in parts])
         # Of windows that are deleted nothing can be checked.
@@ -134,27 +124,23 @@ class SequenceTracing(Tracing):
 
     def sequences(
         self, see: Callable[[PlannedWindow], None] = lambda window: None, start: int | None = None
-    ) -> Iterator[Numbered]:
-        """Yields the sequences of the epoch from `first` on that are known; `see` is called with each window before.
-
-        Those of a last micro batch which was completed as that was drawn. `start` is the first one, of a micro batch,
-        that is asked for: windows before it that were planned already are passed over.
-        """
-        tail, places, place = list[Numbered](), self._places, self.first
+    ) -> Iterator[_Numbered]:
+        """Yields the known sequences from `first`, or a micro batch's `start`, on; `see` takes each window before."""
+        tail, places, place = list[_Numbered](), self._places, self.first
         if start is not None:
             place = places[max(bisect_right(places, start, key=lambda one: one.before) - 1, 0)]
         with contextlib.suppress(WaitTimeout):
             while True:
                 if place.window == self.of.place.window and place != self.of.place:
                     expected = f"{place.before} sequences made before window {place.window}, by the lengths of its rows"
-                    raise self._mismatch(f"{self._where}: the state is of other sequences: there are {expected}")
+                    raise self._mismatch(f"{self.where}: the state is of other sequences: there are {expected}")
                 window = self.planner.plan(place, self.of.epoch)
                 see(window)
                 for number, sequence in enumerate(window.sequences, place.before):
                     if self.begins_batch(number):
                         yield from tail
                         tail.clear()
-                    tail.append(Numbered(number, sequence))
+                    tail.append((number, sequence))
                 if window.after is None:
                     self.count = window.stop
                     break
@@ -162,48 +148,34 @@ class SequenceTracing(Tracing):
                 if place.window > places[-1].window:
                     places.append(place)
         if tail and self.count is not None:
-            part = self._part_of(first := tail[0].number)
-            own = self.state.parts[part]
-            micro, drawn = own.dp * own.batch_size, first < self.begins[part] + own.dp * own.draws
-            if drawn and len(tail) < micro and self.begins_batch(first):
-                made = completed([one.sequence for one in tail], micro, self.form)
-                tail = [Numbered(first + at, one) for at, one in enumerate(made)]
+            batch = self._batch_of(first := tail[0][0])[1]
+            if self.fate_of(first, 0).became != "left over" and len(tail) < len(batch) and first == batch.start:
+                made = completed([sequence for _, sequence in tail], len(batch), self.form)
+                tail = list(enumerate(made, first))
         yield from tail
 
     def begins_batch(self, number: int) -> bool:
         """Returns whether a sequence is the first one of a micro batch of all ranks."""
-        return number == self._batch_of(number).start
+        return number == self._batch_of(number)[1].start
 
-    def _batch_of(self, number: int) -> range:
-        part = self._part_of(number)
+    def _batch_of(self, number: int) -> tuple[int, range]:
+        """Returns the part in which a sequence was drawn, the last one for what is to come, and its micro batch."""
+        # Of parts that begin with the same one, all but the last have drawn nothing.
+        part = bisect_right(self.begins, number) - 1
         micro = self.state.parts[part].dp * self.state.parts[part].batch_size
         start = number - (number - self.begins[part]) % micro
-        return range(start, start + micro)
-
-    def _is_apart(self, number: int) -> bool:
-        """Whether it may have been taken apart with packs before `first`, to complete their micro batch."""
-        batch = self._batch_of(number)
-        if not isinstance(self.form, Pack) or self.count is None or batch.start >= self.first.before:
-            return False
-        return batch.stop > self.count and self.fate_of(number, 0).rank is not None
-
-    def _part_of(self, number: int) -> int:
-        """Returns the part in which a sequence was drawn; the last one for what is to come."""
-        # Of parts that begin with the same one, all but the last have drawn nothing.
-        return bisect_right(self.begins, number) - 1
+        return part, range(start, start + micro)
 
     def fate_of(self, number: int, sample: int) -> Fate:
         """Returns what became of a sample in a sequence."""
-        part = self._part_of(number)
-        own, begin = self.state.parts[part], self.begins[part]
-        micro = own.dp * own.batch_size
-        batch, within = divmod(number - begin, micro)
-        rank, at = divmod(within, own.batch_size)
-        position = batch * own.batch_size + at
+        part, batch = self._batch_of(number)
+        own = self.state.parts[part]
+        rank, at = divmod(number - batch.start, own.batch_size)
+        position = (batch.start - self.begins[part]) // own.dp + at
         became: Became = "to come"
         if position < own.draws:
             became = "trained" if own.trained else "skipped"
-        elif self.count is not None and begin + (batch + 1) * micro > self.count:
+        elif self.count is not None and batch.stop > self.count:
             return Fate.undrawn(self.of.epoch, sample, "left over")
         return Fate(self.steps.step_of(part, position), part, rank, position, self.of.epoch, sample, became)
 
@@ -213,14 +185,12 @@ class SequenceTracing(Tracing):
         own, begin = self.state.parts[place.part], self.begins[place.part]
         first, stop = (begin + position * own.dp for position in (place.start, place.stop))
         if stop - first > MAX_STEP_DRAWS:
-            raise self._mismatch(f"{self._where}: by the state step {step + 1} has {stop - first} sequences")
+            raise self._mismatch(f"{self.where}: by the state step {step + 1} has {stop - first} sequences")
         if first < self.first.before:
-            raise self._mismatch(
-                f"{self._where}: step {step + 1} took sequences of rows whose chunks are deleted; those from sequence "
-                f"{self.first.before} on can be told"
-            )
-        known = takewhile(lambda one: one.number < stop, self.sequences(start=first))
-        found = [(self.fate_of(one.number, 0), one.sequence) for one in known if one.number >= first]
+            gone = f"step {step + 1} took sequences of rows whose chunks are deleted; those from sequence"
+            raise self._mismatch(f"{self.where}: {gone} {self.first.before} on can be told")
+        known = takewhile(lambda one: one[0] < stop, self.sequences(start=first))
+        found = [(self.fate_of(number, 0), sequence) for number, sequence in known if number >= first]
         own_samples = ((fate, self.samples_of(sequence)) for fate, sequence in found if rank in (None, fate.rank))
         for fate, samples in sorted(own_samples, key=lambda one: (one[0].rank or 0, one[0].position or 0)):
             yield from (fate._replace(sample=sample) for sample in samples)
@@ -237,27 +207,29 @@ class SequenceTracing(Tracing):
 
         def see(window: PlannedWindow) -> None:
             nonlocal last, whole
-            for met in self.windows_met(window):
-                names, drawn = self.in_order(met)
-                first = met * self.rows.rows
-                places = np.arange(len(names)) + first
-                own = (drawn.streams == self.stream) & (drawn.samples == sample) & (places >= self.first.position)
+            for first, names, drawn, fresh in self.rows_met(window):
+                own = (drawn.streams == self.stream) & (drawn.samples == sample) & fresh
                 rows.update(names[own].tolist())
-                last = max(places[own].tolist(), default=last)
+                last = max((np.flatnonzero(own) + first).tolist(), default=last)
             whole = first + len(names) if window.after is None else window.after.position
 
-        numbers = [
-            one.number
-            for one in self.sequences(see)
-            if rows and any(piece.document in rows and piece.stop > piece.start for piece in one.sequence.pieces)
-        ]
+        numbers = []
+        for number, sequence in self.sequences(see):
+            if rows and any(piece.document in rows and piece.stop > piece.start for piece in sequence.pieces):
+                numbers.append(number)
         own = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
-        part = 0 if sample in self.rows.gaps[self.stream] else own
+        part, apart = 0 if sample in self.rows.gaps[self.stream] else own, False
+        if numbers and isinstance(self.form, Pack) and self.count is not None:
+            # It may have been taken apart with packs before `first`, to complete their micro batch.
+            batch = self._batch_of(numbers[-1])[1]
+            drawn = self.fate_of(numbers[-1], 0).rank is not None
+            apart = batch.start < self.first.before and batch.stop > self.count and drawn
+        before = (sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before(cut=True))
         if sample >= self.facts.samples:
             yield Fate.undrawn(epoch, sample, "not published")
-        elif numbers and not self._is_apart(numbers[-1]):
+        elif numbers and not apart:
             yield from (self.fate_of(number, sample) for number in numbers)
-        elif numbers or ((part is None or self.begins[part]) and self._is_before(sample)):
+        elif numbers or ((part is None or self.begins[part]) and any(before)):
             # What a later part leaves out, too: it may have been trained.
             yield Fate.undrawn(epoch, sample, "before")
         elif part is not None:
@@ -279,8 +251,10 @@ class SequenceTracing(Tracing):
         row = self.planner.first_window(self.of.place) * self.rows.rows
         return self.rows.done_before(self.stream, row) // self.facts.samples_per_chunk
 
-    def _is_before(self, sample: int) -> bool:
-        return any(sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before(cut=True))
+    def gaps(self, epoch: int) -> list[tuple[int, int]]:
+        """Returns the ranges of samples that are left out."""
+        own = [one for part in self.of.parts for one in part.skip]
+        return [*own, *self.rows.gaps[self.stream].ranges]
 
     def before(self, *, cut: bool = False) -> Iterator[RowDraws]:
         """Yields rows before `first`, if `cut` also the one it cuts: that they were trained the state alone says."""
@@ -290,7 +264,7 @@ class SequenceTracing(Tracing):
         for row in range(0, stop, _ROWS_AT_ONCE):
             yield self.rows.draws(row, min(row + _ROWS_AT_ONCE, stop), self.of.epoch)
         if within:
-            yield RowDraws(*(one[:within] for one in self.in_order(window)[1]))
+            yield rows_at(self.in_order(window)[1], slice(within))
 
     def row_ended(self) -> int | None:
         """Returns the row that `first` cuts if its last token is before, too, and comes once more by an overlap."""
@@ -303,15 +277,19 @@ class SequenceTracing(Tracing):
         whole = 0 if row is None else form.framed([self.planner.length_of(row, self.of.epoch)])[0]
         return row if first.offset == whole - 1 else None
 
-    def windows_met(self, window: PlannedWindow) -> range:
-        """Returns the windows whose rows come with one: with the first one those of what was left over for it, too."""
+    def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, _Integers, RowDraws, npt.NDArray[np.bool_]]]:
+        """Yields the rows that come with a window: the first number, all in order, which do not come before `first`."""
         own = window.place.window
-        return range(self.planner.first_window(self.first) if window.place == self.first else own, own + 1)
+        # With the first window those come, too, of what was left over for it.
+        for number in range(self.planner.first_window(self.first) if window.place == self.first else own, own + 1):
+            names, drawn = self.in_order(number)
+            begin = number * self.rows.rows
+            yield begin, names, drawn, np.arange(begin, begin + len(names)) >= self.first.position
 
-    def in_order(self, window: int) -> tuple[npt.NDArray[np.int64], RowDraws]:
+    def in_order(self, window: int) -> tuple[_Integers, RowDraws]:
         """Returns the rows of a window in the order in which its sequences are made: numbers, and what they are."""
         names, drawn = self.planner.in_order(window, self.of.epoch), self.rows.of_window(window, self.of.epoch)
-        return names, RowDraws(*(one[names - window * self.rows.rows] for one in drawn))
+        return names, rows_at(drawn, names - window * self.rows.rows)
 
     def ends_in(self, sequence: SplitSequence) -> list[int]:
         """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""

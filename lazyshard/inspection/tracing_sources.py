@@ -1,9 +1,8 @@
 """From a place in a source file, or a text, to the rows of a stream, and from a row back to the line it was made of.
 
 A seal keeps how far each source was read when its chunk was published. So a place lies in the first chunk whose seal is
-past it, which a bisection finds; and the row itself is found by its digest where the file still holds it and rows are
-published as they are. Where rows are mixed, shuffled or made of others, a few chunks may come into question. The other
-way round, the seals of a chunk and of the one before it say which part of each source was read for it.
+past it, which a bisection finds, and the row is found by its digest. Where rows are mixed or shuffled, a few chunks may
+come into question.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,15 +30,11 @@ from lazyshard.stream.stream import Stream
 
 # Kinds of sources whose positions are bytes and lines of a text
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
-_MAX_LINE_BYTES: Final = 256 << 20  # More than a producer takes for a row
-_PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
-_BUDGET_BYTES: Final = 4 << 20  # Bytes that are read at a time
 _BY_TEXT: Final = "`--text` searches the published rows"
 _NO_LINE: Final = "no line there equals the row"
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePlace:
+class SourcePlace(NamedTuple):
     """A place in a source: a byte of the file, or of what it holds uncompressed; or a line, from 1."""
 
     path: str
@@ -50,13 +45,8 @@ class SourcePlace:
         return f"{self.path}: {f'byte {self.byte}' if self.line is None else f'line {self.line}'}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceRows:
-    """The rows that a place in a source has become.
-
-    `chunks` is the half-open range of those that come into question, `samples` those of their rows that are equal to
-    the row at the place; where it could not be found, `why`.
-    """
+class PlaceRows(NamedTuple):
+    """The rows that a place has become: those equal to its row in the half-open range of chunks; or `why` none is."""
 
     chunks: tuple[int, int]
     samples: tuple[int, ...] = ()
@@ -72,41 +62,35 @@ class _SourcePosition(NamedTuple):
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
-    """Finds the rows of a place in a source of a stream of ours, of which `chunks` are there. Reads about log2 seals.
-
-    Raises StateMismatch: the seals do not tell of this source, or have not come so far; SealInvalid, OSError: a seal
-    cannot be used.
-    """
+    """Finds the rows of a place in a source. Raises StateMismatch: seals do not tell of it yet; SealInvalid."""
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
     newest = read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
-    wanted = (place.byte or 0) if place.line is None else place.line - 1
+    # Which of the numbers of a position is meant, and what it must exceed.
+    which, wanted = (0, place.byte or 0) if place.line is None else (1, place.line - 1)
 
     def mark(chunk: int) -> _SourcePosition:
         return _position_in(newest if chunk == chunks[-1] else read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
-        return mark(chunk).offset if place.line is None else mark(chunk).line
+        return mark(chunk)[which]
 
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        unit = "bytes" if place.line is None else "lines"
-        raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
+        amount = f"{reached(chunks[-1])} {('bytes', 'lines')[which]}"
+        raise _unknown(f"{place}: of this source {amount} are published so far")
     first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
     if at > chunks.start:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
             # What is made of a row or a block of which a part is published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
-    within, line = (first, last + 1), b""
+    within, read = (first, last + 1), _lines(Path(place.path if os.path.exists(place.path) else name), begin)
     try:
-        for number, stop, text in _lines(Path(place.path if os.path.exists(place.path) else name), begin):
-            if wanted < (stop if place.line is None else number):
-                line = text
-                break
-    except (OSError, _Unreadable) as error:
+        line = next((text for *reached_there, text in read if wanted < reached_there[which]), b"")
+    except OSError as error:
         return PlaceRows(within, why=f"{_why(error)}; {_BY_TEXT}")
     if not line:
         return PlaceRows(within, why=f"the file is shorter now; {_BY_TEXT}")
@@ -116,12 +100,11 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     for chunk in range(max(first, chunks.start), last + 1):
         rows = np.flatnonzero(np.isin(read_seal(directory, chunk).digests, digests))
         found += (chunk * samples_per_chunk + rows).tolist()
-    if found:
-        return PlaceRows(within, tuple(found))
     why = "no row there equals that line, so"
     if first < chunks.start:
         why = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them; if not,"
-    return PlaceRows(within, why=f"{why} rows are not published as the lines are, or the file has changed since")
+    why += " rows are not published as the lines are, or the file has changed since"
+    return PlaceRows(within, tuple(found), None if found else why)
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
@@ -145,32 +128,30 @@ def _position_in(seal: Seal | None, name: str) -> _SourcePosition:
     open_unit, entry = seal is not None and bool(_counted(seal.source, "skip")), _entries(seal).get(name)
     if seal is None or entry is None or entry.get("kind") is None:
         return _SourcePosition(open_unit=open_unit)
-    numbers: list[Any] = [entry.get("offset"), entry.get("line")]
-    if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in numbers):
+    offset: Any = entry.get("offset")
+    line: Any = entry.get("line")
+    if not all(type(one) is int and 0 <= one <= MAX_SAMPLES for one in (offset, line)):
         raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-    return _SourcePosition(numbers[0], numbers[1], open_unit)
+    return _SourcePosition(offset, line, open_unit)
 
 
-class _Unreadable(Exception):
-    """The lines of a file are not to be had."""
-
-
-def _why(error: OSError | _Unreadable) -> str:
-    return f"the file cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+def _why(error: OSError) -> str:
+    return str(error.strerror) if error.errno == 0 else f"the file cannot be read: {error.strerror or error}"
 
 
 def _lines(path: Path, begin: _SourcePosition, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yields the lines of a source from a position on up to a byte: number, from 1, and byte behind it, and text."""
+    """Yields the lines of a source from a position on up to a byte: the byte behind it, number from 1, and text."""
     # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
     opened = open_given_file(path)
     with os.fdopen(os.dup(opened.fd), "rb") as file:
-        if file.read(2) in _PACKED:
-            raise _Unreadable("the file is compressed")
-        file.seek(begin.offset)
-        number, at = begin.line, begin.offset
-        while (end is None or at < end) and (line := file.readline(_MAX_LINE_BYTES)):
+        if file.read(2) in (b"\x1f\x8b", b"\x28\xb5"):
+            raise OSError(0, "the file is compressed")
+        at, number, _ = begin
+        file.seek(at)
+        # A producer takes no longer lines for rows.
+        while (end is None or at < end) and (line := file.readline(256 << 20)):
             number, at = number + 1, at + len(line)
-            yield number, at, line
+            yield at, number, line
 
 
 def _digests(line: bytes) -> list[int]:
@@ -219,12 +200,7 @@ class Origins:
         self._last: tuple[Seal, list[_Lines]] | None = None
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
-        """Returns where a row may have come from: one source where its line was found, or else all that may be.
-
-        Empty where that is not known: the chunk is deleted, or the one before it, whose seal tells from where on its
-        sources were read; or the chunk ends within a block of which the rest is not published yet. Raises
-        StateMismatch: the seal does not tell of any source; SealInvalid, OSError: a seal cannot be used.
-        """
+        """Returns where a row may have come from: one source with its line, or all that may be; none if not known."""
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
         if self._last is None or self._last[0].chunk != chunk:
@@ -253,11 +229,7 @@ class Origins:
                 yield Origin(name, why=f"a source of kind {kind} has no lines"), {}
 
     def _end(self, seal: Seal) -> Seal | None:
-        """Returns the seal that tells how far sources were read for a chunk, None if it is not there yet.
-
-        It is the chunk's own, or where that ends within a block that is shuffled or packed, the next that is past the
-        block: a seal tells of whole blocks.
-        """
+        """Returns the seal that tells how far was read for a chunk: its own, or that past its block; None: none yet."""
         if not _counted(seal.source, "skip"):
             return seal
 
@@ -286,14 +258,18 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
 def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> _Lines:
     """Reads the part of a source from one position up to another."""
     origin = Origin(name, (), (begin.line + 1, max(begin.line + 1, end.line) + 1), _NO_LINE)
-    lines: dict[int, list[int]] = {}
     try:
-        for number, _, line in _lines(Path(name), begin, end.offset):
-            for digest in _digests(line):
-                lines.setdefault(digest, []).append(number)
-    except (OSError, _Unreadable) as error:
+        read = _lines(Path(name), begin, end.offset)
+        return origin, _by_digest((digest, number) for _, number, line in read for digest in _digests(line))
+    except OSError as error:
         return replace(origin, why=_why(error)), {}
-    return origin, lines
+
+
+def _by_digest(rows: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for digest, number in rows:
+        found.setdefault(digest, []).append(number)
+    return found
 
 
 def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
@@ -307,10 +283,9 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
         size = manifest.samples_per_chunk
         for chunk in range(begin // size, -(-stop // size)):
             first, last = max(begin - chunk * size, 0), min(stop - chunk * size, size)
-            lines: dict[int, list[int]] = {}
-            for row, digest in enumerate(read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
-                lines.setdefault(digest, []).append(row)
-            yield Origin(str(directory / chunk_name(chunk)), (), (first + 1, last + 1), _NO_LINE), lines
+            digests, lines = read_seal(directory, chunk).digests[first:last].tolist(), (first + 1, last + 1)
+            numbered = _by_digest(zip(digests, range(*lines), strict=False))
+            yield Origin(str(directory / chunk_name(chunk)), (), lines, _NO_LINE), numbered
     except (LazyShardError, OSError) as error:
         yield Origin(name, why=f"the stream cannot be read: {error}"), {}
 
@@ -333,7 +308,7 @@ def find_text(
         opened = stream.open_chunk(chunk)
         row, rows = 0, len(opened)
         while row < rows:
-            lines = opened.lines(row, rows, 1, _BUDGET_BYTES)
+            lines = opened.lines(row, rows, 1, 4 << 20)
             for at, line in enumerate(lines, row):
                 if any(spelling in line for spelling in wanted):
                     yield chunk * stream.samples_per_chunk + at

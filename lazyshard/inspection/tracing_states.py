@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,17 +30,13 @@ from lazyshard.stream.listing import read_manifest
 NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
 _WRITE: Final = 'json.dump({"state": dataset.state_dict(consumed)}, file)'
 
-# How files of torch.save begin: a zip archive; those of old releases, a pickle
-_PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
-
 # Layouts of runs under ms-swift's own samplers, and what those did
 _OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedState:
+class SavedState(NamedTuple):
     """A state, and the file in which it was found."""
 
     state: RunState
@@ -56,6 +52,11 @@ class SavedState:
     # of a run over sequences, which `state` then counts in place of samples
     sequences: SequenceState | None = None
 
+    @property
+    def any_step(self) -> int | None:
+        """Steps trained by the file, or by the name of its folder."""
+        return self.folder_step if self.step is None else self.step
+
 
 def read_state(path: Path, directory: Path | None = None) -> SavedState:
     """Reads a state from a file, or from a checkpoint's folder, which holds a `lazyshard.json`.
@@ -67,40 +68,24 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
     file = path / NAME if path.is_dir() else path
     try:
         data = read_given_file(file)
-        if data[:2] in _PICKLED:
-            advice = "as reading it would run what is in it; write the state beside it, with"
-            way = f"{advice} {_WRITE}, as checkpoint-N/{NAME}"
-            raise _refused(file, "a JSON object", "a file of torch.save", way)
+        # How files of torch.save begin: a zip archive; those of old releases, a pickle.
+        if data[:2] in (b"PK", b"\x80\x02"):
+            way = f"as reading it would run what is in it; write the state beside it, with {_WRITE}, as"
+            raise _refused(file, "a JSON object", "a file of torch.save", f"{way} checkpoint-N/{NAME}")
         value = loads(data)
     except FileNotFoundError as cause:
-        raise StateInvalid(
-            f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME} "
-            f"(`lazyshard audit` takes the folder of all checkpoints as an argument)",
-            file=str(file),
-        ) from cause
+        what = f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds"
+        what += f" {NAME} (`lazyshard audit` takes the folder of all checkpoints as an argument)"
+        raise StateInvalid(what, file=str(file)) from cause
     except orjson.JSONDecodeError as cause:
         raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
-    state, member = _state(value, str(file)), None
-    sequences = state if isinstance(state, SequenceState) else None
-    if isinstance(state, SequenceState):
-        state = _in_sequences(state, directory or file.parent, str(file))
-    elif isinstance(state, BlendState):
-        member = _member_of(state, directory or file.parent, str(file))
-        state = state.members[member.number]
-    match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
+    state, member, sequences = _state(value, directory or file.parent, str(file))
+    match, step = _CHECKPOINT.fullmatch(file.resolve().parent.name), _count(value.get("step"))
     saved_at, consumer = value.get("saved_at"), value.get("consumer")
     dated = isinstance(saved_at, int | float)
-    return SavedState(
-        state,
-        file,
-        step=_count(value.get("step")),
-        consumer=consumer if isinstance(consumer, str) else None,
-        saved_at=float(saved_at) if dated else file.stat().st_mtime,
-        folder_step=None if match is None else int(match[1]),
-        dated=dated,
-        member=member,
-        sequences=sequences,
-    )
+    at, folder_step = float(saved_at) if dated else file.stat().st_mtime, None if match is None else int(match[1])
+    name = consumer if isinstance(consumer, str) else None
+    return SavedState(state, file, step, name, at, folder_step, None, dated, member, sequences)
 
 
 def state_of_cursor(directory: Path, cursor: Cursor) -> SavedState | None:
@@ -132,14 +117,9 @@ def _count(value: Any) -> int | None:
 
 def _in_sequences(state: SequenceState, directory: Path, file: str) -> RunState:
     """Returns the course of a run over sequences, in sequences. Raises StateMismatch: it is of other streams."""
-    manifest = read_manifest(directory, None)
-    names = state.stream.split(",")
+    manifest, names = read_manifest(directory, None), state.stream.split(",")
     if manifest is None or manifest.stream_id not in names:
-        raise StateMismatch(
-            f"{file}: the state is of sequences of the rows of {', '.join(names)}, and {directory} is none of these "
-            f"streams: give the directory of one of them",
-            directory=str(directory), field="names", expected=", ".join(names),
-        )  # fmt: skip
+        raise _of_others(file, f"sequences of the rows of {', '.join(names)}", names, directory, None)
     if not (parts := state.parts):
         text = "was written by an earlier release, which did not keep which ranks had trained: give a later one"
         raise StateMismatch(f"{file}: the state {text}", directory=str(directory), field="parts")
@@ -147,24 +127,30 @@ def _in_sequences(state: SequenceState, directory: Path, file: str) -> RunState:
     return RunState(manifest.stream_id, manifest.samples_per_chunk, 1, 0, 0, None, parts, trained)
 
 
-def _state(value: Any, file: str) -> RunState | BlendState | SequenceState:
+def _of_others(file: str, what: str, names: Sequence[str], directory: Path, actual: str | None) -> StateMismatch:
+    what = f"{file}: the state is of {what}, and {directory} is none of these streams, or was added later: give the"
+    what += " directory of one of them, or a later state"
+    return StateMismatch(what, directory=str(directory), field="names", expected=", ".join(names), actual=actual)
+
+
+def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | None, SequenceState | None]:
     if not isinstance(value, dict):
         raise _refused(file, "a JSON object with the state of a run", type(value).__name__)
     layout = value.get("layout")
     if isinstance(layout, str) and layout in _OWN_ORDERS:
-        raise StateInvalid(
-            f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the whole data set in this run (layout "
-            f"{layout}), so its order does not follow from the state; runs without that can be traced",
-            file=file,
-            field="layout",
-        )
+        what = f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the whole data set in this run (layout"
+        what += f" {layout}), so its order does not follow from the state; runs without that can be traced"
+        raise StateInvalid(what, file=file, field="layout")
     places = {"": value, "state": value.get("state"), "data": value.get("data")}
     objects = {within: one for within, one in places.items() if isinstance(one, dict)}
-    if (made := next((one for one in objects.values() if one.get("kind") == KIND), None)) is not None:
-        return SequenceState.from_dict(made, file)
-    state: RunState | BlendState
-    if (blend := next((one for one in objects.values() if one.get("kind") == BLEND), None)) is not None:
-        state = BlendState.from_dict(blend, file)
+    made = next((one for one in objects.values() if one.get("kind") in (KIND, BLEND)), None)
+    member: Member | None = None
+    if made is not None and made["kind"] == KIND:
+        sequences = SequenceState.from_dict(made, file)
+        return _in_sequences(sequences, directory, file), None, sequences
+    if made is not None:
+        member = _member_of(BlendState.from_dict(made, file), directory, file)
+        state = member.blend.members[member.number]
     elif "state" in value:
         state = RunState.from_dict(value["state"], file, within="state")
     elif (within := next((name for name, one in objects.items() if "parts" in one), None)) is not None:
@@ -175,28 +161,27 @@ def _state(value: Any, file: str) -> RunState | BlendState | SequenceState:
         keys = ", ".join(sorted(map(str, value))[:8]) + (", ..." if len(value) > 8 else "")
         expected = "the state of a run in its field 'state' (or 'data')"
         raise _refused(file, expected, f"the fields {keys or 'none'}", f"write it with {_WRITE}", "state")
-    consumed = _count(value.get("consumed"))
-    if consumed is not None and consumed != state.consumed:
-        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), field="consumed")
-    return state
+    consumed, trained = _count(value.get("consumed")), state.consumed if member is None else member.blend.consumed
+    if consumed not in (None, trained):
+        raise _refused(file, f"consumed = {trained} as in the state", str(consumed), field="consumed")
+    return state, member, None
 
 
 def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     """Returns the state of a run with the same ranks from its beginning, from the numbers of ms-swift's format 1."""
-    names = ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed")
-    counts = {name: count for name in names if (count := _count(value.get(name))) is not None}
-    for name in names:
-        if name not in counts:
+    counts = []
+    for name in ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed"):
+        if (count := _count(value.get(name))) is None:
             raise _refused(file, f"{name}: an integer from 0", repr(value.get(name))[:80])
-    consumed, step, dp, batch_size, unit, window, seed = (counts[name] for name in names)
+        counts.append(count)
+    consumed, step, dp, batch_size, unit, window, seed = counts
     if not dp or consumed % dp:
         raise _refused(file, f"consumed: a multiple of dp_size = {dp}", str(consumed))
     draws, stream = consumed // dp, value.get("stream")
-    each = -(-draws // step) if step else 0
     # The last step of an epoch may hold fewer: then nothing says how many the others do.
+    each = -(-draws // step) if step else 0
     part = Part(dp, max(1, batch_size), draws, draws_per_step=each if draws == step * each else 0)
-    stream_id = stream if is_stream_id(stream) else None
-    return RunState(stream_id, unit, unit, window * unit, seed, None, (part,), consumed)
+    return RunState(stream if is_stream_id(stream) else None, unit, unit, window * unit, seed, None, (part,), consumed)
 
 
 def _refused(
@@ -206,8 +191,7 @@ def _refused(
     return StateInvalid(message, file=str(file), field=field, expected=expected, actual=actual)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One of the streams of a blend, by its number among the members of the blend's state."""
 
     blend: BlendState
@@ -238,21 +222,11 @@ def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
     for number, name in enumerate(blend.names):
         if name in names:
             return Member(blend, number)
-    raise StateMismatch(
-        f"{file}: the state is of a blend of {', '.join(blend.names)}, and {directory} is none of these streams, or "
-        f"was added later: give the directory of one of them, or a later state",
-        directory=str(directory),
-        field="names",
-        expected=", ".join(blend.names),
-        actual=names[0],
-    )
+    raise _of_others(file, f"a blend of {', '.join(blend.names)}", blend.names, directory, names[0])
 
 
 class _MemberPart(NamedTuple):
-    """A part of the blend, as it concerns one stream: its place among those that are blended, None if it is not.
-
-    It draws from `part` of the stream's own state, the positions [begin, stop) of a lane; None where it goes on.
-    """
+    """A part of the blend for one stream: its place there, if any, and positions [begin, stop) of its own `part`."""
 
     steps: PartSteps
     course: BlendCourse
@@ -265,43 +239,32 @@ class _MemberPart(NamedTuple):
         return self.begin + (0 if self.place is None else self.course.counts(position)[self.place])
 
 
-class MemberSteps:
-    """The steps of a run over a blend, by the draws of one of its streams: as `lazyshard.plan.steps.Steps`.
-
-    `parts` has the steps in which each part of the stream's own state was drawn from.
-    """
+class MemberSteps(Steps):
+    """The steps of a run over a blend, by the draws of one of its streams, of which a step may take nothing."""
 
     def __init__(self, member: Member) -> None:
         self._own: list[_MemberPart] = []
         part, stop, last = 0, 0, len(member.blend.parts) - 1
         for number, state in enumerate(member.blend.parts):
             steps = PartSteps(state.first_step, state.draws, state.draws_per_step)
-            course, place = BlendCourse(state.pieces), None
-            begin = stop
-            end: int | None = stop
+            course, place, begin = BlendCourse(state.pieces), None, stop
             if member.number in state.members:
                 place = state.members.index(member.number)
                 part, begin = state.begins[place]
                 stop = begin + course.counts(state.draws)[place]
-                end = None if number == last else stop
+            end = None if number == last and place is not None else stop
             self._own.append(_MemberPart(steps, course, place, part, begin, end))
         self._blend = Steps([one.steps for one in self._own])
-        self.parts = [self._of_part(number) for number in range(len(member.blend.members[member.number].parts))]
+        super().__init__([self._of_part(number) for number in range(len(member.blend.members[member.number].parts))])
 
     @property
     def trained(self) -> int:
-        """As of `Steps`, over all streams."""
+        """As of `Steps`."""
         return self._blend.trained
 
-    @property
-    def unknown(self) -> int | None:
-        """As of `Steps`, of the parts of the stream's own state."""
-        return next((number for number, part in enumerate(self.parts) if not part.known), None)
-
     def place(self, step: int) -> StepPlace | None:
-        """As of `Steps`; of the stream a step may take nothing."""
-        found = self._blend.place(step)
-        if found is None:
+        """As of `Steps`."""
+        if (found := self._blend.place(step)) is None:
             return None
         own = self._own[found.part]
         return StepPlace(own.part, own.drawn(found.start), own.drawn(found.stop))

@@ -3,62 +3,52 @@
 A producer at work is no fault: what it had published at the first look is what is looked at, and what it deletes
 meanwhile by its rules of retention is passed over. Memory: the names of the directory, and a verdict for each chunk.
 
-Chunks are looked at against their seals, row by row, by several processes at a time: parsing holds the interpreter's
-lock. They end with this one, however it ends, and hold Ctrl-C back: this process alone answers it. Memory of each: 16
-bytes for each row of a chunk, and a block of rows.
+Chunks are looked at by several processes at a time: parsing holds the interpreter's lock. They end with this one,
+however it ends, and hold Ctrl-C back: this process alone answers it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shlex
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
+from lazyshard.format.cursor import ReadingHint
 from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.format.records import check_samples_per_chunk
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
+from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.survey import stream_unsealed
-from lazyshard.inspection.verification_files import (
-    ChunkFiles,
-    Fault,
-    Severity,
-    StreamFiles,
-    chunks_to_check,
-    cut_batches,
-    file_fault,
-    leftover,
-    leftovers,
-    missing_chunks,
-    read_files,
-)
+from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
-from lazyshard.stream.listing import read_manifest, stream_missing
+from lazyshard.stream.listing import are_whole, read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 
 _LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear
 _START: Final = "start the producer again, it puts that right"
 _EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"
 _BLOCK_BYTES: Final = 1 << 20  # Rows are read in pieces of about this size; more gains nothing
-_ALONE_S: Final = 0.5  # So long this process works alone: to start another one takes about as long
+_BATCH_ROWS: Final = 4096  # Looked at before a word is said: at 2 KB a row 8 MB, a few hundredths of a second
+_BATCH_CHUNKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +90,19 @@ def verify(
     FileInvalid, VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has
     another samples_per_chunk, or another one took its place meanwhile; ChildProcessError: a process has ended early.
     """
-    until = time.monotonic() + grace_s
-    if samples_per_chunk is not None:
-        check_samples_per_chunk(samples_per_chunk)
-    files = read_files(directory, clock())
+    until, per_chunk = time.monotonic() + grace_s, samples_per_chunk
+    if per_chunk is not None:
+        check_samples_per_chunk(per_chunk)
+    files = facts.read_files(directory, clock())
     if files.manifest is not None:
-        if samples_per_chunk is not None:
-            read_manifest(directory, samples_per_chunk)
-        samples_per_chunk = files.manifest.samples_per_chunk
+        if per_chunk is not None:
+            read_manifest(directory, per_chunk)
+        per_chunk = files.manifest.samples_per_chunk
     if not files.native and not files.seals:
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
-    chunks = chunks_to_check(files)
-    batches = cut_batches(chunks, samples_per_chunk, quick=quick)
-    verdicts: dict[int, ChunkVerdict] = {}
+    chunks, verdicts = facts.chunks_to_check(files), dict[int, ChunkVerdict]()
+    size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
+    batches = [chunks[at : at + size] for at in range(0, len(chunks), size)]
     report("verifying", 0, len(chunks))
     for checked in check_in_order(directory, quick, batches, jobs):
         verdicts.update((one.chunk, one) for one in checked)
@@ -126,70 +116,30 @@ def verify(
         time.sleep(min(_LOOK_S, left))
         verdicts.update((one.chunk, check_chunk(directory, quick, one)) for one in absent)
     found = None if files.manifest is None else read_manifest(directory, None)
-    if files.manifest is not None and (found is None or found.stream_id != files.stream_id):
-        raise StreamMismatch(
-            f"{directory}: the stream was replaced while it was looked at; run the same command again",
-            directory=str(directory),
-            expected=files.stream_id,
-            actual=None if found is None else found.stream_id,
-        )
-    return _judge(files, verdicts, samples_per_chunk, quick)
+    if (now := None if found is None else found.stream_id) != files.stream_id:
+        what = f"{directory}: the stream was replaced while it was looked at; run the same command again"
+        raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
+    return _judge(files, verdicts, per_chunk, quick)
 
 
 def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int | None, quick: bool) -> Verified:
     """Returns what was found: in the chunks, in names, and what the files say that does not agree."""
     there = [one for one in verdicts.values() if one.missing is None]
-    missing = {one.chunk: one.missing for one in verdicts.values() if one.missing is not None}
     if per_chunk is None:
         per_chunk = next((one.samples for one in there if one.samples is not None), None)
-    last = next((one for one in there if one.chunk == files.stop - 1), None)
-    findings = [*files.findings, *missing_chunks(files, files.retired_now(), missing, {one.chunk for one in there})]
+    rows = next((one.samples for one in there if one.chunk == files.stop - 1), None)
+    absent = facts.missing_chunks(files, files.retired_now(), {one.chunk: one.missing for one in verdicts.values()})
+    findings = [*files.findings, *absent]
     findings += (fault for one in there for fault in (*one.findings, *_judge_samples(files, one, per_chunk)))
-    findings += [*leftovers(files), *_judge_files(files, last)]
+    findings += [*facts.leftovers(files), *_judge_files(files, rows)]
 
     def place(one: Fault) -> tuple[int, str, int, str]:
         # The stream itself, then chunk by chunk
         return -1 if one.chunk is None else one.chunk, one.file, -1 if one.row is None else one.row, one.kind
 
-    return Verified(
-        native=files.native,
-        stream_id=files.stream_id,
-        samples_per_chunk=per_chunk,
-        retired=files.first,
-        chunks=files.stop,
-        samples=sum(one.samples or 0 for one in there),
-        size=sum(one.size or 0 for one in there),
-        ended=files.ended,
-        running=files.running,
-        quick=quick,
-        findings=tuple(sorted(findings, key=place)),
-    )
-
-
-def _judge_files(files: StreamFiles, last: ChunkVerdict | None) -> Iterator[Fault]:
-    """Yields what contradicts the chunks, or is missing beside them; `last` is the last one's verdict."""
-    if not files.native:
-        if OWNER in files.names:
-            yield Fault("manifest-missing", MANIFEST, "the manifest", f"no such file, although {OWNER} is there")
-        return
-    per_chunk = 0 if files.manifest is None else files.manifest.samples_per_chunk
-    if files.manifest is None and not files.told(MANIFEST):
-        yield Fault("manifest-missing", MANIFEST, "the manifest", "no such file")
-    mark = files.retired
-    if mark is not None and files.stream_id not in (None, mark.stream_id):
-        expected, remedy = f"stream {files.stream_id}", "remove the file: nobody heeds it"
-        yield leftover("other-stream", RETIRED, expected, f"stream {mark.stream_id}", remedy)
-    elif mark is not None and files.stop <= mark.chunks_before and not files.running:
-        # A running producer may have published and deleted more since the look at its head.
-        expected = "at least the newest chunk kept, as its producer does"
-        yield Fault("retired", RETIRED, expected, f"all chunks below {mark.chunks_before} deleted")
-    rows = None if last is None else last.samples
-    yield from _judge_head(files, per_chunk, rows)
-    if files.end is not None and per_chunk and rows is not None:
-        samples = (files.stop - 1) * per_chunk + rows
-        if samples != files.end.samples:
-            yield Fault("end", END, f"{_rows(samples)}, as the seals say", _rows(files.end.samples))
-    yield from _judge_consumers(files, files.stop * per_chunk)
+    samples, size = sum(one.samples or 0 for one in there), sum(one.size or 0 for one in there)
+    about = files.native, files.stream_id, per_chunk, files.first, files.stop, samples, size
+    return Verified(*about, files.ended, files.running, quick, tuple(sorted(findings, key=place)))
 
 
 def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | None) -> Iterator[Fault]:
@@ -206,6 +156,31 @@ def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | N
         yield leftover("unended", verdict.data, f"{expected}, or {END} after fewer", _rows(rows), way, verdict.chunk)
 
 
+def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
+    """Yields what contradicts the chunks, or is missing beside them; the last one has so many rows."""
+    if not files.native:
+        if OWNER in files.names:
+            yield Fault("manifest-missing", MANIFEST, "the manifest", f"no such file, although {OWNER} is there")
+        return
+    per_chunk = 0 if files.manifest is None else files.manifest.samples_per_chunk
+    if files.manifest is None and not files.told(MANIFEST):
+        yield Fault("manifest-missing", MANIFEST, "the manifest", "no such file")
+    mark = files.retired
+    if mark is not None and files.stream_id not in (None, mark.stream_id):
+        expected, remedy = f"stream {files.stream_id}", "remove the file: nobody heeds it"
+        yield leftover("other-stream", RETIRED, expected, f"stream {mark.stream_id}", remedy)
+    elif mark is not None and files.stop <= mark.chunks_before and not files.running:
+        # A running producer may have published and deleted more since the look at its head.
+        expected = "at least the newest chunk kept, as its producer does"
+        yield Fault("retired", RETIRED, expected, f"all chunks below {mark.chunks_before} deleted")
+    yield from _judge_head(files, per_chunk, rows)
+    if files.end is not None and per_chunk and rows is not None:
+        samples = (files.stop - 1) * per_chunk + rows
+        if samples != files.end.samples:
+            yield Fault("end", END, f"{_rows(samples)}, as the seals say", _rows(files.end.samples))
+    yield from _judge_consumers(files, files.stop * per_chunk)
+
+
 def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterator[Fault]:
     """Yields what is wrong with the head, against the end or the chunks, the last of which has so many rows."""
     head, end = files.head, files.end
@@ -213,8 +188,8 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
         if not files.told(HEAD):
             yield leftover("head-missing", HEAD, "the head", "no such file, so readers list the directory", _START)
         return
-    says, short = f"{_chunks(head.chunks)} with {_rows(head.samples)}", head.chunks * per_chunk - head.samples
-    if per_chunk and short and not (head.ended and 0 < short < per_chunk):
+    says = f"{_chunks(head.chunks)} with {_rows(head.samples)}"
+    if per_chunk and not are_whole(head.chunks, head.samples, head.ended, per_chunk):
         yield Fault("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
     elif end is not None:
         expected = f"{_chunks(end.chunks)} with {_rows(end.samples)}, as {END} says"
@@ -236,21 +211,24 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
 def _judge_consumers(files: StreamFiles, published: int) -> Iterator[Fault]:
     """Yields the cursors and hints of other streams, and cursors that are ahead of so many published samples."""
     stream_id, expected = files.stream_id, f"stream {files.stream_id}"
-    for file, cursor in files.cursors:
-        forget = f"if that run is over, `lazyshard forget STREAM {shlex.quote(cursor.consumer)}`"
-        if stream_id is not None and cursor.stream_id != stream_id:
-            yield Fault("other-stream", file, expected, _called(cursor.stream_id), forget)
-        elif cursor.chunks_before > files.stop:
-            found = f"done with the chunks below {cursor.chunks_before:,}"
+    for file, told in files.cursors:
+        forget = f"if that run is over, `lazyshard forget STREAM {shlex.quote(told.consumer)}`"
+        if stream_id is not None and told.stream_id != stream_id:
+            other = "a stream without manifest" if told.stream_id is None else f"stream {told.stream_id}"
+            if isinstance(told, ReadingHint):
+                fix = "nothing to do: it is a hint, which nobody heeds"
+                yield leftover("other-stream", file, expected, other, fix)
+            else:
+                yield Fault("other-stream", file, expected, other, forget)
+        elif isinstance(told, ReadingHint):
+            continue
+        elif told.chunks_before > files.stop:
+            found = f"done with the chunks below {told.chunks_before:,}"
             yield Fault("ahead", file, f"at most the {files.stop:,} published chunks", found, forget)
-        elif stream_id is not None and not files.ended and cursor.consumed > published:
+        elif stream_id is not None and not files.ended and told.consumed > published:
             # Past the end of a stream a run may be in another epoch.
-            found = f"{cursor.consumed:,} samples consumed"
+            found = f"{told.consumed:,} samples consumed"
             yield Fault("ahead", file, f"at most the {published:,} published samples", found, forget)
-    for file, hint in files.readings:
-        if stream_id is not None and hint.stream_id != stream_id:
-            remedy = "nothing to do: it is a hint, which nobody heeds"
-            yield leftover("other-stream", file, expected, _called(hint.stream_id), remedy)
 
 
 def _chunks(number: int) -> str:
@@ -261,16 +239,8 @@ def _rows(number: int) -> str:
     return f"{number:,} row{'' if number == 1 else 's'}"
 
 
-def _called(stream_id: str | None) -> str:
-    return "a stream without manifest" if stream_id is None else f"stream {stream_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkVerdict:
-    """What was found in a chunk; `missing` is the name of a file that was not there.
-
-    Rows and bytes are those that its seal says (of a foreign chunk: that were counted); None where nothing can tell.
-    """
+class ChunkVerdict(NamedTuple):
+    """What was found in a chunk: rows and bytes, None where nothing tells; `missing` names a file that is not there."""
 
     chunk: int
     data: str
@@ -282,7 +252,7 @@ class ChunkVerdict:
 
 def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict:
     """Looks at a chunk; `quick` compares sizes with the seal alone, but counts the rows of a foreign chunk too."""
-    name = files.data
+    name, opened = files.data, open_unread if quick else open_file
     samples = size = None
     try:
         if files.seal is None:
@@ -293,158 +263,146 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
             samples, size = seal.samples, seal.size
             if (seal.arrays is None) is not (files.arrays is None):
-                expected, actual = FORMAT, FORMAT_WITH_ARRAYS
-                if seal.arrays is None:
-                    expected, actual = actual, expected
-                raise SealInvalid(field="format", expected=f"{expected}, as {MANIFEST} says", actual=str(actual))
-            opened = open_unread if quick else open_file
-            name, side = files.data, None
-            rows = opened(directory / name)
+                told = (FORMAT, FORMAT_WITH_ARRAYS) if files.arrays is None else (FORMAT_WITH_ARRAYS, FORMAT)
+                raise SealInvalid(field="format", expected=f"{told[0]}, as {MANIFEST} says", actual=str(told[1]))
+            rows, side = opened(directory / (name := files.data)), None
             if seal.arrays is not None and files.arrays is not None:
-                name, size = files.arrays, size + seal.arrays.size
-                side = opened(directory / name)
-                ChunkArrays(side, files.chunk, seal.arrays)
-                name = files.data
+                size += seal.arrays.size
+                side = opened(directory / (name := files.arrays))
             chunk = open_copy(rows, seal, side)
         faults = () if quick else _bad_rows(files, chunk)
     except FileNotFoundError:
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
     except (LazyShardError, OSError) as error:
-        faults = (file_fault(name, error, files.chunk),)
+        where = os.path.basename(error.file or name) if isinstance(error, ChunkCorrupt) else name
+        faults = (facts.file_fault(where, error, files.chunk),)
     return ChunkVerdict(files.chunk, files.data, samples, size, faults)
 
 
 def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
-    """Returns the first bad row of each kind, and how many there are of it."""
+    """Returns the first bad row of each kind, and how many there are of it. Raises ChunkCorrupt: a file was cut."""
     first: dict[tuple[str, str], Fault] = {}
-    for row, error in _faults(chunk, sealed=files.seal is not None):
-        found = _row_fault(files, error, row, chunk.offset(row))
+    for row, error in _errors(chunk, sealed=files.seal is not None):
+        if isinstance(error, ChunkCorrupt):
+            if error.row is None:
+                raise error
+            file, told = os.path.basename(error.file or files.data), (str(error.expected), str(error.actual))
+            found = Fault("digest", file, *told, chunk=files.chunk, row=row, byte=error.byte)
+        else:
+            # Of a sealed row it is told where in the row, of another one where in the file.
+            start = chunk.offset(row)
+            byte = (error.byte or 0) + (start if error.file is None else 0)
+            what = f"{str(error.reason).removeprefix('expected a JSON object, found ')} (byte {byte})"
+            fix = f"{facts.RESTORE}, or have its producer make it anew: readers refuse this row"
+            found = Fault("row", files.data, "a JSON object on a line", what, fix, files.chunk, row=row, byte=start)
         before = first.get(key := (found.file, found.kind), found)
         first[key] = replace(before, rows=before.rows + 1)
     return tuple(first.values())
 
 
-def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
-    """Yields each bad row with what is wrong with it. Raises ChunkCorrupt where the file was cut meanwhile."""
+def _errors(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
+    """Yields each bad row with what is wrong with it, or with its file."""
     row, budget = 0, _BLOCK_BYTES
     while row < len(chunk):
         try:
             lines = chunk.lines(row, len(chunk), 1, budget)
         except (ChunkCorrupt, RowInvalid) as error:
-            yield row, _of_row(error)
-            row += 1
+            yield row, error
             # The whole block is read again for each bad row in it, so after one they are read singly for a while.
-            budget = 0
+            row, budget = row + 1, 0
             continue
         budget = min(_BLOCK_BYTES, max(2 * budget, 4096))
+        checks: list[Callable[[bytes, int], None]] = []
+        if chunk.arrays is not None:
+            checks.append(partial(_check_arrays, chunk.arrays))
         # Without digests the reader has held the rows to the rules already.
         if sealed and not (all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None):
-            for at, line in enumerate(lines, row):
+            checks.append(_check_line)
+        for at, line in enumerate(lines, row) if checks else ():
+            for check in checks:
                 try:
-                    if not line.endswith(b"\n"):
-                        raise RowInvalid(reason="no newline at its end", byte=len(line))
-                    check_row(line)
-                except RowInvalid as error:
+                    check(line, at)
+                except (ChunkCorrupt, RowInvalid) as error:
                     yield at, error
-        if chunk.arrays is not None:
-            yield from _bad_arrays(chunk.arrays, lines, row)
         row += len(lines)
 
 
-def _bad_arrays(arrays: ChunkArrays, lines: list[bytes], first: int) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
-    """Yields each row whose arrays are not what was sealed, or are described wrongly. Raises as `_faults`."""
-    for row, line in enumerate(lines, first):
-        try:
-            data = arrays.read_rows(row, row + 1)
-            # Of what is no JSON object it was told before.
-            if may_hold_arrays(line) and parse_lines([line]):
-                fill_row(parse_row(line), data)
-        except (ChunkCorrupt, RowInvalid) as error:
-            yield row, _of_row(error)
+def _check_line(line: bytes, row: int) -> None:
+    if not line.endswith(b"\n"):
+        raise RowInvalid(reason="no newline at its end", byte=len(line))
+    check_row(line)
 
 
-def _of_row(error: RowInvalid | ChunkCorrupt) -> RowInvalid | ChunkCorrupt:
-    """Returns an error that is one of a row; raises one that is of the whole file."""
-    if isinstance(error, ChunkCorrupt) and error.row is None:
-        raise error
-    return error
-
-
-def _row_fault(files: ChunkFiles, error: RowInvalid | ChunkCorrupt, row: int, start: int) -> Fault:
-    if isinstance(error, RowInvalid):
-        # Of a sealed row it is told where in the row, of another one where in the file.
-        byte = (error.byte or 0) + (start if error.file is None else 0)
-        found = f"{str(error.reason).removeprefix('expected a JSON object, found ')} (byte {byte})"
-        mend = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
-        return Fault("row", files.data, "a JSON object on a line", found, mend, files.chunk, row=row, byte=start)
-    file = files.data
-    if files.arrays is not None and error.file is not None and error.file.endswith(files.arrays):
-        file, start = files.arrays, error.byte or 0
-    return Fault("digest", file, str(error.expected), str(error.actual), chunk=files.chunk, row=row, byte=start)
-
-
-def _check_batch(directory: Path, quick: bool, batch: list[ChunkFiles]) -> list[ChunkVerdict]:
-    return [check_chunk(directory, quick, files) for files in batch]
+def _check_arrays(arrays: ChunkArrays, line: bytes, row: int) -> None:
+    data = arrays.read_rows(row, row + 1)
+    # Of what is no JSON object it was told before.
+    if may_hold_arrays(line) and parse_lines([line]):
+        fill_row(parse_row(line), data)
 
 
 def check_in_order(
-    directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int, alone_s: float = _ALONE_S
+    directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int, alone_s: float = 0.5
 ) -> Iterator[list[ChunkVerdict]]:
-    """Yields what is found in each batch, in their order, by at most so many processes at a time.
-
-    This one works alone for `alone_s` seconds before it starts others. Raises ChildProcessError: a process has ended
-    before its work was done; MemoryError: there is not enough memory for a row.
-    """
-    check, started, done = partial(_check_batch, directory, quick), time.monotonic(), 0
+    """Yields what is found in each batch, in order, by at most `jobs` processes, which start after `alone_s`."""
+    started, done = time.monotonic(), 0
     while done < len(batches) and (jobs == 1 or time.monotonic() - started < alone_s):
-        yield check(batches[done])
+        yield [check_chunk(directory, quick, files) for files in batches[done]]
         done += 1
-    if done == len(batches):
-        return
-    # Spawned, since a fork of a process with threads may hang.
-    others, jobs = set(multiprocessing.active_children()), min(jobs, len(batches) - done)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_work)
-    waiting: deque[Future[list[ChunkVerdict]]] = deque()
-    ready: SimpleQueue[Future[list[ChunkVerdict]]] = SimpleQueue()
-    known: set[Future[list[ChunkVerdict]]] = set()
+    workers: list[tuple[BaseProcess, Connection]] = []
+    jobs = min(jobs, len(batches) - done)
     try:
-        while waiting or done < len(batches):
-            # So many batches a process may be done before their turn.
-            if done < len(batches) and len(waiting) < 4 * jobs:
-                # What is started meanwhile holds Ctrl-C back as long as it runs.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                try:
-                    waiting.append(pool.submit(check, batches[done]))
-                    waiting[-1].add_done_callback(ready.put)
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                done += 1
-                continue
-            # An interrupt within a wait for a future may leave its lock held, and the pool's own thread would wait for
-            # that for ever. This queue has no such lock, and of a future that is done nobody else wants it any more.
-            while waiting[0] not in known:
-                known.add(ready.get())
-            known.remove(waiting[0])
-            yield waiting.popleft().result()
-        others = set(multiprocessing.active_children())
-    except BrokenProcessPool as cause:
-        raise ChildProcessError(
-            "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
-        ) from cause
+        for number in range(jobs):
+            workers.append(_start(directory, quick))
+            # One batch more than it works on, so that it need not wait for the next.
+            for batch in batches[done + number :: jobs][:2]:
+                workers[-1][1].send(batch)
+        for number in range(done, len(batches)):
+            results = workers[(number - done) % jobs][1]
+            found = results.recv()
+            if isinstance(found, BaseException):
+                raise found
+            if number + 2 * jobs < len(batches):
+                results.send(batches[number + 2 * jobs])
+            yield found
+    except (EOFError, ConnectionError) as cause:
+        why = "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
+        raise ChildProcessError(why) from cause
     finally:
         # Unless all is done, nobody wants what they do, and a share that gives no answer would hold them up.
-        for process in set(multiprocessing.active_children()) - others:
+        for process, results in workers:
             process.kill()
-        pool.shutdown(cancel_futures=True)
+            process.join()
+            results.close()
 
 
-def _begin_work() -> None:
-    """Has a process that looks at chunks end with the one that started it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def _start(directory: Path, quick: bool) -> tuple[BaseProcess, Connection]:
+    # Spawned, since a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(directory, quick, theirs), daemon=True)
+    # What is started meanwhile holds Ctrl-C back as long as it runs; the tracker's own start would let it through.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return process, ours
 
-    def end_with(process: Any) -> None:
-        process.join()
-        os._exit(1)
 
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+def _work(directory: Path, quick: bool, results: Connection) -> None:
+    """Looks at the batches that are sent, one after the other, and ends with the process that has started this one."""
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            batch = results.recv()
+            try:
+                results.send([check_chunk(directory, quick, files) for files in batch])
+            except Exception as error:
+                results.send(error)
+
+
+def _end_with(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)

@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from lazyshard import errors
 from lazyshard.errors import LazyShardError
+from lazyshard.format import names, records
 from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
-from lazyshard.format.names import (
-    CURSORS,
-    END,
-    HEAD,
-    MANIFEST,
-    OWNER,
-    RETIRED,
-    SEAL_SUFFIX,
-    TEMPORARY,
-    arrays_name,
-    chunk_name,
-    parse_arrays_name,
-    parse_chunk_name,
-    seal_name,
-)
-from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.names import SEAL_SUFFIX, chunk_name, seal_name
 from lazyshard.inspection.outlook import producer_state
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
 from lazyshard.store.urls import UrlPath
@@ -44,10 +30,7 @@ from lazyshard.stream.retention import read_retired
 Severity = Literal["damage", "unchecked", "leftover"]
 
 RESTORE: Final = "restore the file from a copy"
-_BATCH_ROWS: Final = 4096  # Looked at before a word is said: at 2 KB a row 8 MB, a few hundredths of a second
-_BATCH_CHUNKS: Final = 64
 LAGGING: Final = 64  # Newest chunks that are looked for by name even if not listed: on network filesystems it lags
-_RESTORE_ALL: Final = "restore the files from a copy"
 _REMOVED: Final = "nothing to do: the producer's next start removes it"
 
 _T = TypeVar("_T")
@@ -55,10 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a file: as a whole, or of a field, or of `rows` rows of which the first begins at a byte of the file.
-
-    `kind` is a word for programs; `docs/checking.md` lists them.
-    """
+    """A fault of a file, of a field, or of `rows` rows, the first at a byte; `docs/checking.md` lists the kinds."""
 
     kind: str
     file: str
@@ -85,8 +65,7 @@ class Fault:
 leftover: Final = partial(Fault, severity="leftover")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkFiles:
+class ChunkFiles(NamedTuple):
     """Names of the files of a chunk that is to be looked at; of a foreign one no seal, as its marker says nothing."""
 
     chunk: int
@@ -107,10 +86,10 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
         return Fault("size", file, expected, found, chunk=chunk)
     if isinstance(error, errors.FileRefused):
         return Fault("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
-    found, mend = getattr(error, "strerror", None) or str(error), "mend the filesystem"
+    found, fix = getattr(error, "strerror", None) or str(error), "fix the filesystem"
     if isinstance(error, errors.AccessRefused) and error.uid is not None:
-        found, mend = f"that uid {error.uid} may not read it", "check the permissions"
-    way = f"{mend}, and run the same command again"
+        found, fix = f"that uid {error.uid} may not read it", "check the permissions"
+    way = f"{fix}, and run the same command again"
     return Fault("unreadable", file, "a readable file", found, way, chunk, "unchecked")
 
 
@@ -125,16 +104,15 @@ class StreamFiles:
 
     directory: Path
     native: bool
-    manifest: Manifest | None = None
-    head: Head | None = None
-    end: End | None = None
-    retired: Retired | None = None
+    manifest: records.Manifest | None = None
+    head: records.Head | None = None
+    end: records.End | None = None
+    retired: records.Retired | None = None
     ended: bool = False
     running: bool = False
     first: int = 0
     stop: int = 0
-    cursors: list[tuple[str, Cursor]] = field(default_factory=list)
-    readings: list[tuple[str, ReadingHint]] = field(default_factory=list)
+    cursors: list[tuple[str, Cursor | ReadingHint]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     data: dict[int, str] = field(default_factory=dict)
     seals: dict[int, str] = field(default_factory=dict)
@@ -145,11 +123,6 @@ class StreamFiles:
     def stream_id(self) -> str | None:
         """Its identity."""
         return None if self.manifest is None else self.manifest.stream_id
-
-    @property
-    def has_arrays(self) -> bool:
-        """Whether each chunk has a side file."""
-        return self.manifest is not None and self.manifest.arrays
 
     def told(self, file: str) -> bool:
         """Whether there is a finding that a file cannot be used."""
@@ -164,51 +137,55 @@ class StreamFiles:
 
 
 def read_files(directory: Path, now: float) -> StreamFiles:
-    """Reads what the files say and lists the chunks; `now` in seconds since 1970, by this machine's clock.
-
-    Raises VersionUnsupported if the stream is of a later format, OSError if the directory cannot be listed.
-    """
-    files = StreamFiles(directory, native=any(is_there(directory / name) for name in (MANIFEST, HEAD)))
-    _read_consumers(files)
+    """Reads the files and lists the chunks, `now` since 1970. Raises VersionUnsupported: a later format; OSError."""
+    files = StreamFiles(directory, native=any(is_there(directory / name) for name in (names.MANIFEST, names.HEAD)))
+    for name in _listed(files, names.CURSORS):
+        _read_consumer(files, name)
     if files.native:
-        files.manifest = _read(files, MANIFEST, Manifest.decode)
-        files.head = head = _read(files, HEAD, Head.decode)
+        files.manifest = _read(files, names.MANIFEST, records.Manifest.decode)
+        files.head = head = _read(files, names.HEAD, records.Head.decode)
         if head is not None:
             state = producer_state(head, now - head.updated_at, process_gone(head) is True, process_ended(head))
             files.running = state in ("running", "waiting")
-        files.end = _read(files, END, End.decode)
-        files.retired = _read(files, RETIRED, Retired.decode)
-        _read(files, OWNER, Owner.decode)
+        files.end = _read(files, names.END, records.End.decode)
+        files.retired = _read(files, names.RETIRED, records.Retired.decode)
+        _read(files, names.OWNER, records.Owner.decode)
     try:
         files.names = list_names(directory)
     except FileNotFoundError:
         # A store has no empty folders: there is nothing under this URL.
         if not isinstance(directory, UrlPath):
             raise
-    files.ended = END in files.names or files.end is not None
-    for name in _listed(files, TEMPORARY) if TEMPORARY in files.names else ():
-        if files.native and not files.running:
-            found = "what a producer was writing"
-            files.findings.append(leftover("temporary", f"{TEMPORARY}/{name}", "nothing", found, _REMOVED))
+    files.ended = names.END in files.names or files.end is not None
+    left = files.native and not files.running and names.TEMPORARY in files.names
+    for path in [f"{names.TEMPORARY}/{name}" for name in (_listed(files, names.TEMPORARY) if left else ())]:
+        files.findings.append(leftover("temporary", path, "nothing", "what a producer was writing", _REMOVED))
     sort_names(files)
-    _find_extent(files)
+    # What a running producer has published after the look at its head does not count. Of one that does not run every
+    # seal counts: it may have been killed before it could replace its head.
+    files.stop, mark = max(files.seals, default=-1) + 1, files.retired
+    if files.told(names.RETIRED):
+        # What is retired is not known; that the mark cannot be used is told.
+        files.first = min(files.seals, default=0)
+    elif mark is not None and files.stream_id in (None, mark.stream_id):
+        files.first = mark.chunks_before
+    if files.end is not None:
+        files.stop = files.end.chunks
+    elif files.head is not None:
+        files.stop = files.head.chunks if files.running else max(files.stop, files.head.chunks)
+    files.stop = max(files.first, files.stop)
     return files
 
 
-def _read_consumers(files: StreamFiles) -> None:
-    for name in _listed(files, CURSORS):
-        # The name of a reading hint would be that of a cursor as well.
-        is_hint, file = name.endswith(READING_SUFFIX), f"{CURSORS}/{name}"
-        consumer = name.removesuffix(READING_SUFFIX if is_hint else CURSOR_SUFFIX)
-        try:
-            check_consumer(consumer)
-        except ValueError:
-            continue
-        if is_hint:
-            if (hint := _read(files, file, ReadingHint.decode, consumer)) is not None:
-                files.readings.append((file, hint))
-        elif consumer != name and (cursor := _read(files, file, Cursor.decode, consumer)) is not None:
-            files.cursors.append((file, cursor))
+def _read_consumer(files: StreamFiles, name: str) -> None:
+    # The name of a reading hint would be that of a cursor as well.
+    hint, file = name.endswith(READING_SUFFIX), f"{names.CURSORS}/{name}"
+    consumer = name.removesuffix(READING_SUFFIX if hint else CURSOR_SUFFIX)
+    with contextlib.suppress(ValueError):
+        if check_consumer(consumer) != name:
+            decode: Callable[..., Cursor | ReadingHint] = ReadingHint.decode if hint else Cursor.decode
+            if (found := _read(files, file, decode, consumer)) is not None:
+                files.cursors.append((file, found))
 
 
 def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: str) -> _T | None:
@@ -218,17 +195,16 @@ def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: s
     except FileNotFoundError:
         return None
     except (LazyShardError, OSError) as error:
-        if name == MANIFEST and isinstance(error, errors.VersionUnsupported):
+        if name == names.MANIFEST and isinstance(error, errors.VersionUnsupported):
             # Nothing in the directory may mean what it seems to mean.
             error.file = str(files.directory / name)
             error.args = (f"{files.directory}{os.sep}{error}",)
             raise
-        found = file_fault(name, error)
+        found, is_hint = file_fault(name, error), name.endswith(READING_SUFFIX)
         # These harm nobody: a power cut may leave them empty. Of what is no file at all readers refuse the head too,
         # and the producer may be unable to replace it.
-        if found.kind == "invalid" and (name in (HEAD, OWNER) or name.endswith(READING_SUFFIX)):
-            who = "its run writes it anew as it reads on"
-            who = who if name.endswith(READING_SUFFIX) else "the producer's next start writes it anew"
+        if found.kind == "invalid" and (name in (names.HEAD, names.OWNER) or is_hint):
+            who = "its run writes it anew as it reads on" if is_hint else "the producer's next start writes it anew"
             found = replace(found, severity="leftover", remedy=f"nothing to do: {who}")
         files.findings.append(found)
         return None
@@ -248,49 +224,25 @@ def _listed(files: StreamFiles, folder: str) -> list[str]:
 
 
 def sort_names(files: StreamFiles) -> None:
-    """Finds the chunk files among the names of a directory, and those that a chunk cannot have.
-
-    Of a native stream only the names that a producer of ours gives are names of chunks.
-    """
+    """Finds the chunk files among the names, and those that a chunk cannot have; foreign ones have any padding."""
     every: dict[tuple[int, bool], list[str]] = {}
+    has_arrays = files.manifest is not None and files.manifest.arrays
     for name in files.names:
-        if (parsed := parse_chunk_name(name)) is not None:
+        if (parsed := names.parse_chunk_name(name)) is not None:
             every.setdefault(parsed, []).append(name)
-        elif files.has_arrays and (number := parse_arrays_name(name)) is not None:
+        elif has_arrays and (number := names.parse_arrays_name(name)) is not None:
             files.arrays[number] = name
-    for (chunk, is_seal), names in every.items():
+    for (chunk, is_seal), same in every.items():
         right = seal_name(chunk) if is_seal else chunk_name(chunk)
-        best = right if right in names else min(names)
+        best = right if right in same else min(same)
         (files.seals if is_seal else files.data)[chunk] = best
-        if len(names) > 1:
-            also = f"also {', '.join(sorted({*names} - {best}))}"
+        if len(same) > 1:
+            also = f"also {', '.join(sorted({*same} - {best}))}"
             remedy = "keep the right one and move the other out of the directory"
             files.findings.append(Fault("doubled", best, f"one file for chunk {chunk}", also, remedy, chunk))
         elif files.native and best != right:
             padding, remedy = "another padding, under which readers do not look", f"rename it: `mv {best} {right}`"
             files.findings.append(Fault("misnamed", best, f"the name {right}", padding, remedy, chunk))
-
-
-def _find_extent(files: StreamFiles) -> None:
-    """Finds which chunks are to be there.
-
-    What a running producer has published after the look at its head does not count. Of one that does not run every seal
-    counts: it may have been killed before it could replace its head.
-    """
-    files.stop = max(files.seals, default=-1) + 1
-    if not files.native:
-        return
-    mark = files.retired
-    if files.told(RETIRED):
-        # What is retired is not known; that the mark cannot be used is told.
-        files.first = min(files.seals, default=0)
-    elif mark is not None and files.stream_id in (None, mark.stream_id):
-        files.first = mark.chunks_before
-    if files.end is not None:
-        files.stop = files.end.chunks
-    elif files.head is not None:
-        files.stop = files.head.chunks if files.running else max(files.stop, files.head.chunks)
-    files.stop = max(files.first, files.stop)
 
 
 def chunks_to_check(files: StreamFiles) -> list[ChunkFiles]:
@@ -300,80 +252,62 @@ def chunks_to_check(files: StreamFiles) -> list[ChunkFiles]:
         sealed = sorted(seals.items())
         return [ChunkFiles(chunk, data.get(chunk) or name.removesuffix(SEAL_SUFFIX), None) for chunk, name in sealed]
     newest = range(max(files.first, files.stop - LAGGING), files.stop)
-    return [
-        ChunkFiles(
-            chunk,
-            data.get(chunk) or chunk_name(chunk),
-            seals.get(chunk) or seal_name(chunk),
-            arrays_name(chunk) if files.has_arrays else None,
-        )
-        for chunk in sorted({*data, *seals, *newest})
-        if files.first <= chunk < files.stop
-    ]
+    found, has_arrays = list[ChunkFiles](), files.manifest is not None and files.manifest.arrays
+    for chunk in (chunk for chunk in sorted({*data, *seals, *newest}) if files.first <= chunk < files.stop):
+        own = data.get(chunk) or chunk_name(chunk), seals.get(chunk) or seal_name(chunk)
+        found.append(ChunkFiles(chunk, *own, names.arrays_name(chunk) if has_arrays else None))
+    return found
 
 
-def cut_batches(chunks: list[ChunkFiles], per_chunk: int | None, *, quick: bool) -> list[list[ChunkFiles]]:
-    """Returns the chunks in batches, which one process looks at and tells of together."""
-    size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
-    return [chunks[at : at + size] for at in range(0, len(chunks), size)]
-
-
-def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str], there: Set[int]) -> Iterator[Fault]:
+def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str | None]) -> Iterator[Fault]:
     """Yields a finding for each chunk that lacks a file, and one for a whole run of chunks that are not there at all.
 
-    Those below `first` are retired by now. When they were opened, a file of this name was `missing` of a chunk, and the
-    chunks `there` were found, whether they were listed or not.
+    Those below `first` are retired by now. `missing`: of chunks that were opened, the name of a file that is not there.
     """
     if not files.native:
         # Opening cannot tell: what a marker says is never looked at.
         unmarked = (chunk for chunk in files.data if chunk < files.stop and chunk not in files.seals)
-        missing = missing | {chunk: files.data[chunk] + SEAL_SUFFIX for chunk in unmarked}
-    listed = files.data.keys() | files.seals.keys()
+        missing = {**missing, **{chunk: files.data[chunk] + SEAL_SUFFIX for chunk in unmarked}}
+    listed, seal = files.data.keys() | files.seals.keys(), "seal" if files.native else "marker"
     for chunk, name in missing.items():
-        if chunk >= first and chunk in listed:
-            yield _incomplete(files, chunk, name)
-    seal = "seal" if files.native else "marker"
-    for chunk in [*sorted(chunk for chunk in listed | there if first <= chunk < files.stop), files.stop]:
-        if chunk == first + 1:
-            yield Fault("missing", chunk_name(first), f"the chunk and its {seal}", "neither", _RESTORE_ALL, first)
-        elif chunk > first:
-            expected = f"the chunks {first} to {chunk - 1} and their {seal}s"
-            yield Fault("missing", chunk_name(first), expected, f"none of these {chunk - first:,}", _RESTORE_ALL, first)
+        if name is None or chunk < first or chunk not in listed:
+            continue
+        if name.endswith(SEAL_SUFFIX):
+            make = f"if {files.data.get(chunk, chunk_name(chunk))} is complete, make it: `touch {name}`"
+            found, fix = "no such file although the chunk counts as published", RESTORE if files.native else make
+            yield Fault("seal-missing", name, f"a {seal}", found, fix, chunk)
+        else:
+            kind, of = ("data", "") if names.parse_arrays_name(name) is None else ("arrays", "arrays of the ")
+            found = f"no such file although a {seal} is there"
+            yield Fault(f"{kind}-missing", name, f"the {of}rows of the chunk", found, RESTORE, chunk)
+    there = listed | {chunk for chunk, name in missing.items() if name is None}
+    for chunk in [*sorted(chunk for chunk in there if first <= chunk < files.stop), files.stop]:
+        if chunk > first:
+            expected, found = f"the chunks {first} to {chunk - 1} and their {seal}s", f"none of these {chunk - first:,}"
+            if chunk == first + 1:
+                expected, found = f"the chunk and its {seal}", "neither"
+            yield Fault("missing", chunk_name(first), expected, found, "restore the files from a copy", first)
         first = chunk + 1
-
-
-def _incomplete(files: StreamFiles, chunk: int, absent: str) -> Fault:
-    what, remedy = "a seal" if files.native else "a marker", RESTORE
-    if absent.endswith(SEAL_SUFFIX):
-        if not files.native:
-            remedy = f"if {files.data.get(chunk, chunk_name(chunk))} is complete, make it: `touch {absent}`"
-        found = "no such file although the chunk counts as published"
-        return Fault("seal-missing", absent, what, found, remedy, chunk)
-    kind, of = ("data", "") if parse_arrays_name(absent) is None else ("arrays", "arrays of the ")
-    found = f"no such file although {what} is there"
-    return Fault(f"{kind}-missing", absent, f"the {of}rows of the chunk", found, remedy, chunk)
 
 
 def leftovers(files: StreamFiles) -> Iterator[Fault]:
     """Yields a finding for each chunk file outside of what is published."""
-    if files.running:
-        return
-    for chunk, name in (*files.seals.items(), *files.data.items(), *files.arrays.items()):
+    for chunk, name in (*files.seals.items(), *files.data.items(), *files.arrays.items()) if not files.running else ():
         if chunk < files.first:
-            expected = f"no chunk below {files.first}, which {RETIRED} says are deleted"
+            expected = f"no chunk below {files.first}, which {names.RETIRED} says are deleted"
             yield leftover("retired", name, expected, "the file", _REMOVED, chunk)
         elif chunk >= files.stop and name.endswith(SEAL_SUFFIX):
-            expected = f"no chunk from {files.stop} on, as {END} says"
-            remedy = f"restore {END} from a copy, or remove the file with its data if it is not of this stream"
+            expected = f"no chunk from {files.stop} on, as {names.END} says"
+            remedy = f"restore {names.END} from a copy, or remove the file with its data if it is not of this stream"
             yield Fault("beyond-end", name, expected, "a seal", remedy, chunk)
         elif chunk >= files.stop and chunk not in files.seals:
-            expected, found, remedy = "a seal beside it", "none, so it was never published", _REMOVED
-            if not files.native:
-                expected = "a marker beside it"
-                remedy = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer is to do so"
-            if files.native or not files.ended:
-                yield leftover("unpublished", name, expected, found, remedy, chunk)
+            found = "none, so it was never published"
+            mark = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer is to do so"
+            if files.native:
+                yield leftover("unpublished", name, "a seal beside it", found, _REMOVED, chunk)
+            elif not files.ended:
+                yield leftover("unpublished", name, "a marker beside it", found, mark, chunk)
             else:
                 # Of a foreign stream the end does not count as long as there is such a file.
-                remedy += ". Until then readers do not take the stream for ended"
-                yield Fault("unpublished", name, expected, found, remedy, chunk)
+                mark += ". Until then readers do not take the stream for ended"
+                yield Fault("unpublished", name, "a marker beside it", found, mark, chunk)

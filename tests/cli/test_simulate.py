@@ -48,7 +48,7 @@ def test_where_a_trainer_waits(changes: Any, after_wait: list[int], began: list[
     timeline = simulation.simulate(replace(SMALL, **changes))
     assert (timeline.after_wait.tolist(), timeline.began.tolist()) == (after_wait, began)
     assert (timeline.first_step_s, timeline.end_s) == (began[0], end_s)
-    assert timeline.stalled_s == pytest.approx(end_s - timeline.setting.steps * timeline.step_s)
+    assert timeline.stalled_s == pytest.approx(end_s - timeline.setting.steps * timeline.setting.loaded_step_s)
 
 
 def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
@@ -240,7 +240,7 @@ def run(setting: simulation.Setting) -> simulation.Timeline:
 
 def starts(timeline: simulation.Timeline) -> list[float]:
     steps = np.arange(timeline.setting.steps)
-    return [float(end) - timeline.step_s for end in timeline.ends(steps)]
+    return [float(end) - timeline.setting.loaded_step_s for end in timeline.ends(steps)]
 
 
 @given(settings(), st.data())

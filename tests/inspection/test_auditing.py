@@ -22,6 +22,7 @@ from lazyshard.inspection.auditing_counts import (
     relate,
     shared_draws,
 )
+from lazyshard.inspection.tracing import Stretch
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
@@ -87,27 +88,30 @@ def test_an_epoch_that_was_begun_twice_is_trained_twice_and_one_that_was_cut_sho
     assert (second.proven, second.to_come) == (True, Ranges(8, ((2, 3), (5, 12))))
 
 
+def mark(counts: Counts, course: Course, start: int, stop: int, kind: int) -> Counts:
+    for samples, epochs in Stretch(0, course, start, stop, "trained").blocks(counts.total):
+        counts.mark(samples, epochs, kind)
+    return counts
+
+
 def test_counting_does_not_trust_the_arithmetic() -> None:
     often = Counts(1, 0)
     for _ in range(256):
-        often.mark(Course(Rules(1), [Part(1)]), 0, 1, TRAINED)
+        mark(often, Course(Rules(1), [Part(1)]), 0, 1, TRAINED)
     assert not often.is_whole(), "more than 255 times passes for none"
     course = Course(Rules(2), [Part(2, draws=3)])
-    counts = Counts(8, 0)
-    counts.mark(course, 0, 3, TRAINED)
-    counts.mark(course, 2, 3, TRAINED)
-    counts.mark(course, 2, 3, TO_COME)
+    counts = mark(Counts(8, 0), course, 0, 3, TRAINED)
+    mark(counts, course, 2, 3, TRAINED)
+    mark(counts, course, 2, 3, TO_COME)
     assert ranges_where(8, lambda first, last: counts.trained[first:last] > 1) == Ranges(2, ((4, 5), (6, 7)))
     assert counts.is_whole()
-    counts.mark(course, 2, 3, SKIPPED)
-    assert not counts.is_whole()
+    assert not mark(counts, course, 2, 3, SKIPPED).is_whole()
     # What is left out is only what nothing else is known of.
     left = Counts(6, 0)
     left.trained[1], left.kinds[2] = 1, TO_COME
     left.leave_out(1, 9)
     assert left.kinds.tolist() == [0, 0, TO_COME, LEFT_OUT, LEFT_OUT, LEFT_OUT]
-    other_epoch = Counts(8, 1)
-    other_epoch.mark(course, 0, 3, TRAINED)
+    other_epoch = mark(Counts(8, 1), course, 0, 3, TRAINED)
     assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)
 
 
@@ -152,7 +156,7 @@ def test_two_states_share_as_much_of_one_as_of_the_other(a: tuple[RunState, int]
 @pytest.mark.parametrize(
     ("other", "audited", "epoch", "relation"),
     [
-        (A, A, 0, "audited"),
+        (A, A, 0, "on the course"),
         (run_state(Part(4, 1, 7)), A, 0, "on the course"),
         (A, run_state(Part(4, 1, 7)), 0, "beyond"),
         (run_state(Part(4, 1, 12, draws_per_step=1)), A, 0, "abandoned"),

@@ -14,7 +14,6 @@ from lazyshard.inspection.verification_files import (
     LAGGING,
     StreamFiles,
     chunks_to_check,
-    cut_batches,
     leftovers,
     missing_chunks,
     sort_names,
@@ -272,7 +271,7 @@ chunks = st.sets(st.integers(0, 12))
 def test_missing_chunks_are_told_once(data: set[int], seals: set[int], there: set[int], first: int, count: int) -> None:
     """Against a list: each published chunk of which nothing is there is in exactly one gap, and no other is."""
     stop = first + count
-    found = list(missing_chunks(chunk_files(data, seals, first, stop), first, {}, there))
+    found = list(missing_chunks(chunk_files(data, seals, first, stop), first, dict.fromkeys(there)))
     told: list[int] = []
     for finding in found:
         words = finding.expected.split()
@@ -299,14 +298,7 @@ def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], fi
     assert not list(leftovers(chunk_files(data, seals, first, stop, running=True)))
 
 
-@pytest.mark.parametrize(
-    ("per_chunk", "quick", "sizes"),
-    [(10, False, [64, 64, 64, 8]), (1000, False, [4] * 50), (None, False, [1] * 200), (10**8, True, [64, 64, 64, 8])],
-)
-def test_batches_are_of_chunks_or_rows(per_chunk: int | None, quick: bool, sizes: list[int]) -> None:
-    chunks = chunks_to_check(chunk_files(set(range(200)), set(range(200)), 0, 200))
-    assert list(map(len, cut_batches(chunks, per_chunk, quick=quick))) == sizes
-    # Only the newest chunks are looked for where they are not listed.
+def test_only_the_newest_chunks_are_looked_for_where_they_are_not_listed() -> None:
     looked_at = [one.chunk for one in chunks_to_check(chunk_files({3}, {3}, 0, 10**15))]
     assert looked_at == [3, *range(10**15 - LAGGING, 10**15)]
 

@@ -184,7 +184,7 @@ class RowLoop:
         with contextlib.suppress(_SignalCame):
             while True:
                 self._look()
-                batch = self._pipeline.reader.read()
+                batch = self._pipeline.read()
                 if batch is None:
                     return self.stop.requested is None
                 if len(batch.lines):

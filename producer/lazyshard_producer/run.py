@@ -227,7 +227,7 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
     pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
     deadline = time.monotonic() + PATIENCE_S
     try:
-        while len(found) < rows and (batch := pipeline.reader.read()) is not None:
+        while len(found) < rows and (batch := pipeline.read()) is not None:
             for index, line in enumerate(batch.lines[: rows - len(found)]):
                 try:
                     if isinstance(line, RowInvalid):

@@ -1,8 +1,6 @@
 """Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded, measured.
 
-An encoder takes a row and returns a dict; numpy arrays in it, at any depth, go to the side file, all else is JSON. Its
-integer `length` is the row's length in tokens. What decides about the encoding is told as plain facts, which the
-stream's manifest keeps: a function's name, and what it tells in an attribute `fingerprint`. ms-swift is known in
+What decides about the encoding is told as plain facts, which the stream's manifest keeps. ms-swift is known in
 `lazyshard_swift` alone, which is named here and not imported.
 """
 
@@ -25,23 +23,22 @@ from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
 from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.format.records import Encoding, check_encoding
-from lazyshard.format.row import encode_row
+from lazyshard.format.row import encode_row, values_in
 from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, Pad, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
 from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, Settings
-from lazyshard_producer.errors import ExtraMissing, SettingInvalid, load_function
+from lazyshard_producer.errors import SettingInvalid, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
+from lazyshard_producer.sources.files import load_extra
 from lazyshard_producer.sources.source import bad_row
 
-_VALUE_CHARACTERS: Final = 120  # so much of a value is told where it is no row at all
-_SHOWN: Final = 60  # characters of a key or a length that are told
+_SHOWN: Final = 60  # characters of a key or a value that are told
 MAX_TOKENS: Final = 2**32 - 1  # the longest row that a seal can tell of
-_MAX_LEVELS: Final = 1024  # how deep readers nest
-_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
-"""Keys under which rows hold something else for each token."""
+_MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # how deep rows of packs are nested, as deep as readers go
+_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")  # under which rows hold something else for each token
 
 
 class _EncodeTask(NamedTuple):
@@ -54,18 +51,18 @@ class _EncodeTask(NamedTuple):
         """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
         found = call_user("--encode", self.function, row)
         if not isinstance(found, Mapping):
-            raise bad_row(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
+            raise bad_row(f"--encode returned {name_value(found, 2 * _SHOWN)}, expected a dict")
         row = dict(found)
-        if isinstance(tokens := row.get("length"), np.integer):
+        tokens, ids = row.get("length"), row.get("input_ids", ())
+        plain = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
+        if isinstance(tokens, np.integer):
             # The number of an array's length: a whole number to whoever wrote it.
             row["length"] = tokens = int(tokens)
         if type(tokens) is not int:
             tokens = None
         elif not 0 <= tokens <= MAX_TOKENS:
             raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
-        ids = row.get("input_ids", ())
-        listed = isinstance(ids, list) and ids and type(ids[0]) is int
-        if tokens is not None and (listed or (isinstance(ids, np.ndarray) and ids.ndim == 1)) and len(ids) > tokens:
+        elif plain and len(ids) > tokens:
             raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
         try:
             return EncodedRow(*pack_row(row), tokens)
@@ -94,10 +91,7 @@ def _setting(option: str, reason: str) -> SettingInvalid:
 
 
 class Form(NamedTuple):
-    """What the rows of a stream are: whether they may hold arrays, and what they are encoded with.
-
-    `carried`: whether rows of the sources may hold arrays.
-    """
+    """What the rows of a stream are; `arrays`: they may hold some, `carried`: those of the sources may."""
 
     arrays: bool
     encoding: Encoding | None
@@ -108,22 +102,20 @@ def form_of(settings: Settings) -> Form:
     """Returns what the rows of a run will be, by its options, and by the streams among its sources."""
     forms = [(plain_name(source.path), *(stream_form(source) or (False, None))) for source in settings.sources]
     arrays = any(holds for _, holds, _ in forms)
-    encoded = next(((name, encoding) for name, _, encoding in forms if encoding is not None), None)
+    first, encoding = next(((name, encoding) for name, _, encoding in forms if encoding is not None), ("", None))
     if settings.encoding is not None:
-        if encoded is not None:
+        if encoding is not None:
             hint = "leave it out, or take the rows before they were encoded"
-            raise _setting("--encode", f"the rows of {encoded[0]} are encoded already; {hint}")
+            raise _setting("--encode", f"the rows of {first} are encoded already; {hint}")
         return Form(True, load_encoder(settings.encoding).encoding, arrays)
-    if encoded is None or settings.transform is not None or settings.columns:
+    if encoding is None or settings.transform is not None or settings.columns:
         # What a function has made of encoded rows is no longer what the encoder made.
         return Form(arrays, None, arrays)
-    first, encoding = encoded
-    for name, _, other in forms:
-        if other != encoding:
-            alike = "and all rows of a stream are encoded alike; make a stream of each"
-            raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {name}, {alike}")
-    cut = "split" if settings.split else "pad" if settings.pad else None
-    return Form(arrays, encoding if cut is None else {**encoding, "form": cut}, arrays)
+    if other := next((name for name, _, one in forms if one != encoding), None):
+        alike = "and all rows of a stream are encoded alike; make a stream of each"
+        raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {other}, {alike}")
+    cut = {"form": "split"} if settings.split else {"form": "pad"} if settings.pad else {}
+    return Form(arrays, {**encoding, **cut}, arrays)
 
 
 @functools.cache
@@ -131,11 +123,22 @@ def load_encoder(settings: EncodingSettings) -> _EncodeTask:
     """Returns the encoder; loading ms-swift takes seconds, so once in a process."""
     # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
     form = {} if settings.form is None else {"form": settings.form}
-    if settings.encode != SWIFT:
-        function = load_function(settings.encode, "--encode")
-        return _EncodeTask(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
-    function, encoding = open_swift(settings, "--encode")
-    return _EncodeTask(function, check_encoding({**encoding, **form}))
+    if settings.encode == SWIFT:
+        function, encoding = open_swift(settings, "--encode")
+        return _EncodeTask(function, check_encoding({**encoding, **form}))
+    name, function = settings.encode, load_function(settings.encode, "--encode")
+    own: Encoding = {"kind": "function", "function": name, **form}
+    told = getattr(function, "fingerprint", {})
+    if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
+        reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
+        raise _setting("--encode", f"{name}: {reason}")
+    try:
+        return _EncodeTask(function, check_encoding({**told, **own}, f"the attribute fingerprint of {name}"))
+    except TypeError as cause:
+        reason = f"its fingerprint is a dict of plain values, got {name_value(told, 2 * _SHOWN)}"
+        raise _setting("--encode", f"{name}: {reason}") from cause
+    except ValueError as cause:
+        raise _setting("--encode", str(cause)) from cause
 
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
@@ -153,34 +156,19 @@ def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[
         raise _setting(option, f"ms-swift raised {name_error(error)}") from error
 
 
-def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
-    name, told = own["function"], getattr(function, "fingerprint", {})
-    if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
-        reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
-        raise _setting("--encode", f"{name}: {reason}")
-    try:
-        return check_encoding({**told, **own}, f"the attribute fingerprint of {name}")
-    except TypeError as cause:
-        reason = f"its fingerprint is a dict of plain values, got {name_value(told, _VALUE_CHARACTERS)}"
-        raise _setting("--encode", f"{name}: {reason}") from cause
-    except ValueError as cause:
-        raise _setting("--encode", str(cause)) from cause
-
-
 def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:
-    """Returns the tokens of a row, and nothing else of it, in the form in which they travel; and how many these are.
+    """Returns the tokens of a row, and nothing else, in the form in which they travel; and how many these are.
 
-    The same tokens have the same form, however they were written. `row` is as it was made, where it is not encoded;
-    `line` is the row as it would be published by itself.
+    `row` is as it was made, where it is not encoded; `line` as it would be published by itself.
     """
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--split", fields, _BESIDE)
     if isinstance(line, EncodedRow):
         # Of images, for instance: the tokens that stand for them would be trained without.
         replaced = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # of which sequences have their own
-        others = [name for name, value in fields.items() if name not in replaced and _holds_array(value)]
-        if others:
-            raise bad_row(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
+        for name, value in fields.items():
+            if name not in replaced and any(isinstance(one, np.ndarray) for one in values_in(value)):
+                raise bad_row(f"--split: there is an array under {name!r:.80}, which would be lost")
     count = len(tokens[INPUT_IDS])
     return EncodedRow(*pack_row({name: values.astype(np.int32) for name, values in tokens.items()}), count), count
 
@@ -193,10 +181,7 @@ def document_of(row: EncodedRow) -> dict[str, Any]:
 
 
 def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
-    """Returns a row with its tokens padded, an attention mask and its length, and how many tokens it has itself.
-
-    What else it holds stays; `row` and `line` are as for `read_document`.
-    """
+    """Returns a row with its tokens padded, a mask and its length, and how many tokens it has; see `read_document`."""
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
     count = len(tokens[INPUT_IDS])
@@ -236,22 +221,8 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
     return tokens
 
 
-def _holds_array(value: Any) -> bool:
-    pending = [value]
-    while pending:
-        one = pending.pop()
-        if isinstance(one, dict | list):
-            pending.extend(one.values() if isinstance(one, dict) else one)
-        elif isinstance(one, np.ndarray):
-            return True
-    return False
-
-
 class Measure:
-    """Tells how many tokens rows have: as --measure counts them, as their encoder told, or else as they say themselves.
-
-    Rows that are packed, or dealt by cost, have one at least.
-    """
+    """Tells how many tokens rows have: as --measure counts them, as their encoder told, or as they say themselves."""
 
     def __init__(self, settings: Settings) -> None:
         self._counter = load_counter(settings.measuring) if settings.measuring else None
@@ -260,46 +231,44 @@ class Measure:
 
     def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> int:
         """Returns the tokens of a row. Raises RowInvalid where they cannot be told, or are too many."""
-        told = isinstance(line, EncodedRow) and line.tokens is not None and self._field not in row
+        field, where = self._field, f"under {self._field!r}"
+        tokens: Any
         if self._counter is not None:
             tokens, by = self._counter(row), "--measure"
             if self._option is None:
-                return tokens
-        elif isinstance(line, EncodedRow) and (told or self._encodes):
+                return int(tokens)
+        elif isinstance(line, EncodedRow) and (self._encodes or (line.tokens is not None and field not in row)):
             if line.tokens is None:
                 expected = "a whole number of tokens under 'length', such as .item() makes of an array"
                 found = _found(loads(line.line), "length")
                 raise bad_row(f"{self._option}: --encode returned no length: expected {expected}, found {found}")
             tokens, by = line.tokens, "--encode"
         else:
-            tokens, by = self._own(row), ""
+            tokens, by = row.get(field), ""
+            ids = row.get("input_ids")
+            if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
+                option = self._option if self._pack else f"--length-field {field}"
+                expected = f"a whole number of tokens from 1 to {MAX_TOKENS} {where}"
+                raise bad_row(f"{option}: expected {expected}, found {_found(row, field)}")
+            # Fewer are right, where images stand for some.
+            if isinstance(ids, list) and len(ids) > tokens:
+                raise bad_row(f"{self._option}: {tokens} tokens {where}, but {len(ids)} input_ids")
         if not tokens:
             raise bad_row(f"{self._option}: {by} returned a length of 0, expected one from 1")
         if self._pack:
-            where = f"as {by} returned it" if by else f"under {self._field!r}"
-            self._check_pack(tokens, where, line if isinstance(line, bytes) else line.line)
-        return tokens
+            self._check_pack(tokens, f"as {by} returned it" if by else where, line)
+        return int(tokens)
 
-    def _own(self, row: dict[str, Any]) -> int:
-        tokens, ids, where = row.get(self._field), row.get("input_ids"), f"under {self._field!r}"
-        if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
-            option = self._option if self._pack else f"--length-field {self._field}"
-            expected = f"a whole number of tokens from 1 to {MAX_TOKENS} {where}"
-            raise bad_row(f"{option}: expected {expected}, found {_found(row, self._field)}")
-        # Fewer are right, where images stand for some.
-        if isinstance(ids, list) and len(ids) > tokens:
-            raise bad_row(f"{self._option}: {tokens} tokens {where}, but {len(ids)} input_ids")
-        return tokens
-
-    def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
+    def _check_pack(self, tokens: int, where: str, row: bytes | EncodedRow) -> None:
         if tokens > self._pack:
             raise bad_row(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
+        line = row if isinstance(row, bytes) else row.line
         # Every level takes an opening bracket, so few rows are parsed a second time.
-        if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
+        if line.count(b"{") + line.count(b"[") > _MAX_LEVELS:
             try:
                 loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
-                raise bad_row(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+                raise bad_row(f"--pack: nested more than {_MAX_LEVELS} levels deep") from None
 
 
 def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
@@ -338,15 +307,9 @@ def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int
         raise _setting("--measure", f"expected the folder of a tokenizer, swift or MODULE:FUNCTION, got {folder!r}")
     # There are as many processes as are wanted.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers = load_extra("--measure DIRECTORY", "transformers", None)
     try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError as cause:
-        if cause.name != "transformers":
-            raise
-        needs = "--measure DIRECTORY needs transformers, which is not installed: pip install transformers"
-        raise ExtraMissing(needs, package="transformers") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise _setting("--measure", f"{folder}: its tokenizer cannot be loaded: {name_error(error)}") from error
 

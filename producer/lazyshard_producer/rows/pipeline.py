@@ -1,7 +1,7 @@
-"""From settings and a position to a reader: sources, mixing, recipe, shuffling and refusals put together.
+"""From settings and a position to batches: sources, recipe, shuffling and refusals put together.
 
-A position is the place before a unit, a source row or a block of them, with how many of the rows made of it are
-published. So nothing of what is held here has to be saved; what the next run makes of the unit is compared by digest.
+A position is the place before a unit with how many of the rows made of it are published. So nothing of what is held
+here has to be saved; what the next run makes of the unit is compared by digest.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import Any, Final
 
 import orjson
 
-from lazyshard.plan.balance import Balance, Cost
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.opening import open_source, source_kind
-from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
-from lazyshard_producer.rows.encoding import Form, form_of
-from lazyshard_producer.rows.mixing import Mixer
-from lazyshard_producer.rows.reader import BegunUnit, Reader, RowStats
-from lazyshard_producer.rows.recipe import Maker, Workers, by_length
+from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
+from lazyshard_producer.rows.encoding import form_of
+from lazyshard_producer.rows.reader import Batch, Mixer, RowStats, by_length
+from lazyshard_producer.rows.recipe import Maker, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
-from lazyshard_producer.rows.sequences import Blocks, MakingReader, Splitter, Stripes, Units, pack, shuffle
+from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
 from lazyshard_producer.sources.source import Context
 
+_MADE: Final = ("columns", "where", "transform", "shuffle", "seed", "weights", "pack", "length_field", "measure")
+_RECIPE: Final = (*_MADE, "pack_buffer", "pack_buffer_bytes", "split", "pad")
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
 """What a stream can hold, by the option that makes it."""
 
@@ -36,7 +35,7 @@ _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", ""
 class Pipeline:
     """What gives the rows of a run, from the source position of the last seal on (None: there is no chunk).
 
-    `samples` are published. Who gives no `refusals` gives `check_owner`; see `Quarantine`.
+    `samples` are published. Who gives no `refusals` gives `check_owner`. `close` may be called twice.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Pipeline:
         refusals: Refusals | None = None,
     ) -> None:
         watchdog = watchdog or Watchdog()
-        out, sources = Path(settings.out), settings.sources
+        out, sources, policy = Path(settings.out), settings.sources, settings.on_bad_row
         context = Context(out, settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None))
         start, names = RunPosition(sources=()), []
         if committed is not None:
@@ -60,93 +59,64 @@ class Pipeline:
         form, described, told = form_of(settings), describe(settings), None
         if committed is not None:
             start, told = _same_recipe(start, described)
-        blocks: Blocks | None = None
-        if settings.pack:
-            blocks = Blocks(settings.pack_buffer, settings.pack_buffer_bytes, partial(pack, settings.pack))
-        elif settings.shuffle:
-            blocks = Blocks(settings.shuffle, None, partial(shuffle, settings.seed))
         makers: Maker | Workers | None = None
         made = (settings.columns, settings.where, settings.transform, settings.encode, settings.measure)
-        if blocks is not None or by_length(settings) or settings.split or settings.pad or any(made):
+        if any(made) or by_length(settings) or settings.shuffle or settings.split or settings.pad:
             makers = Maker(settings, form.carried)
         if refusals is None:
             quarantine = None
-            if settings.on_bad_row == "quarantine":
+            if policy == "quarantine":
                 assert check_owner is not None
                 quarantine = Quarantine(out, start.quarantine_bytes, check_owner=check_owner)
-            policy, most = settings.on_bad_row, settings.max_bad_rows
-            refusals = Refusals(policy, most, quarantine, start.refused, start.quarantine_bytes)
+            refusals = Refusals(policy, settings.max_bad_rows, quarantine, start.refused, start.quarantine_bytes)
         with contextlib.ExitStack() as stack:
             stack.callback(refusals.close)
             if settings.workers and makers is not None:
                 makers = Workers(settings, settings.workers, form.carried)
                 stack.callback(makers.close)
-            mixer = Mixer(
-                settings,
-                start,
-                lambda index, entry: open_source(sources[index], entry, context),
-                # How many source rows a stripe or a pack buffer takes shows only as they are made.
-                block=1 << 62 if by_length(settings) else settings.shuffle,
-                ahead=makers is not None,
-                watchdog=watchdog,
-                warn=warn,
-            )
+            mixer = Mixer(settings, start, context, makers is not None, watchdog, warn)
             stack.callback(mixer.close)
-            self._open = stack.pop_all()
+            self.close: Final = stack.pop_all().close
         if told is not None:
             # Behind the import of functions: where that fails, nothing goes on.
             warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.names: Final = mixer.names
         self.stats: Final = RowStats(mixer, refusals, start, described, warn)
-        self.reader = Reader(self.stats)
+        self.read: Callable[[], Batch | None] = partial(_read_batch, self.stats)
+        """Returns the next rows, None when all is given; raises as `Mixer.read` and `Refusals.take` do."""
         if makers is not None:
-            units = _units(settings, self.stats, form, start, samples)
-            self.reader = MakingReader(self.stats, makers, units, blocks, watchdog)
-
-    def close(self) -> None:
-        """Closes sources, workers and the quarantine. May be called twice."""
-        self._open.close()
+            kind = Stripes if settings.balance is not None else Splitter if settings.split else Units
+            units = kind(self.stats, settings, samples, arrays=form.arrays)
+            self.read = partial(next, make_batches(settings, self.stats, makers, units, watchdog), None)
 
 
-def _units(settings: Settings, stats: RowStats, form: Form, start: RunPosition, samples: int) -> Units:
-    begun: BegunUnit | None = None
-    if start.skip:
-        sources = [source for source, rows in zip(settings.sources, start.unit, strict=True) if rows]
-        names = ", ".join(plain_name(source.path) for source in sources)
-        new = all(source.resume == "append" and source_kind(source) == "stdin" for source in sources)
-        begun = BegunUnit(names, sum(start.unit), start.skip, start.skipped, new, stats.warn)
-    if settings.balance is not None:
-        balance = Balance(settings.balance, settings.samples_per_chunk, settings.micro_batch_size, settings.seed)
-        cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
-        return Stripes(stats, begun, balance, cost, samples=samples, lead=start.lead)
-    if settings.splitting is not None:
-        follows = samples > 0
-        return Splitter(stats, begun, settings.splitting, arrays=form.arrays, follows=follows, cut=start.cut)
-    measured = settings.pack > 0 or settings.pad > 0 or settings.measure is not None
-    return Units(stats, begun, measured=measured)
+def _read_batch(stats: RowStats) -> Batch | None:
+    """Returns the next rows of the sources as they are; None when all is given. Raises as `Mixer.read` does."""
+    if (span := stats.mixer.read()) is None:
+        return None
+    before = stats.rows
+    stats.rows += len(span.lines)
+
+    def after(index: int) -> RunPosition:
+        return stats.position(span.after(index, {**stats.counts(), "rows": before + index + 1}))
+
+    return Batch(stats, span.lines, span.place, after, checked=False)
 
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Returns the settings by which rows are chosen, made and ordered, as positions keep them: those that are set."""
-    packed = bool(settings.pack)
-    found: dict[str, Any] = {
-        "columns": [list(pair) for pair in settings.columns],
-        "where": settings.where,
-        "transform": settings.transform,
-        "shuffle": settings.shuffle,
-        "seed": settings.seed if settings.shuffle or settings.balance else None,
-        "weights": [source.weight for source in settings.sources if source.weight is not None],
-        "pack": settings.pack,
-        "length_field": packed and settings.length_field,
-        # As JSON gives it back: pairs are lists there.
-        "measure": settings.measuring and orjson.loads(orjson.dumps(asdict(settings.measuring))),
-        "pack_buffer": packed and settings.pack_buffer,
-        "pack_buffer_bytes": packed and settings.pack_buffer_bytes,
-        # A token may have the number 0.
-        "split": settings.splitting
-        and {name: value for name, value in asdict(settings.splitting).items() if value is not None},
-        "pad": settings.padding and asdict(settings.padding),
-    }
+    found: dict[str, Any] = {name: getattr(settings, name, None) for name in _RECIPE}
+    found["columns"] = [list(pair) for pair in settings.columns]
+    found["weights"] = [source.weight for source in settings.sources if source.weight is not None]
+    # As JSON gives it back: pairs are lists there.
+    found["measure"] = settings.measuring and orjson.loads(orjson.dumps(asdict(settings.measuring)))
+    split = asdict(settings.splitting) if settings.splitting else {}
+    found["split"] = {name: value for name, value in split.items() if value is not None}  # a token may be 0
+    found["pad"] = settings.padding and asdict(settings.padding)
+    if not settings.shuffle and settings.balance is None:
+        del found["seed"]
+    if not settings.pack:
+        found |= dict.fromkeys(("length_field", "pack_buffer", "pack_buffer_bytes"))
     if settings.balance is not None:
         # As `lazyshard.format.seal` reads it.
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
@@ -173,23 +143,20 @@ def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosi
     told = changes(before, described)
     if not told:
         return start, None
-    changed, names = list(told), ", ".join(told.values())
+    names = ", ".join(told.values())
     # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
-    if start.skip and (set(changed) != {"weights"} or goes_over):
+    if start.skip and (told.keys() != {"weights"} or goes_over):
+        why = "rows are to be made in another way than those of which the last chunk holds a part"
+        option = f"--{next(iter(told)).replace('_', '-')}"
         raise SettingInvalid(
-            f"rows are to be made in another way than those of which the last chunk holds a part: {names}; go on with "
-            f"the settings of before, or choose another --out",
-            option=f"--{changed[0].replace('_', '-')}",
+            f"{why}: {names}; go on with the settings of before, or choose another --out", option=option
         )
     was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"
-        raise SettingInvalid(
-            f"{option}: the stream holds {_KINDS[was]}, and would hold {_KINDS[now]} from here on, and it is all of "
-            f"one kind; go on as before, or choose another --out",
-            option=option,
-        )
-    if "weights" in changed and not start.skip:
+        why = f"the stream holds {_KINDS[was]}, and would hold {_KINDS[now]} from here on, and it is all of one kind"
+        raise SettingInvalid(f"{option}: {why}; go on as before, or choose another --out", option=option)
+    if "weights" in told and not start.skip:
         start = replace(start, drawn=(0,) * len(start.drawn))
     return start, names

@@ -1,10 +1,7 @@
-"""What is made of each row: columns chosen, rows filtered, transformed, encoded, measured. In this order, row by row.
+"""What is made of each row: columns chosen, filtered, transformed, encoded, measured. In this order, row by row.
 
-    where(row) or where(row, index)                -> whether to keep the row
-    transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
-
-`index` counts the rows read from all sources, from 0, over all runs. Rows are made in this process, or by workers: they
-come back in the order in which they went in.
+Rows are made in this process, or by workers: they come back in the order in which they went in. The functions of the
+user's may take the number of the row among all that were read, over all runs, as a second argument.
 """
 
 from __future__ import annotations
@@ -33,22 +30,14 @@ from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
 from lazyshard_producer.rows.encoding import Measure, call_user, key_names, load_encoder, pad_row, read_document
-from lazyshard_producer.rows.reader import Line, line_size
-from lazyshard_producer.sources.source import bad_row, too_long
-
-
-def by_length(settings: Settings) -> bool:
-    """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
-    return settings.pack > 0 or settings.balance is not None
-
-
-_Lines = Sequence[Line | RowInvalid]
+from lazyshard_producer.rows.reader import Line, by_length
+from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
 
 class MadeOfRow(NamedTuple):
-    """What became of one row: the rows made of it as they are published, or why it was refused.
+    """The rows made of one row as they are published, or why it was refused; `duplicate`: it named a key twice.
 
-    `duplicate`: it named a key twice. `tokens`: the length of each of the rows; empty where nobody asks for them.
+    `tokens`: the length of each; empty where nobody asks for them.
     """
 
     lines: Sequence[Line]
@@ -58,10 +47,9 @@ class MadeOfRow(NamedTuple):
 
 
 class Maker:
-    """Makes rows of rows by the settings; raises SettingInvalid where a function cannot be had.
+    """Makes rows of rows, as `Workers` do in others. Raises SettingInvalid: a function cannot be had.
 
-    `arrays`: rows of the sources may hold arrays, and with them those that are made, encoded or not. In this process it
-    has the place of `Workers`, with one row at a time.
+    `arrays`: rows of the sources may hold arrays, and with them those that are made.
     """
 
     most: Final = 1
@@ -87,16 +75,17 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            rows = self._rows(row, index)
             as_it_is = self._transform is None and not self._columns and self._encoder is None
-            lines = [self._as_it_is(line, row) if as_it_is else self._encode(one) for one in rows]
-            made = [self._finish(one, line) for one, line in zip(rows, lines, strict=True)]
-            tokens = [length for _, length in made if length is not None]
-            return MadeOfRow([line for line, _ in made], None, duplicate, tokens or ())
+            lines, tokens = [], []
+            for one in self._rows(row, index):
+                made, length = self._finish(one, self._as_it_is(line, row) if as_it_is else self._encode(one))
+                lines.append(made)
+                tokens += [] if length is None else [length]
+            return MadeOfRow(lines, None, duplicate, tokens or ())
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
-    def submit(self, lines: _Lines, index: int) -> list[MadeOfRow]:
+    def submit(self, lines: Sequence[Line | RowInvalid], index: int) -> list[MadeOfRow]:
         """Makes rows; the first has this index."""
         return [self.make(line, index + number) for number, line in enumerate(lines)]
 
@@ -112,10 +101,10 @@ class Maker:
                 raise bad_row(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
         if self._where is not None and not call_user("--where", self._where, row, index):
             return ()
-        if self._transform is None:
-            return (row,)
         transform = self._transform
-        made: list[Any] = call_user("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
+        if transform is None:
+            return (row,)
+        made: list[Any] = call_user("--transform", lambda: _as_rows(transform(row, index)))
         return made
 
     def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
@@ -186,17 +175,12 @@ class Workers:
 
     def __init__(self, settings: Settings, count: int, arrays: bool = False) -> None:
         _start_tracker()
-        self._pool = ProcessPoolExecutor(
-            count,
-            # Not fork: this process may have threads.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(settings, arrays, os.getpid()),
-        )
+        spawn = multiprocessing.get_context("spawn")  # not fork: this process may have threads
+        self._pool = ProcessPoolExecutor(count, spawn, _begin, (settings, arrays, os.getpid()))
         self.most: Final = 2 * count  # for each worker one in hand, and one at the door
         self.rows = 1
 
-    def submit(self, lines: _Lines, index: int) -> Future[tuple[list[MadeOfRow], float]]:
+    def submit(self, lines: Sequence[Line | RowInvalid], index: int) -> Future[tuple[list[MadeOfRow], float]]:
         """Sends rows off; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
@@ -223,26 +207,20 @@ class Workers:
             with contextlib.suppress(OSError, ValueError):
                 process.kill()
         # This end of the workers' pipe would keep the thread waiting for the rest of what one was sending.
-        writer = getattr(self._pool._result_queue, "_writer", None)
-        if writer is not None:
+        if (writer := getattr(self._pool._result_queue, "_writer", None)) is not None:
             writer.close()
         self._pool.shutdown(wait=True)
 
 
 def _start_tracker() -> None:
-    """Starts the process that removes the pool's semaphores where this one is killed, and has it do so silently.
-
-    It would warn of each, in the middle of what the next run has to say. What it prints follows its environment.
-    """
-    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
-    os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    """Starts the process that removes the semaphores of a pool that is killed; it would warn of each."""
+    before = {name: value for name, value in os.environ.items() if name == "PYTHONWARNINGS"}
+    os.environ["PYTHONWARNINGS"] = ",".join([*filter(None, before.values()), "ignore:resource_tracker"])
     try:
         resource_tracker.ensure_running()
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update(before)
 
 
 _maker: Maker | None = None  # of a worker process
@@ -262,7 +240,7 @@ def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     _maker = Maker(settings, arrays)
 
 
-def _make(lines: _Lines, index: int) -> tuple[list[MadeOfRow], float]:
+def _make(lines: Sequence[Line | RowInvalid], index: int) -> tuple[list[MadeOfRow], float]:
     assert _maker is not None
     started = time.perf_counter()
     made = _maker.submit(lines, index)

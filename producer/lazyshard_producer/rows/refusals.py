@@ -1,8 +1,7 @@
 """Rows that are no rows: what becomes of them, the file in which they are kept, and what `quarantine` shows of it.
 
-`quarantine.jsonl` (docs/format.md) is on the device before the seal whose position counts its bytes, and a restart cuts
-off what is behind that, which is read again: so each refused row is in it once. A run that writes to it first puts a
-copy of what the last seal counts in its place: one that was fenced and wakes writes into a file that nobody reads.
+`quarantine.jsonl` is on the device before the seal whose position counts its bytes; a restart cuts off what is behind
+that, and puts a copy in its place: a producer that was fenced and wakes writes into a file that nobody reads.
 """
 
 from __future__ import annotations
@@ -34,18 +33,15 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Quarantine:
-    """The file of refused rows, open for writing; made when the first row comes. Raises ProducerFenced, OSError.
+    """The file of refused rows; made when the first row comes. Raises ProducerFenced, OSError.
 
-    `committed` is its size as the last seal has it, `size` that with all rows so far. `check_owner` is called before
-    anything is written to it: raises `ProducerFenced` where another producer has taken the stream over, and with it
-    this file, and returns the directory from which to rename into the stream's.
+    `committed` is its size as the last seal has it, `size` that with all rows so far. `check_owner` raises where
+    another producer has the stream, and returns the directory from which to rename into it.
     """
 
-    def __init__(
-        self, out: Path, committed: int, *, check_owner: Callable[[], Path], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, out: Path, committed: int, *, check_owner: Callable[[], Path]) -> None:
         self._path: Final = out / QUARANTINE
-        self._check_owner, self._clock = check_owner, clock
+        self._check_owner = check_owner
         self._fd: int | None = None
         self._buffer, self._dirty = bytearray(), False
         self.size = self._kept = 0
@@ -61,7 +57,7 @@ class Quarantine:
             entry["row"] = text.decode()
         except UnicodeDecodeError:
             entry["row_base64"] = pybase64.b64encode(text).decode()
-        entry["at"] = int(self._clock())
+        entry["at"] = int(time.time())
         # Not by orjson, which needs many times the memory of a long row, and dies where that is not there.
         written = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
@@ -77,16 +73,13 @@ class Quarantine:
             self._dirty = False
 
     def close(self) -> None:
-        """Closes the file, with all rows so far in it for whoever looks why the run has stopped.
-
-        Those that no seal counts are cut off by the next run, which meets them again.
-        """
+        """Closes the file; rows that no seal counts are cut off by the next run, which meets them again."""
         with contextlib.suppress(OSError, LazyShardError):
             self._flush()
         self._buffer.clear()
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
 
     def _find_kept(self, committed: int) -> int:
         """Returns how much of the file stays, and cuts off what is behind that."""
@@ -111,11 +104,15 @@ class Quarantine:
 
     def _take(self) -> int:
         """Puts a copy of what stays of the file in its place, which is this run's, and returns it opened."""
-        temporary = self._check_owner() / QUARANTINE
+        temporary, left = self._check_owner() / QUARANTINE, self._kept
         try:
             fd = create(temporary)
             try:
-                left = self._copy(fd)
+                if os.path.lexists(self._path):
+                    with os.fdopen(open_own(self._path), "rb", buffering=0) as before:
+                        while left and (data := before.read(min(left, _BUFFER_BYTES))):
+                            write_all(fd, data)
+                            left -= len(data)
                 sync(fd)
                 rename(temporary, self._path)
             except BaseException:
@@ -130,24 +127,13 @@ class Quarantine:
         self.size, self._kept = self.size - left, self._kept - left
         return fd
 
-    def _copy(self, fd: int) -> int:
-        """Copies what stays of the file; returns how many bytes of that are not there."""
-        left = self._kept
-        if not os.path.lexists(self._path):
-            return left
-        with os.fdopen(open_own(self._path), "rb", buffering=0) as before:
-            while left and (data := before.read(min(left, _BUFFER_BYTES))):
-                write_all(fd, data)
-                left -= len(data)
-        return left
-
 
 @dataclass
 class Refusals:
     """Takes rows that were refused, and ends the run where they are more than `most` (None: any number) in all runs.
 
-    Policy: fail: the first one ends the run; skip: they are counted; quarantine: they are kept. `count` are refused so
-    far, `quarantine_bytes` were kept by earlier runs; `tell` is called with each that does not end the run.
+    `count` are refused so far, `quarantine_bytes` were kept by earlier runs; `tell` is called with each that does not
+    end the run.
     """
 
     policy: Literal["fail", "skip", "quarantine"]
@@ -168,15 +154,14 @@ class Refusals:
         if self.policy == "fail":
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
-            most = count(self.most, "bad row")
+            before = f"more than {count(self.most, 'bad row')} (--max-bad-rows), the last one: "
             hint = "Look at what they have in common, or allow more; nothing is lost"
-            message = f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} {hint}"
-            raise _at(error, place, message) from error
+            raise locate(error, place, before, hint) from error
         self.count += 1
         self.first = self.first or (error, place)
-        text = line if isinstance(line, bytes) else None
         if isinstance(line, EncodedRow) and not line.arrays:
-            text = line.line
+            line = line.line
+        text = line if isinstance(line, bytes) else None
         if self.quarantine is not None:
             self.quarantine.add(place, error.reason or str(error), text)
         self.tell(error, place, text)
@@ -185,13 +170,12 @@ class Refusals:
         """Looks, before a stream without any row ends, whether it is empty because rows were refused."""
         if self.first is None:
             return
-        error, place = self.first
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
         hint = "Look at what they have in common, mend the rows or what refuses them, and run the same command again"
-        where = f"so nothing is published, and the stream is not ended; the first one: {_found(error, place)}"
-        raise _at(error, place, f"{why}, {where} {hint}; nothing is lost") from error
+        where = "so nothing is published, and the stream is not ended; the first one: "
+        raise locate(*self.first, f"{why}, {where}", f"{hint}; nothing is lost") from self.first[0]
 
     def sync(self) -> None:
         """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
@@ -204,40 +188,24 @@ class Refusals:
             self.quarantine.close()
 
 
-def locate(error: RowInvalid, place: RowOrigin) -> RowInvalid:
+def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | None = None) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
-    mend = "Mend the row, or what refuses it," if place.byte is None or _is_made(error) else "Mend that line"
-    return _at(error, place, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
-
-
-def _at(error: RowInvalid, place: RowOrigin, message: str) -> RowInvalid:
-    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=_byte(error, place))
-
-
-def _found(error: RowInvalid, place: RowOrigin) -> str:
-    byte = _byte(error, place)
+    byte, reason = None if place.byte is None else place.byte + (error.byte or 0), error.reason or str(error)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
-    reason = error.reason or str(error)
-    where = "" if byte is None or _is_made(error) else f" byte {byte} of the {text}:"
-    return f"{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'}"
-
-
-def _byte(error: RowInvalid, place: RowOrigin) -> int | None:
-    return None if place.byte is None else place.byte + (error.byte or 0)
-
-
-def _is_made(error: RowInvalid) -> bool:
-    return (error.reason or "").startswith("--")
+    where, mend = f" byte {byte} of the {text}:", "Mend that line"
+    if byte is None or reason.startswith("--"):
+        # What refuses a row that is made of it need not be the fault of a line.
+        where, mend = "", "Mend the row, or what refuses it,"
+    hint = hint or f"{mend} and run the same command again; nothing is lost"
+    message = f"{before}{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'} {hint}"
+    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 
 
 MAX_SHOWN: Final = 20  # reasons that people get to see, the most frequent first
 
 
 def read_refused(stream: str) -> Iterator[bytes | None]:
-    """Yields the refused rows of a stream in order, without their line ends, or nothing where nobody has them.
-
-    None for each line that is none of ours; no row at all without a file.
-    """
+    """Yields the refused rows of a stream, without their line ends; None for each line that is none of ours."""
     try:
         opened = open_file(Path(stream, QUARANTINE))
     except FileNotFoundError:
@@ -263,9 +231,12 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
     for group in summary.reasons[:MAX_SHOWN]:
         where = f"at {group.first.source}:{group.first.line}"
         if group.rows > 1:
-            more = " or more" if group.sources == MOST_TOLD_APART else ""
-            sources = "source" if group.sources == 1 else "sources"
-            where = f"first {where}, in {group.sources:,}{more} {sources}"
+            more = (
+                f"{MOST_TOLD_APART} or more sources"
+                if group.sources == MOST_TOLD_APART
+                else count(group.sources, "source")
+            )
+            where = f"first {where}, in {more}"
         yield one_line(f"  {group.rows:>9,}  {group.reason}; {where}")
     if others := summary.reasons[MAX_SHOWN:]:
         rest, them = sum(group.rows for group in others), "it" if len(others) == 1 else "them"
@@ -277,7 +248,7 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
 def summary_json(summary: QuarantineSummary) -> str:
     """Returns a summary as one line of JSON."""
     reasons = [
-        {"reason": one.reason, "rows": one.rows, "sources": one.sources}
+        {name: getattr(one, name) for name in ("reason", "rows", "sources")}
         | {"source": one.first.source, "line": one.first.line}
         for one in summary.reasons
     ]

@@ -1,92 +1,73 @@
-"""What is made of rows and of many rows together: in blocks shuffled or packed, dealt by cost, or cut into sequences.
+"""What is made of rows and of many together: in blocks shuffled or packed, dealt by cost, or cut into sequences.
 
-A block ends after so many source rows. A stripe, a chunk for each rank, ends after so many rows that were made of them:
-where several are made of one source row, it may end in the middle of those. Then the next one begins with that source
-row, behind its `lead`. Where rows are packed, a block of source rows stands in the place of a source row::
+A stripe, a chunk for each rank, may end in the middle of the rows made of a source row, or of a block where rows are
+packed. Then the next one begins with that source row, behind its `lead`. So may a sequence, within a row: its position
+is the place before the source row, with how many rows of it are published, and how many tokens of the last one::
 
-    source rows        a    b    c    d    e ...
-    rows made of them  1 2  3 4  5 6  7 8  9 ...
-    stripes of 5       `---------' `---------'
-    positions          before a, n skipped | before c, 1 + n skipped, the first of them as lead
-
-A sequence of exactly so many tokens may end in the middle of a row. Its position is the place before the source row, or
-block, that this row was made of, with how many rows of it are published, and how many tokens of the last one. A BOS or
-EOS of a row counts among its tokens::
-
-    source rows        a      b      c    ...
-    rows made of them  aaaa   bbbbb  cccc
-    sequences of 6     `--------'`--------'
-    positions          before b, 1 row with 2 tokens | before c, 1 row with 3 tokens
+    rows made of a, b, c ...   1 2  3 4  5 6  7 8 ...            aaaa bbbbb cccc
+    stripes, sequences         5 rows each                       6 tokens each
+    position after the second  before c, 1 + n skipped, 1 lead   before c, 1 row with 3 tokens
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan import sequences as forms
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.plan.sequences import INPUT_IDS, Cut, Split, SplitSequence, cut_tokens, pack_samples
+from lazyshard.plan.sequences import INPUT_IDS, Cut, SplitSequence, cut_tokens, pack_samples
 from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer.position import RunPosition
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.opening import source_kind
+from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.encoding import document_of, write_tokens
-from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
-from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, Reader, RowStats, Unit, line_size
+from lazyshard_producer.rows.reader import Batch, Line, MadeRow, RowStats, SourceSpan, Unit, by_length
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
-from lazyshard_producer.sources.source import RowOrigin, bad_row
+from lazyshard_producer.sources.files import refuse_source
+from lazyshard_producer.sources.source import Rows, bad_row, line_size
+from lazyshard_producer.wording import count
 
+# The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs.
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
-"""The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs."""
-
 _MOST: Final = 64  # sequences that are made at a time: of a book there are thousands
 
 
-class Blocks(NamedTuple):
-    """Blocks of so many source rows (the last one has fewer), and what is published of the rows of one, by its number.
-
-    A block has ended before by `most_bytes` of the rows made of it; None for any number.
-    """
-
-    rows: int
-    most_bytes: int | None
-    arrange: Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
-
-
-def shuffle(seed: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+def shuffle(seed: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
     """Returns the rows of a block in another order, which the seed and its number give."""
     # Element i of the permutation is where row i goes.
     return [rows[index] for index in np.argsort(permutation(len(rows), seed, number)).tolist()]
 
 
-def pack(capacity: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+def pack(capacity: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
     """Returns packs of rows, of at most so many tokens each; see `lazyshard.plan.sequences`."""
-    packs = pack_samples([row.tokens for row in rows], capacity)
-    return [_packed(part) for found in packs for part in _parts([rows[index] for index in found])]
+    made = []
+    for indices in pack_samples([row.tokens for row in rows], capacity):
+        part: list[MadeRow] = []
+        held = 0
+        for row in (rows[index] for index in indices):
+            if part and held + line_size(row.line) > _PACK_BYTES:
+                made.append(_packed(part))
+                part, held = [], 0
+            part.append(row)
+            held += line_size(row.line)
+        made.append(_packed(part))
+    return made
 
 
-def _parts(rows: Sequence[MadeRow]) -> Iterator[Sequence[MadeRow]]:
-    """Yields the rows in as few parts as hold at most so many bytes, in order; each part holds a row at least."""
-    first = held = 0
-    for index, row in enumerate(rows):
-        if held + line_size(row.line) > _PACK_BYTES and index > first:
-            yield rows[first:index]
-            first, held = index, 0
-        held += line_size(row.line)
-    yield rows[first:]
-
-
-def _packed(rows: Sequence[MadeRow]) -> MadeRow:
+def _packed(rows: list[MadeRow]) -> MadeRow:
     lengths = [row.tokens for row in rows]
     plain = [row.line for row in rows if isinstance(row.line, bytes)]
     encoded = [row.line for row in rows if isinstance(row.line, EncodedRow)]
@@ -96,231 +77,210 @@ def _packed(rows: Sequence[MadeRow]) -> MadeRow:
 
 
 class Units:
-    """Gives what is made of each unit by itself.
+    """Gives what is made of each unit by itself, after so many samples; perhaps from the middle of one on.
 
-    `begun` is the unit with which to begin, if a part of it is published. `measured`: rows are told with their lengths.
+    `arrays`: rows hold arrays, as encoded rows do.
     """
 
-    def __init__(self, stats: RowStats, begun: BegunUnit | None, *, measured: bool) -> None:
-        self._stats, self._begun, self._measured = stats, begun, measured
-        self._of: Counter[int] = Counter()  # source rows that were taken of a unit that is not complete, by source
+    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
+        self._stats, self._settings, self._samples, self._arrays = stats, settings, samples, arrays
+        self._begun = stats.start.skip > 0
+        self._measured = by_length(settings) or any((settings.split, settings.pad, settings.measure))
 
-    @property
-    def source_rows_left(self) -> int | None:
-        """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
-        return None if self._begun is None else self._begun.rows - self._of.total()
+    def add(self, unit: Unit) -> Iterator[Batch]:
+        """Takes what was made of more source rows; yields what can be published now."""
+        skipped = self._stats.start.skip if self._begun and self._find(unit.made) else 0
+        self._begun = False
+        if rows := unit.made[skipped:]:
+            yield self._batch(rows, lambda index: unit.position(skipped + index + 1))
 
-    def add(self, unit: Unit, after: MixPosition) -> Iterator[Batch]:
-        """Takes what was made of more source rows; yields what can be published now. Sources stand `after` it."""
-        begun, self._begun = self._begun, None
-        skipped = begun.skip if begun is not None and begun.find(row.data for row in unit.made) else 0
-        if last := len(unit.made) - skipped:
+    def rest(self) -> Iterator[Batch]:
+        """Yields what is left when all source rows are read."""
+        if self._begun:
+            self._lose()
+        yield from ()
 
-            def position(index: int) -> RunPosition:
-                return self._stats.position(after) if index == last - 1 else unit.position(skipped + index + 1)
+    def _find(self, rows: Sequence[MadeRow]) -> bool:
+        """Returns whether these rows begin with those that are published; if not, see `_lose`."""
+        start, digest = self._stats.start, xxhash.xxh3_64()
+        for row in rows[: start.skip]:
+            digest.update(row.data)
+        return (len(rows) >= start.skip and digest.hexdigest() == start.skipped) or self._lose()
 
-            yield self.batch(unit.made[skipped:], position)
+    def _lose(self) -> bool:
+        """Returns False where other rows may come than those that are published. Raises SourceRefused."""
+        start = self._stats.start
+        sources = [source for source, rows in zip(self._settings.sources, start.unit, strict=True) if rows]
+        names, read = ", ".join(plain_name(source.path) for source in sources), sum(start.unit)
+        if all(source.resume == "append" and source_kind(source) == "stdin" for source in sources):
+            lost = f"what is not published of the last {read} that were read before is lost"
+            self._stats.warn(f"{names}: goes on with new rows; {lost}")
+            return False
+        why = f"the last chunk ends within rows made of {count(read, 'row')} of it, which come out otherwise now: "
+        changed = "the source was changed in a part that was read, or a function gives other rows for the same row"
+        hint, part = f"; {changed}; put back what it was, or choose another --out", count(start.skip, "row")
+        raise refuse_source(names, f"XXH3 {start.skipped} of the first {part}", "another one", hint, where=why)
 
-    def rest(self) -> Batch | None:
-        """Returns what is left when all source rows are read."""
-        if self._begun is not None:
-            self._begun.lose()
-            self._lost(self._begun)
-        return None
-
-    def _lost(self, begun: BegunUnit) -> None:
-        self._begun = None
-
-    def batch(self, rows: Sequence[MadeRow], position: Callable[[int], RunPosition]) -> Batch:
-        """Returns rows that are to be published, with the position after each."""
+    def _batch(self, rows: list[MadeRow], position: Callable[[int], RunPosition]) -> Batch:
         tokens = [row.tokens for row in rows] if self._measured else None
         return Batch(self._stats, [row.line for row in rows], lambda index: rows[index].place, position, tokens)
 
 
-class MakingReader(Reader):
-    """Gives rows made of rows, in blocks if asked for; `units` says what becomes of each, or of each block."""
+def make_batches(
+    settings: Settings, stats: RowStats, makers: Maker | Workers, units: Units, watchdog: Watchdog
+) -> Iterator[Batch]:
+    """Yields rows made of rows; `units` says what becomes of each source row, or of each block of them."""
+    left = sum(stats.start.unit) if stats.start.skip else 0  # source rows of a unit that was begun
+    last, rows, most_bytes = stats.here(), settings.shuffle or 1, math.inf
+    arrange = partial(shuffle, settings.seed) if settings.shuffle else None
+    if settings.pack:
+        rows, most_bytes, arrange = settings.pack_buffer, settings.pack_buffer_bytes, partial(pack, settings.pack)
 
-    def __init__(
-        self, stats: RowStats, makers: Maker | Workers, units: Units, blocks: Blocks | None, watchdog: Watchdog
-    ) -> None:
-        super().__init__(stats)
-        self._makers, self._units, self._blocks, self._watchdog = makers, units, blocks, watchdog
-        self._rows: list[MadeRow] = []
-        self._of: dict[int, int] = {}  # source rows of which `_rows` are made, by source
-        self._bytes = 0  # of `_rows`
-        self._before = self._last = stats.here()  # before and after these
-        self._batches = self._make()
-
-    def read(self) -> Batch | None:
-        """Returns what was made of the next source row, or the next block."""
-        return next(self._batches, None)
-
-    def _make(self) -> Iterator[Batch]:
-        for made in self._work():
-            nothing = True
-            for of in made:
-                for batch in self._add(*of):
-                    nothing = False
-                    yield batch
-            if nothing:  # for now; signals are looked at in between
-                yield self._units.batch((), lambda index: self._stats.reached())
-        if self._of:
-            yield from self._end_block()
-        if (rest := self._units.rest()) is not None:
-            yield rest
-
-    def _work(self) -> Iterator[list[tuple[SourceSpan, int, MadeOfRow]]]:
-        """Yields what was made of source rows that were sent off together, in order; none where that is not ready."""
-        mixer, makers = self._stats.mixer, self._makers
-        number = self._stats.rows  # source rows in work, and before them
-        under_way: deque[tuple[SourceSpan, int, Any]] = deque()
-        span, first = mixer.read(), 0
-        while span is not None or under_way:
-            while span is not None and len(under_way) < makers.most:
-                if first == len(span.lines):
-                    span, first = mixer.read(), 0
-                    if span is None or not span.lines:
-                        break
-                stop = min(len(span.lines), first + makers.rows)
-                under_way.append((span, first, self._submit(span, first, stop, number)))
-                number += stop - first
-                first = stop
-            made = makers.result(under_way[0][2], 0.1) if under_way else None
-            if made is None:
-                yield []
-                continue
-            of, at, _ = under_way.popleft()
-            yield [(of, index, row) for index, row in enumerate(made, at)]
-
-    def _submit(self, span: SourceSpan, first: int, stop: int, number: int) -> Any:
-        def told() -> str:
-            place = span.place(first)
-            return f"the functions that make rows, at {place.file}:{place.line}"
-
-        self._watchdog.ask(told)
-        try:
-            return self._makers.submit(span.lines[first:stop], number)
-        finally:
-            self._watchdog.answered()
-
-    def _add(self, span: SourceSpan, index: int, made: MadeOfRow) -> Iterator[Batch]:
-        """Deals with one source row, as the batches made of those before were asked for."""
-        stats, place, blocks = self._stats, span.place(index), self._blocks
-        if not self._of:
-            # Sources may have come back since the row before.
-            self._before = self._last if index else replace(span.before, counts=self._last.counts)
-        stats.rows += 1
-        if made.duplicate:
-            stats.count_duplicate(place)
-        if made.refused is not None:
-            stats.refusals.take(made.refused, place, span.lines[index])
-        self._last = span.after(index, stats.counts())
-        lengths = made.tokens or [0] * len(made.lines)  # none where nobody asks for them
-        self._rows += [MadeRow(line, place, n, n * n) for line, n in zip(made.lines, lengths, strict=True)]
-        self._bytes += sum(map(line_size, made.lines))
-        self._of[span.source] = self._of.get(span.source, 0) + 1
-        if blocks is not None:
-            left = self._units.source_rows_left
-            rows = blocks.rows if left is None else min(left, blocks.rows)
-            if sum(self._of.values()) < rows and (blocks.most_bytes is None or self._bytes < blocks.most_bytes):
-                return
-        yield from self._end_block()
-
-    def _end_block(self) -> Iterator[Batch]:
-        stats, rows = self._stats, self._rows
-        if self._blocks is not None:
-            rows = list(self._blocks.arrange(rows, stats.blocks))
+    def end(unit: Unit) -> Iterator[Batch]:
+        nonlocal last
+        if arrange is not None:
+            unit.made = arrange(unit.made, stats.blocks)
             stats.blocks += 1
-            self._last = replace(self._last, counts={**self._last.counts, "blocks": stats.blocks})
-        unit = Unit(stats, rows, self._before, self._of)
-        self._rows, self._of, self._bytes = [], {}, 0
-        return self._units.add(unit, self._last)
+            last = replace(last, counts={**last.counts, "blocks": stats.blocks})
+        unit.after = last
+        return units.add(unit)
+
+    unit: Unit | None = None
+    nothing, size, taken, given = Rows(), 0, 0, False
+    for made in _make(stats, makers, watchdog):
+        if made is None:
+            if not given:  # for now; signals are looked at in between
+                yield Batch(stats, nothing.lines, nothing.place, nothing.position)
+            given = False
+            continue
+        # One source row is dealt with as the batches made of those before were asked for.
+        span, index, row = made
+        place = span.place(index)
+        if unit is None:
+            # Sources may have come back since the row before.
+            before = last if index else replace(span.before, counts=last.counts)
+            unit, size, taken = Unit(stats, before, [], {}), 0, 0
+        stats.rows += 1
+        if row.duplicate:
+            stats.count_duplicate(place)
+        if row.refused is not None:
+            stats.refusals.take(row.refused, place, span.lines[index])
+        last = span.after(index, stats.counts())
+        lengths = row.tokens or [0] * len(row.lines)  # none where nobody asks for them
+        unit.made += [MadeRow(line, place, n, n * n) for line, n in zip(row.lines, lengths, strict=True)]
+        unit.of[span.source] = unit.of.get(span.source, 0) + 1
+        size += sum(map(line_size, row.lines))
+        taken, left = taken + 1, left - 1
+        if taken == rows or left == 0 or size >= most_bytes:
+            for batch in end(unit):
+                given = True
+                yield batch
+            unit = None
+    if unit is not None:
+        yield from end(unit)
+    yield from units.rest()
+
+
+def _make(
+    stats: RowStats, makers: Maker | Workers, watchdog: Watchdog
+) -> Iterator[tuple[SourceSpan, int, MadeOfRow] | None]:
+    """Yields what was made of the source row of an index in a span, and None where it is time to look around."""
+    mixer, number = stats.mixer, stats.rows  # source rows in work, and before them
+    under_way: deque[tuple[SourceSpan, int, Any]] = deque()
+    span, first = mixer.read(), 0
+    while span is not None or under_way:
+        while span is not None and len(under_way) < makers.most:
+            if first == len(span.lines):
+                span, first = mixer.read(), 0
+                if span is None or not span.lines:
+                    break
+            lines = span.lines[first : first + makers.rows]
+            watchdog.ask(partial(_told, span, first))
+            try:
+                under_way.append((span, first, makers.submit(lines, number)))
+            finally:
+                watchdog.answered()
+            number, first = number + len(lines), first + len(lines)
+        if under_way and (made := makers.result(under_way[0][2], 0.1)) is not None:
+            of, at, _ = under_way.popleft()
+            for index, row in enumerate(made, at):
+                yield of, index, row
+        yield None
+
+
+def _told(span: SourceSpan, index: int) -> str:
+    place = span.place(index)
+    return f"the functions that make rows, at {place.file}:{place.line}"
 
 
 class Stripes(Units):
-    """Collects rows until they fill a stripe, and deals them by cost, after so many samples.
+    """Collects rows until they fill a stripe, and deals them by cost."""
 
-    `lead` are the rows made of the first source row or block of `begun` that belong to the unit before.
-    """
-
-    def __init__(
-        self, stats: RowStats, begun: BegunUnit | None, balance: Balance, cost: Cost, *, samples: int, lead: int
-    ) -> None:
-        super().__init__(stats, begun, measured=True)
-        self._balance, self._cost, self._lead = balance, cost, lead
-        self._first = samples - (0 if begun is None else begun.skip - lead)
-        self._start: Unit | None = None  # behind the rows of this the stripe begins: its lead
-        self._last: MixPosition | None = None
+    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
+        super().__init__(stats, settings, samples, arrays=arrays)
+        ranks, size, seed = settings.balance or 1, settings.samples_per_chunk, settings.seed
+        self._balance = Balance(ranks, size, settings.micro_batch_size, seed)
+        self._cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
+        # The first rows that are published may belong to the stripe before: its lead.
+        self._first = samples - (stats.start.skip - stats.start.lead)
+        self._start: Unit | None = None  # behind the rows of this the stripe begins, made of these source rows
         self._rows: list[MadeRow] = []
+        self._after = stats.here()
 
-    def add(self, unit: Unit, after: MixPosition) -> Iterator[Batch]:
+    def add(self, unit: Unit) -> Iterator[Batch]:
         """Yields the stripes that more rows fill; see `Units.add`."""
-        self._last, skipped = after, 0
-        if self._start is None:
-            self._start = Unit(self._stats, (), unit.before, {})
+        start = self._start = self._start or Unit(self._stats, unit.before, [], {})
+        self._after, skipped = unit.after, 0
         self._rows += unit.made
-        self._of.update(unit.of)
-        if self._begun is not None:
-            if self._of.total() < self._begun.rows:
+        for source, rows in unit.of.items():
+            start.of[source] = start.of.get(source, 0) + rows
+        if self._begun:
+            begun, first = self._stats.start, self._stats.start.lead
+            if sum(start.of.values()) < sum(begun.unit):
                 return
             # Where none is published but the lead, the stripe is not collected yet.
-            skipped = self._go_on(self._begun)
+            self._begun, published = False, begun.skip - first
+            own = self._rows[first : first + self._balance.room(self._first)]
+            if self._find(self._rows[:first] + (self._dealt(own) if published else [])):
+                start.made, self._rows, skipped = self._rows[:first], self._rows[first:], published
+            else:
+                self._first = self._samples
         while skipped or len(self._rows) >= self._balance.room(self._first):
             taken = min(len(self._rows), self._balance.room(self._first))
             # What is left of the rows added last begins the next stripe.
             left = len(self._rows) - taken
             lead = unit.made[: len(unit.made) - left]
-            following = Unit(self._stats, lead, unit.before, unit.of) if left else Unit(self._stats, (), after, {})
-            yield self._deal(taken, following, skipped)
+            yield self._deal(taken, Unit(self._stats, unit.before, lead, unit.of) if left else None, skipped)
             skipped = 0
 
-    def rest(self) -> Batch | None:
-        """Returns the rows that fill no stripe, dealt as well as they can be."""
-        super().rest()
-        if not self._rows:
-            return None
-        assert self._last is not None
-        return self._deal(len(self._rows), Unit(self._stats, (), self._last, {}), 0)
+    def rest(self) -> Iterator[Batch]:
+        """Yields the rows that fill no stripe, dealt as well as they can be."""
+        if self._begun:
+            self._lose()
+            self._first = self._samples
+        if self._rows:
+            yield self._deal(len(self._rows), None, 0)
 
-    def _go_on(self, begun: BegunUnit) -> int:
-        """Goes on in the unit of which a part is published; returns how many rows of the stripe are."""
-        lead, published = self._lead, begun.skip - self._lead
-        own = self._rows[lead : lead + self._balance.room(self._first)]
-        dealt = (own[index] for index in self._order(own)) if published else ()
-        if not begun.find(row.data for row in chain(self._rows[:lead], dealt)):
-            self._lost(begun)
-            return 0
+    def _deal(self, taken: int, following: Unit | None, skipped: int) -> Batch:
+        """Returns a stripe; `following` are the rows of the last source row or block that are not in the next one."""
         assert self._start is not None
-        self._begun = None
-        self._start.made, self._rows = self._rows[:lead], self._rows[lead:]
-        return published
-
-    def _lost(self, begun: BegunUnit) -> None:
-        super()._lost(begun)
-        self._first += begun.skip - self._lead
-
-    def _deal(self, taken: int, following: Unit, skipped: int) -> Batch:
-        assert self._start is not None
-        lead, own = self._start.made, self._rows[:taken]
-        dealt = [own[index] for index in self._order(own)]
-        unit = Unit(self._stats, [*lead, *dealt], self._start.before, self._of)
-        last = len(dealt) - skipped - 1
+        lead, rest = self._start.made, following or Unit(self._stats, self._after, [], {})
+        dealt = self._dealt(self._rows[:taken])
+        unit = Unit(self._stats, self._start.before, lead + dealt, self._start.of)
 
         def position(index: int) -> RunPosition:
-            if index == last:
-                return following.position(len(following.made), lead=len(following.made))
+            if skipped + index + 1 == len(dealt):
+                return rest.position(len(rest.made), lead=len(rest.made))
             return unit.position(len(lead) + skipped + index + 1, lead=len(lead))
 
         self._first += taken
-        self._rows, self._of = self._rows[taken:], Counter(following.of)
         # Sources may come back before the next row: where a stripe begins with it, that is told with it.
-        self._start = following if self._rows else None
-        return self.batch(dealt[skipped:], position)
+        self._rows, self._start = self._rows[taken:], following
+        return self._batch(dealt[skipped:], position)
 
-    def _order(self, rows: Sequence[MadeRow]) -> list[int]:
+    def _dealt(self, rows: list[MadeRow]) -> list[MadeRow]:
         costs = self._cost.of_packs([row.tokens for row in rows], [float(row.squares) for row in rows])
-        found: list[int] = self._balance.order(costs, self._first).tolist()
-        return found
+        return [rows[index] for index in self._balance.order(costs, self._first).tolist()]
 
 
 class _OpenDocument(NamedTuple):
@@ -328,40 +288,39 @@ class _OpenDocument(NamedTuple):
 
     unit: Unit
     row: int
-    place: RowOrigin
     tokens: Mapping[str, npt.NDArray[Any]]
     framed: int
 
 
 class Splitter(Units):
-    """Puts rows one behind the other and cuts them. They are as `read_document` gives them.
+    """Puts rows one behind the other and cuts them. They are as `read_document` gives them."""
 
-    `arrays`: sequences hold arrays, as encoded rows do. `follows`: a sequence is published that these follow. `cut`:
-    tokens that are published of the last row of `begun` that is; 0 for all of that.
-    """
-
-    def __init__(
-        self, stats: RowStats, begun: BegunUnit | None, split: Split, *, arrays: bool, follows: bool, cut: int
-    ) -> None:
-        super().__init__(stats, begun, measured=True)
-        self._split = split
-        (self._frame,) = split.framed([0])
-        self._arrays, self._follows, self._cut = arrays, follows, cut
+    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
+        super().__init__(stats, settings, samples, arrays=arrays)
+        assert settings.splitting is not None
+        self._split, self._follows = settings.splitting, samples > 0  # whether these follow a sequence
+        (self._frame,) = self._split.framed([0])
         self._documents: list[_OpenDocument] = []
         self._offset = 0  # tokens of the first of them that are published
         self._left = 0  # tokens of them that are not
-        self._last: MixPosition | None = None  # behind all of them
+        self._after = stats.here()  # all of them
 
-    def add(self, unit: Unit, after: MixPosition) -> Iterator[Batch]:
+    def add(self, unit: Unit) -> Iterator[Batch]:
         """Yields the sequences that more rows fill; see `Units.add`."""
-        self._last, split = after, self._split
+        self._after, split = unit.after, self._split
         added = [
-            _OpenDocument(unit, number, row.place, document_of(row.line), row.tokens + self._frame)
+            _OpenDocument(unit, number, document_of(row.line), row.tokens + self._frame)
             for number, row in enumerate(unit.made)
             if isinstance(row.line, EncodedRow)  # all of them are
         ]
-        if self._begun is not None:
-            added = self._go_on(self._begun, unit, added)
+        if self._begun:
+            # Of the last row that is published perhaps not all tokens are.
+            self._begun, begun, cut = False, self._stats.start, self._stats.start.cut
+            first = begun.skip - (cut > 0)
+            if self._find(unit.made) and (not cut or cut < added[first].framed or self._lose()):
+                added, self._offset = added[first:], cut
+            else:
+                self._follows = False
             self._left = -self._offset
         self._documents += added
         self._left += sum(one.framed for one in added)
@@ -369,65 +328,47 @@ class Splitter(Units):
             return
         sequences, at = forms.split_documents(self._lengths(), split, Cut(0, self._offset))
         for first in range(0, len(sequences), _MOST):
-            yield self._cut_all([(one, forms.cut_after(one, split)) for one in sequences[first : first + _MOST]])
+            some = sequences[first : first + _MOST]
+            yield self._cut_all(some, [forms.cut_after(one, split) for one in some])
         self._documents, self._offset = self._documents[at.document :], at.offset
         self._left = sum(one.framed for one in self._documents) - at.offset
 
-    def rest(self) -> Batch | None:
-        """Returns the tokens that fill no sequence as a shorter one."""
-        super().rest()
+    def rest(self) -> Iterator[Batch]:
+        """Yields the tokens that fill no sequence as a shorter one."""
+        if self._begun:
+            self._follows = self._lose()
         sequence = forms.split_rest(self._lengths(), self._split, Cut(0, self._offset), begun=self._follows)
-        if sequence is None:
-            return None
-        batch = self._cut_all([(sequence, Cut(len(self._documents), 0))])
-        self._documents, self._offset, self._left = [], 0, 0
-        return batch
-
-    def _lost(self, begun: BegunUnit) -> None:
-        super()._lost(begun)
-        self._follows = False
+        if sequence is not None:
+            yield self._cut_all([sequence], [Cut(len(self._documents), 0)])
 
     def _lengths(self) -> list[int]:
         return [one.framed - self._frame for one in self._documents]
 
-    def _go_on(self, begun: BegunUnit, unit: Unit, added: list[_OpenDocument]) -> list[_OpenDocument]:
-        """Returns the rows of the unit of which a part is published that are not, or not as a whole."""
-        if begun.find(row.data for row in unit.made):
-            self._begun = None
-            if not self._cut:
-                return added[begun.skip :]
-            if self._cut < added[begun.skip - 1].framed:
-                self._offset = self._cut
-                return added[begun.skip - 1 :]
-            begun.lose()
-        self._lost(begun)
-        return added
+    def _cut_all(self, sequences: Sequence[SplitSequence], ends: Sequence[Cut]) -> Batch:
+        documents = self._documents
 
-    def _cut_all(self, sequences: Sequence[tuple[SplitSequence, Cut]]) -> Batch:
-        rows = [self._make(sequence) for sequence, _ in sequences]
-        ends = [self._end(end) for _, end in sequences]
-        return self.batch(rows, lambda index: ends[index]())
+        def position(index: int) -> RunPosition:
+            document, offset = ends[index]
+            if document < len(documents) and offset == documents[document].framed:
+                document, offset = document + 1, 0
+            if document == len(documents):
+                return self._stats.position(self._after)
+            one = documents[document]
+            return one.unit.position(one.row + (offset > 0), cut=offset)
 
-    def _make(self, sequence: SplitSequence) -> MadeRow:
-        first = self._documents[sequence.pieces[0].document]
-        documents = {piece.document: self._documents[piece.document].tokens for piece in sequence.pieces}
+        self._follows = True
+        return self._batch([self._row(sequence) for sequence in sequences], position)
+
+    def _row(self, sequence: SplitSequence) -> MadeRow:
+        documents = {piece.document: self._documents[piece.document] for piece in sequence.pieces}
+        first = next(iter(documents.values()))
         try:
-            tokens = cut_tokens(sequence, documents, self._split)
+            tokens = cut_tokens(sequence, {number: one.tokens for number, one in documents.items()}, self._split)
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
-            other = next((number for number, one in documents.items() if one.keys() != first.tokens.keys()), None)
-            place = first.place if other is None else self._documents[other].place
+            other = next((one for one in documents.values() if one.tokens.keys() != first.tokens.keys()), first)
             hint = "and this is the first that differs from the one before; give all labels, or none"
-            raise locate(bad_row(f"--split: {cause}, {hint}"), place) from cause
-        self._follows, length = True, len(tokens[INPUT_IDS])
-        return MadeRow(write_tokens(tokens, length, arrays=self._arrays), first.place, length)
-
-    def _end(self, cut: Cut) -> Callable[[], RunPosition]:
-        document, offset = cut
-        if document < len(self._documents) and offset == self._documents[document].framed:
-            document, offset = document + 1, 0
-        if document == len(self._documents):
-            assert self._last is not None
-            return partial(self._stats.position, self._last)
-        one = self._documents[document]
-        return partial(one.unit.position, one.row + (offset > 0), cut=offset)
+            raise locate(bad_row(f"--split: {cause}, {hint}"), other.unit.made[other.row].place) from cause
+        length = len(tokens[INPUT_IDS])
+        line = write_tokens(tokens, length, arrays=self._arrays)
+        return MadeRow(line, first.unit.made[first.row].place, length)

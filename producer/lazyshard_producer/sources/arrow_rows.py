@@ -1,27 +1,18 @@
-"""Batches of Arrow as lines of JSON: a row is an object by the names of the columns.
+"""Batches of Arrow as lines of JSON: a row is an object by the names of the columns (table in docs/sources.md).
 
-    Arrow                                        JSON
-    null, booleans, integers, floats, text       the same; a NaN or an infinity is refused later, as JSON has none
-    timestamps                                   "2026-01-02T03:04:05.678", as many digits as the unit has; with a "Z"
-                                                 behind, and in UTC, where the column has a time zone
-    dates, times of day                          "2026-01-02", "03:04:05"
-    binary                                       base64 text
-    lists, structs                               arrays, objects
-    maps                                         objects where the keys are text, else arrays of {"key", "value"}
-    dictionary- and run-end-encoded              as what they stand for
-    extension types                              as their storage; arrow.uuid as text
-    decimals, durations, intervals, unions       refused: JSON has no such value, and readers would round the first
-
-What has no value in JSON becomes an `_Unwritable` in its place, so that only its row is lost. Everything here goes by
-the column's type, never by what happens to be in it, so a column looks the same in every row and on every machine.
+Everything goes by the column's type, never by what happens to be in it, so a column looks the same in every row and on
+every machine. What has no value in JSON becomes an `_Unwritable` in its place, so that only its row is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import pybase64
@@ -31,34 +22,25 @@ from lazyshard.format.row import encode_row
 from lazyshard_producer.sources.files import load_extra
 from lazyshard_producer.sources.source import bad_row, too_long
 
-
-def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
-    """Returns pyarrow, or the module of it of this whole name, for the source at a path."""
-    return load_extra(path, module, "arrow")
-
-
-Reader = Callable[[Any], "list[Any]"]
-"""Takes an array of one type, returns its values; None for null."""
+Reader = Callable[[Any], "list[Any]"]  # takes an array of one type, returns its values; None for null
 
 _TEXT: Final = ("string", "large_string", "string_view")
 _LIST: Final = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 _PLAIN: Final = ("null", "boolean", "integer", "float32", "float64", *_TEXT)
-"""Types by their names in `pyarrow.types`, some of which older releases do not have; of the last ones pyarrow's own
-Python values are those of JSON."""
-
-_TIME_CHARACTERS: Final = {"s": 19, "ms": 23, "us": 26, "ns": 29}
-"""Of 2026-01-02T03:04:05 and as many digits as each unit has."""
+"""Types by their names in `pyarrow.types`; of the last ones pyarrow's own Python values are those of JSON."""
 
 
-class _Unwritable:
-    """Stands for a value that JSON cannot hold; the reason says what it is and what to do about it."""
+def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
+    """Returns pyarrow, or the module of it of this whole name, for the source at a path."""
+    return load_extra(f"{path}: reading it", module, "arrow")
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+
+class _Unwritable(Exception):
+    """Stands for a value that JSON cannot hold; says what it is and what to do about it."""
 
 
 def _is(pa: Any, kind: Any, *names: str) -> bool:
-    return any(getattr(pa.types, f"is_{name}", lambda kind: False)(kind) for name in names)
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
 def _is_plain(pa: Any, kind: Any) -> bool:
@@ -68,16 +50,13 @@ def _is_plain(pa: Any, kind: Any) -> bool:
 
 
 def _choose_reader(pa: Any, kind: Any) -> Reader:
-    slow = _by_structure(pa, kind)
-    if not _is_plain(pa, kind):
-        return slow
+    slow, plain = _by_structure(pa, kind), _is_plain(pa, kind)
 
     def read(array: Any) -> list[Any]:
-        try:
-            values: list[Any] = array.to_pylist()
-        except UnicodeDecodeError:  # one bad text; find out which
-            return slow(array)
-        return values
+        if plain:
+            with contextlib.suppress(UnicodeDecodeError):  # one bad text; find out which
+                return list(array.to_pylist())
+        return slow(array)
 
     return read
 
@@ -104,14 +83,12 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
     if _is(pa, kind, "float16"):
         return _each(float)  # numbers of numpy in older releases of pyarrow
     if _is(pa, kind, "timestamp"):
-        zone, length = "Z" if kind.tz is not None else "", _TIME_CHARACTERS[kind.unit]
+        zone, digits = "Z" if kind.tz is not None else "", {"s": 0, "ms": 4, "us": 7, "ns": 10}[kind.unit]
         # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
-        return _each(
-            lambda text: _dated(text.replace(" ", "T", 1), length, zone),
-            lambda array: array.cast(pa.timestamp(kind.unit)).cast(pa.string()),
-        )
+        written = partial(_dated, length=len("2026-01-02T03:04:05") + digits, zone=zone)
+        return _each(written, lambda array: array.cast(pa.timestamp(kind.unit)).cast(pa.string()))
     if _is(pa, kind, "date"):
-        return _each(lambda text: _dated(text, len("2026-01-02")), lambda array: array.cast(pa.string()))
+        return _each(partial(_dated, length=len("2026-01-02")), lambda array: array.cast(pa.string()))
     if _is(pa, kind, "time"):
         return lambda array: array.cast(pa.string()).to_pylist()
     if _is(pa, kind, "binary", "large_binary", "fixed_size_binary", "binary_view"):
@@ -129,16 +106,13 @@ def _each(convert: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda arr
 
 
 def _struct(pa: Any, kind: Any) -> Reader:
-    fields = _fields(kind)
-    names = [field.name for field in fields]
-    readers = [_choose_reader(pa, field.type) for field in fields]
+    names, readers = _names("fields", _fields(kind)), [_choose_reader(pa, field.type) for field in _fields(kind)]
 
     def read(array: Any) -> list[Any]:
         columns = [reader(child) for reader, child in zip(readers, array.flatten(), strict=True)]
-        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        if names and not array.null_count:
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or [{} for _ in array]
+        if not array.null_count:
             return rows
-        rows = rows or [{} for _ in range(len(array))]
         return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
 
     return read
@@ -148,13 +122,9 @@ def _list(pa: Any, kind: Any) -> Reader:
     values = _choose_reader(pa, kind.value_type)
 
     def read(array: Any) -> list[Any]:
-        items = values(array.flatten())  # without what null lists may hide
-        lists: list[Any] = []
-        start = 0
-        for length in pa.compute.list_value_length(array).to_pylist():
-            lists.append(None if length is None else items[start : start + length])
-            start += length or 0
-        return lists
+        items = iter(values(array.flatten()))  # without what null lists may hide
+        lengths = pa.compute.list_value_length(array).to_pylist()
+        return [None if length is None else list(islice(items, length)) for length in lengths]
 
     return read
 
@@ -173,6 +143,7 @@ def _as_object(entries: list[dict[str, Any]]) -> Any:
 
 def _dated(text: str, length: int, zone: str = "") -> Any:
     # ISO 8601 has four digits for the year.
+    text = text.replace(" ", "T", 1)
     return text + zone if len(text) == length else _Unwritable(f"a date outside the years 0 to 9999 ({text})")
 
 
@@ -187,12 +158,19 @@ def _fields(kind: Any) -> Sequence[Any]:
     return [kind.field(index) for index in range(kind.num_fields)]
 
 
+def _names(what: str, fields: Iterable[Any]) -> list[str]:
+    found = [field.name for field in fields]
+    for name, times in Counter(found).items():
+        if times > 1:
+            raise ValueError(f"two {what} named {name!r}")
+    return found
+
+
 class ArrowRowEncoder:
     """Writes the rows of batches of one schema; `pa` is the module pyarrow, with its module compute loaded."""
 
     def __init__(self, pa: Any, schema: Any, max_row_bytes: int) -> None:
-        _check_names(pa, "columns", schema)
-        self._names: list[str] = list(schema.names)
+        self._names = _names("columns", schema)
         self._readers = [_choose_reader(pa, field.type) for field in schema]
         self._max_row_bytes = max_row_bytes
 
@@ -201,8 +179,7 @@ class ArrowRowEncoder:
         if not self._names:
             return [b"{}\n"] * batch.num_rows
         columns = [reader(column) for reader, column in zip(self._readers, batch.columns, strict=True)]
-        names = self._names
-        return [self._line(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+        return [self._line(dict(zip(self._names, row, strict=True))) for row in zip(*columns, strict=True)]
 
     def _line(self, row: dict[str, Any]) -> bytes | RowInvalid:
         try:
@@ -214,8 +191,7 @@ class ArrowRowEncoder:
 
 def _culprits(row: dict[str, Any]) -> Iterator[str]:
     for name, value in row.items():
-        for path, reason in _walk(name, value):
-            yield f"column {path!r}: {reason}"
+        yield from (f"column {path!r}: {reason}" for path, reason in _walk(name, value))
     for name, value in row.items():
         try:
             encode_row({name: value})
@@ -225,27 +201,12 @@ def _culprits(row: dict[str, Any]) -> Iterator[str]:
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, _Unwritable):
-        yield path, value.reason
+        yield path, str(value)
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, f"{'NaN' if math.isnan(value) else 'an infinity'}, which JSON does not have; write null instead"
-    elif isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _walk(f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]", item)
-
-
-def _check_names(pa: Any, what: str, fields: Any) -> None:
-    for name, times in Counter(field.name for field in fields).items():
-        if times > 1:
-            raise ValueError(f"two {what} named {name!r}")
-    for field in fields:
-        _check_within(pa, field.name, field.type)
-
-
-def _check_within(pa: Any, column: str, kind: Any) -> None:
-    if isinstance(kind, pa.BaseExtensionType):
-        _check_within(pa, column, kind.storage_type)
-    elif _is(pa, kind, "struct"):
-        _check_names(pa, f"fields of column {column!r}", _fields(kind))
-    elif _is(pa, kind, "nested"):
-        _check_within(pa, column, kind.item_type if _is(pa, kind, "map") else getattr(kind, "value_type", pa.null()))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(f"{path}.{key}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _walk(f"{path}[{index}]", item)

@@ -1,8 +1,8 @@
 """Files of sources: opened without blocking, and known again.
 
-Of a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part, so checking it costs
-the same however long the file is. Of a complete file it is the XXH3 of its name, its size, its first 4 KiB and its last
-64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the middle that keeps the length.
+Of a file that may grow the fingerprint covers the first and the last 4 KiB of the committed part. Of a complete file it
+is the XXH3 of its name, its size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep their index.
+Not noticed: a change in the middle that keeps the length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 
 import xxhash
 
-from lazyshard.errors import FileRefused
+from lazyshard import errors
 from lazyshard.memory import raise_if_short
 from lazyshard.store.files import KINDS, open_inside
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
@@ -36,33 +36,38 @@ _PACKED: Final = (
 
 
 def open_regular(
-    path: str, buffer: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file", pipe: bool = False
+    path: str,
+    buffer: int = 1 << 20,
+    *,
+    links_out: bool = True,
+    expected: str = "a plain file",
+    pipe: bool = False,
+    text: bool = False,
 ) -> BinaryIO:
-    """Opens a plain file for reading, or a `pipe`. Raises SourceRefused where there is none, from its OSError.
+    """Opens a plain file for reading, or a `pipe`. Raises SourceRefused; also of packed files if a `text` is wanted.
 
     `links_out`: whether a link may lead out of the file's directory; not where somebody else makes the names.
     """
     with refusing(path):
         # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if links_out else open_inside(Path(path))
-    kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    if kind != (stat.S_IFIFO if pipe else stat.S_IFREG):
+    try:
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind != (stat.S_IFIFO if pipe else stat.S_IFREG):
+            raise refuse_source(path, expected, KINDS.get(kind, "something else"))
+        start = read_at(fd, path, 8, 0) if text else b""
+        for magic, packed, unpack in _PACKED:
+            if start.startswith(magic):
+                raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
+        return os.fdopen(fd, "rb", buffering=buffer)
+    except BaseException:
         os.close(fd)
-        raise refuse_source(path, expected, KINDS.get(kind, "something else"))
-    return os.fdopen(fd, "rb", buffering=buffer)
+        raise
 
 
 def open_source_file(path: str) -> BinaryIO:
     """Opens a plain file of text for reading."""
-    file = open_regular(path, expected=_PLAIN)
-    with contextlib.ExitStack() as stack:
-        stack.callback(file.close)
-        start = read_at(file.fileno(), path, 8, 0)
-        for magic, packed, unpack in _PACKED:
-            if start.startswith(magic):
-                raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
-        stack.pop_all()
-    return file
+    return open_regular(path, expected=_PLAIN, text=True)
 
 
 def read_magic(path: str) -> bytes:
@@ -140,36 +145,46 @@ class KnownFile:
             self._version = now._version
 
 
-def load_extra(path: str, module: str, extra: str) -> Any:
-    """Returns a module that need not be installed, by its whole name, for a source. Raises ExtraMissing."""
+def load_extra(what: str, module: str, extra: str | None) -> Any:
+    """Returns a module that need not be installed, by its whole name, for what needs it. Raises ExtraMissing."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError as cause:
         missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == package
         found = "it is not installed" if missing else f"importing it failed: {cause}"
-        message = f"{path}: reading it needs {package}, and {found}: pip install 'lazyshard[{extra}]'"
+        install = package if extra is None else f"'lazyshard[{extra}]'"
+        message = f"{what} needs {package}, and {found}: pip install {install}"
         raise ExtraMissing(message, package=package, extra=extra) from cause
 
 
 @contextlib.contextmanager
 def refusing(path: str, expected: str = "a readable file") -> Iterator[None]:
-    """Has what the filesystem raises say that a source is refused."""
+    """Has what a filesystem, a stream or an index raises say that a source is refused; what a store raises stays."""
     try:
         yield
-    except OSError as cause:
+    except (SourceRefused, errors.ConfigInvalid, errors.StoreUnavailable):
+        raise
+    except (errors.LazyShardError, OSError) as cause:
+        if isinstance(cause, errors.AccessRefused) and cause.url is not None:
+            raise
         raise refuse_os_error(path, cause, expected) from cause
 
 
-def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
+def refuse_os_error(path: str, cause: Exception, expected: str = "a readable file") -> SourceRefused:
     """Returns the error for what the filesystem does not give. Raises MemoryError where memory is what there is not."""
     raise_if_short(cause)
+    if isinstance(cause, errors.FileRefused | errors.AccessRefused | errors.FileInvalid):
+        path = cause.file or path
+    if isinstance(cause, errors.FileRefused):
+        return refuse_source(path, "a plain file", str(cause.kind))
+    if isinstance(cause, errors.LazyShardError) and not isinstance(cause, errors.AccessRefused):
+        facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
+        return SourceRefused(str(cause), file=path, **facts)
     if isinstance(cause, PermissionError):
         hint = "; check its permissions and those of the directories above it"
         return refuse_source(path, expected, f"uid {os.geteuid()} may not read it", hint)
-    if isinstance(cause, FileRefused):
-        return refuse_source(path, "a plain file", str(cause.kind))
-    return refuse_source(path, expected, (cause.strerror or str(cause)).lower())
+    return refuse_source(path, expected, (getattr(cause, "strerror", None) or str(cause)).lower())
 
 
 def refuse_source(path: str, expected: str, actual: str, hint: str = "", *, where: str = "") -> SourceRefused:

@@ -1,9 +1,8 @@
 """A Python function of the user's as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
 
-It is called once a run, with the position of the last published row, None at the start, and returns an iterator of
-pairs (row, position after it): a dict or the bytes of one line, and any value of JSON. Called with a position it must
-give the rows that followed it, the same ones. It runs on a thread of its own, a little ahead of what is read, and may
-block; when the run stops its iterator is closed, and one that does not come back is left alone after a moment.
+It is called once a run, with the position of the last published row, and returns an iterator of pairs (row, position
+after it). It runs on a thread of its own, a little ahead of what is read, and may block; one that does not come back
+when the run stops is left alone after a moment.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -28,10 +26,6 @@ from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.files import refuse_source
 from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, number_rows, too_long
-
-_SHOWN: Final = 120  # characters of a value that are shown
-_END: Final = object()
-
 
 AHEAD_ROWS: Final = 1024
 """How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
@@ -75,12 +69,12 @@ class GeneratorSource(Source):
         self.reached: FunctionPosition = self.start
         self.progress = self.start.length, None
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
-        self._max_row_bytes = context.max_row_bytes
+        self._most = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is shared with the thread, under the condition's lock.
-        self._given: deque[tuple[bytes | RowInvalid, FunctionPosition]] = deque()
+        self._given: list[tuple[bytes | RowInvalid, FunctionPosition]] = []
         self._given_bytes = 0
         self._failure: BaseException | None = None
         self._finished = self._stopping = False
@@ -90,7 +84,7 @@ class GeneratorSource(Source):
         """Returns what rows there are; None when the function has no more."""
         self._begin()
         with self._changed:
-            rows, self._given, self._given_bytes = list(self._given), deque(), 0
+            rows, self._given, self._given_bytes = self._given, [], 0
             failure, finished = self._failure, self._finished or self._stopping
             self._changed.notify_all()
         if rows:
@@ -110,10 +104,10 @@ class GeneratorSource(Source):
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        with self._changed:
-            since = self._asked_at
-        asked = "" if since is None else f", asked {time.monotonic() - since:.0f} s ago"
-        return f"the next row of {self.name}{asked}"
+        since = self._asked_at
+        return f"the next row of {self.name}" + (
+            "" if since is None else f", asked {time.monotonic() - since:.0f} s ago"
+        )
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
@@ -139,13 +133,12 @@ class GeneratorSource(Source):
             self._thread.start()
 
     def _run(self) -> None:
-        failure: BaseException | None = None
         try:
             self._take_all()
         except BaseException as error:
-            failure = error
+            self._failure = error
         with self._changed:
-            self._failure, self._finished = failure, True
+            self._finished = True
             self._changed.notify_all()
 
     def _take_all(self) -> None:
@@ -161,8 +154,8 @@ class GeneratorSource(Source):
                 pair: Any = None
                 with self._raising():
                     # Not the end of what stands around this: a function may give None, which is refused.
-                    pair = next(rows, _END)
-                if pair is _END:
+                    pair = next(rows, self)
+                if pair is self:
                     return
                 line, written = self._examine(at.rows + 1, pair)
                 size = len(line) if isinstance(line, bytes) else 0
@@ -197,9 +190,8 @@ class GeneratorSource(Source):
             line = row if isinstance(row, bytes) else encode_row(row)
         except RowInvalid as error:
             return error, written
-        if len(line) > self._max_row_bytes and len(line.rstrip(b"\r\n")) > self._max_row_bytes:
-            return bad_row(too_long(self._max_row_bytes)), written
-        return line, written
+        exceeds = len(line) > self._most and len(line.rstrip(b"\r\n")) > self._most
+        return bad_row(too_long(self._most)) if exceeds else line, written
 
     @contextlib.contextmanager
     def _raising(self) -> Iterator[None]:
@@ -216,4 +208,4 @@ class GeneratorSource(Source):
             raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
 
     def _broke(self, expected: str, value: Any, more: str = "") -> SourceRefused:
-        return refuse_source(self.name, expected, name_value(value, _SHOWN) + more)
+        return refuse_source(self.name, expected, name_value(value, 120) + more)

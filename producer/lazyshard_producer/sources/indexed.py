@@ -7,9 +7,7 @@ sequence    {"input_ids": [...], "document": number of its document from 0}, and
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -19,19 +17,10 @@ from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, Ints, 
 from lazyshard.errors import FileInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
-from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import (
-    PIECE_BYTES,
-    PIECE_ROWS,
-    Context,
-    RowOrigin,
-    Rows,
-    Source,
-    bad_row,
-    too_long,
-)
+from lazyshard_producer.sources import source
+from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_source, refusing
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, bad_row, number_rows
 from lazyshard_producer.wording import count
 
 _PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty ones take no byte of the data file
@@ -48,7 +37,7 @@ class IndexedSource(Source):
         self._path, self._of, self._most = settings.path, settings.indexed_rows, context.max_row_bytes
         self._document: int | None = None  # that of the last row; None before the first
         self.start = 0 if position is None else self._decode(position)
-        with self._refusing():
+        with refusing(self._path):
             self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
             self._digests = [f"{file.digest:016x}" for file in self._known]
             if position is not None and self.start and position["xxh3"] != self._digests:
@@ -72,7 +61,7 @@ class IndexedSource(Source):
         if before == self._total:
             self._check_same()
             return None
-        with self._refusing():
+        with refusing(self._path):
             try:
                 lines = self._make(before)
             except FileInvalid:
@@ -80,8 +69,7 @@ class IndexedSource(Source):
                 self._check_same()
                 raise
         self._reach(before + len(lines))
-        row = before + 1
-        return Rows(lines, lambda index: row + index, lambda index: RowOrigin(self.name, row + index, None))
+        return number_rows(lines, self.name, before, lambda index: before + index + 1)
 
     def entry(self, position: int) -> dict[str, Any]:
         """Returns the entry of a position, which is how many rows are before."""
@@ -93,15 +81,6 @@ class IndexedSource(Source):
     def close(self) -> None:
         """Closes both files."""
         self._reader.close()
-
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except FileInvalid as cause:
-            raise SourceRefused(str(cause), file=cause.file, expected=cause.expected, actual=cause.actual) from cause
-        except OSError as cause:
-            raise refuse_os_error(getattr(cause, "file", None) or cause.filename or self._path, cause) from cause
 
     def _check_same(self) -> None:
         for file in self._known:
@@ -150,10 +129,9 @@ class IndexedSource(Source):
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
             return [self._too_long(count(int(counts[0]), "token"))]
         sizes = np.cumsum(counts) * self._reader.header.token.itemsize
-        rows = max(1, int(np.searchsorted(sizes, PIECE_BYTES, "right")))
-        bounds = all_bounds[: rows + 1].tolist()
-        tokens = self._tokens(found, bounds[-1])
-        documents = self._documents(row, len(bounds) - 1) if self._of == "sequence" else [None] * (len(bounds) - 1)
+        bounds = all_bounds[: max(1, int(np.searchsorted(sizes, PIECE_BYTES, "right"))) + 1].tolist()
+        tokens, rows = self._tokens(found, bounds[-1]), len(bounds) - 1
+        documents = self._documents(row, rows) if self._of == "sequence" else [None] * rows
         return [
             self._line(tokens[ends[low] : ends[high]], found, low, high, document)
             for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
@@ -162,13 +140,10 @@ class IndexedSource(Source):
     def _tokens(self, found: IndexedSequences, stop: int) -> Any:
         """Returns the tokens of the first sequences: with one read where they lie one behind another."""
         lengths, pointers, token = found.lengths[:stop], found.pointers[:stop], self._reader.header.token
-        ends = pointers + lengths * token.itemsize
-        cuts = [0, *(np.flatnonzero(pointers[1:] != ends[:-1]) + 1).tolist(), stop]
-        parts = [
-            self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum()))
-            for low, high in itertools.pairwise(cuts)
-            if high > low
-        ]
+        apart = pointers[1:] != pointers[:-1] + lengths[:-1] * token.itemsize
+        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), stop]
+        pairs = [(low, high) for low, high in itertools.pairwise(cuts) if high > low]
+        parts = [self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum())) for low, high in pairs]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, token), *parts])
 
     def _line(
@@ -214,4 +189,4 @@ class IndexedSource(Source):
         return low
 
     def _too_long(self, what: str) -> RowInvalid:
-        return bad_row(f"{what}: {too_long(self._most, ', as JSON')}")
+        return bad_row(f"{what}: {source.too_long(self._most, ', as JSON')}")

@@ -1,7 +1,7 @@
 """Lines: blocks of bytes in, rows out, each with its place in the text; and plain files of them as a source of rows.
 
-A newline ends a line and nothing else does. A byte order mark at the start is dropped, blank lines (nothing but a line
-end) are left out and counted, the last line needs no newline. A plain file may grow, during the run or after it.
+A newline ends a line and nothing else does. A byte order mark at the start is dropped, blank lines are left out and
+counted, the last line needs no newline. A plain file may grow, during the run or after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,7 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import EMPTY, PLAIN_FIELDS, FilePosition, plain_name
 from lazyshard_producer.sources import files
 from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
-from lazyshard_producer.sources.source import PIECE_BYTES, Context, RowOrigin, Rows, Source, too_long
+from lazyshard_producer.sources.source import PIECE_BYTES, Context, RowOrigin, Rows, Source, bad_row, too_long
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -34,23 +34,18 @@ _CARRIAGE_RETURN: Final = 13
 """A line that begins with a greater byte is not blank, and hardly any line begins with a smaller one."""
 
 
-_Table = Sequence[tuple[int, int, FilePosition]]
-"""Of each row where its line begins (bytes and lines before it), and where the text stands after it."""
-
-
 class LineSplitter:
-    """Cuts a text that comes in blocks into lines. Memory: the block in hand, and a line that goes on in the next one.
+    """Cuts a text that comes in blocks into lines. A line longer than `max_row_bytes` is never held whole.
 
-    A line longer than `max_row_bytes` is never held whole: a `RowInvalid` stands in its place. `position` is where the
-    text stands after the lines given so far, `pending` are the bytes of the line that has begun. Where the last line
-    before the start had no newline, that comes first now, or the text is refused.
+    `position` is where the text stands after the lines given so far, `pending` are the bytes of the line that has
+    begun. Where the last line before the start had no newline, that comes first now, or the text is refused.
     """
 
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
         self.position = start or FilePosition()
         self.pending = 0
         self._name, self._max_row_bytes = name, max_row_bytes
-        self._held: list[bytes] = []
+        self._held = bytearray()
 
     @property
     def fed(self) -> int:
@@ -73,7 +68,7 @@ class LineSplitter:
         start = self.position
         if start.offset and complete <= self._max_row_bytes and min(map(itemgetter(0), lines)) > _CARRIAGE_RETURN:
             self.position = FilePosition(start.offset + complete, start.line + len(lines), start.blank)
-            rows = self._rows(start, lines)
+            rows = _plain_rows(self._name, start, lines)
         else:
             rows = self._examine(lines, first_bytes)
         self._hold(rest)
@@ -82,11 +77,15 @@ class LineSplitter:
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of the last line, which has no newline, if there is such a line.
 
-        `only_row`: of a text that may go on: only if it is a JSON object. No object's beginning is one, so then nothing
-        of it is missing.
+        `only_row`: only if it is a JSON object. No object's beginning is one, so nothing of it is missing.
         """
-        if not self.pending or self.position.open_end or (only_row and not self._holds_row()):
+        if not self.pending or self.position.open_end:
             return Rows()
+        if only_row:
+            try:
+                parse_row(bytes(self._held) if self.pending <= self._max_row_bytes else b"")
+            except RowInvalid:
+                return Rows()
         line, length = self._release()
         if self.position.offset == 0 and line == _BOM:
             self.position = FilePosition(length)
@@ -108,61 +107,29 @@ class LineSplitter:
         self.position = FilePosition(at.offset + len(newline), at.line, at.blank)
         return rest[len(newline) :]
 
-    def _holds_row(self) -> bool:
-        if self.pending > self._max_row_bytes:
-            return False
-        try:
-            parse_row(b"".join(self._held))
-        except RowInvalid:
-            return False
-        return True
-
     def _examine(self, lines: list[bytes], first_bytes: int, open_end: bool = False) -> Rows:
         """Returns the rows of lines of which some may be blank or too long, or begin with a byte order mark."""
-        start, (offset, number, blank, *_) = self.position, self.position
+        (offset, number, blank, *_), most = self.position, self._max_row_bytes
         rows: list[bytes | RowInvalid] = []
-        table: list[tuple[int, int, FilePosition]] = []
-        length, most = first_bytes, self._max_row_bytes
+        positions: list[FilePosition] = []
+        places: list[RowOrigin] = []
+        length = first_bytes
         for line in lines:
             if offset == 0:
                 line = line.removeprefix(_BOM)
             length = length or len(line)
-            begin = (offset, number)
-            offset, number = offset + length, number + 1
             if line[0] <= _CARRIAGE_RETURN and not line.strip(b"\r\n"):
                 blank += 1
             else:
                 exceeds = len(line) > most and len(line.rstrip(b"\r\n")) > most
                 rows.append(self._too_long(line) if exceeds or length > most + _SLACK_BYTES else line)
-                table.append((*begin, FilePosition(offset, number, blank, open_end)))
-            length = 0
+                places.append(RowOrigin(self._name, number + 1, offset))
+                positions.append(FilePosition(offset + length, number + 1, blank, open_end))
+            offset, number, length = offset + length, number + 1, 0
         self.position = FilePosition(offset, number, blank, open_end)
-        return self._rows(start, rows, table)
-
-    def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
-        """Returns rows of the text from a place up to `position`; without a table no other lines lie between them."""
-        name, end = self._name, self.position
-        offsets: list[int] = []
-
-        def offset(index: int) -> int:
-            # Not before somebody asks: most blocks are never asked for any.
-            if not offsets:
-                lengths = (len(line) for line in lines if isinstance(line, bytes))
-                offsets.extend(accumulate(lengths, initial=start.offset))
-            return offsets[index]
-
-        def position(index: int) -> FilePosition:
-            if index == len(lines) - 1:
-                return end  # behind the blank lines that follow it too
-            if table is not None:
-                return table[index][2]
-            return FilePosition(offset(index + 1), start.line + index + 1, start.blank)
-
-        def place(index: int) -> RowOrigin:
-            begin, line = (offset(index), start.line + index) if table is None else table[index][:2]
-            return RowOrigin(name, line + 1, begin)
-
-        return Rows(lines, position, place)
+        if rows:
+            positions[-1] = self.position  # behind the blank lines that follow it too
+        return Rows(rows, positions.__getitem__, places.__getitem__)
 
     def _too_long(self, line: bytes) -> RowInvalid:
         hint = ""
@@ -170,22 +137,35 @@ class LineSplitter:
             hint = ", and it holds NUL bytes: space that was reserved but never written, or torn by a crash?"
         elif b"\r" in line[:_HINT_BYTES]:
             hint = ", and it holds carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
-        reason = too_long(self._max_row_bytes, hint)
-        return RowInvalid(f"not a row: {reason}", reason=reason, byte=0)
+        return bad_row(too_long(self._max_row_bytes, hint), byte=0)
 
     def _hold(self, part: bytes) -> None:
         """Keeps a part of a line; of one that is too long only the start, for the hint."""
         most = self._max_row_bytes + _SLACK_BYTES
-        if part and self.pending <= most:
-            self._held.append(part)
-            if self.pending + len(part) > most:
-                self._held = [b"".join(held[:_HINT_BYTES] for held in self._held)[:_HINT_BYTES]]
+        self._held += part if self.pending <= most else b""
         self.pending += len(part)
+        if self.pending > most:
+            del self._held[_HINT_BYTES:]
 
     def _release(self) -> tuple[bytes, int]:
-        line, length = b"".join(self._held), self.pending
-        self._held, self.pending = [], 0
+        line, length = bytes(self._held), self.pending
+        self._held, self.pending = bytearray(), 0
         return line, length
+
+
+def _plain_rows(name: str, start: FilePosition, lines: Sequence[bytes]) -> Rows:
+    """Returns the rows of a text from a place on, between which no other lines lie."""
+
+    @cache
+    def offsets() -> list[int]:
+        # Not before somebody asks: most blocks are asked for few or none.
+        return list(accumulate(map(len, lines), initial=start.offset))
+
+    return Rows(
+        lines,
+        lambda index: FilePosition(offsets()[index + 1], start.line + index + 1, start.blank),
+        lambda index: RowOrigin(name, start.line + index + 1, offsets()[index]),
+    )
 
 
 class TextPosition(NamedTuple):
@@ -206,18 +186,16 @@ def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> st
 
 
 class DigestedText(LineSplitter):
-    """Cuts a text into lines after the part that was read before, whose digest it checks.
+    """Cuts a text into lines after the part that was read before, whose digest it checks; `remedy` says what to do.
 
-    `remedy` says what to do about another text than that of the position. `read` bytes of the text came so far. The
-    positions of its rows are `TextPosition`.
+    `read` bytes of the text came so far. The positions of its rows are `TextPosition`.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
         super().__init__(name, max_row_bytes, position.place)
         self.read = 0
         self._known = position._replace(digest=position.digest or EMPTY)
-        self._remedy = remedy
-        self._digest = xxhash.xxh3_64()
+        self._remedy, self._digest = remedy, xxhash.xxh3_64()
         self._digest_at: Callable[[int], str] = lambda offset: self._known.digest
 
     @property
@@ -240,31 +218,24 @@ class DigestedText(LineSplitter):
                 at, where = self._known, "not the text whose rows are published: "
                 expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
                 raise files.refuse_source(self._name, expected, actual, self._remedy, where=where)
-        at, before = self.position, self._digest_at
-        if block:
-            self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
-            self._digest.update(block)
-            self.read += len(block)
-        rows = super().feed(block)
-        if self.position == at:
-            # Of a block within a line: it cannot tell the digest up to a place before it.
-            self._digest_at = before
-        return rows
+        return self._advance(block, partial(super().feed, block))
 
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
             expected = f"at least the {self._known.offset} bytes that were read"
             raise files.refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
-        at, before = self.position, self._digest_at
-        self._digest_at = partial(_digest, self._digest.copy(), self.read, b"")
-        rows = super().finish(only_row=only_row)
-        if self.position == at:
-            self._digest_at = before
-        return rows
+        return self._advance(b"", partial(super().finish, only_row=only_row))
 
-    def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
-        rows, digest = super()._rows(start, lines, table), self._digest_at
+    def _advance(self, block: bytes, give: Callable[[], Rows]) -> Rows:
+        before, digest_before = self.reached
+        self._digest_at = digest = partial(_digest, self._digest.copy(), self.read, block)
+        self._digest.update(block)
+        self.read += len(block)
+        rows = give()
+        if self.position == before:
+            # Of a block within a line: it cannot tell the digest up to a place before it.
+            self._digest_at = digest_before
         return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
 
 
@@ -280,39 +251,33 @@ class JsonLinesFile(Source):
     """One plain file. Memory: a block of 1 MiB twice, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name = plain_name(settings.path)
-        self._path = settings.path
+        self.name, self._path = plain_name(settings.path), settings.path
         at = decode_start(position, (KIND,), self.name, PLAIN_FIELDS)
-        self._file = files.open_source_file(self._path)
-        self._fd: Final = self._file.fileno()
         with contextlib.ExitStack() as stack:
-            stack.callback(self._file.close)
+            self._file = stack.enter_context(files.open_source_file(self._path))
+            self._fd: Final = self._file.fileno()
             files.check_ends(self._path, at, *files.committed_ends(self._fd, self._path, at.offset))
             self._file.seek(at.offset)
             stack.pop_all()
-        self.start = at.place
-        self._reach(self.start)
-        self._splitter = LineSplitter(self.name, context.max_row_bytes, self.start)
+        self._splitter = LineSplitter(self.name, context.max_row_bytes, at.place)
         self._block, self._finished = b"", False
+        self.start = self._reach()
 
-    def _reach(self, at: FilePosition) -> None:
-        self.reached, self.blank = at, at.blank
-        self.progress = at.offset, os.fstat(self._fd).st_size
+    def _reach(self) -> FilePosition:
+        at = self.reached = self._splitter.position
+        self.blank, self.progress = at.blank, (at.offset, os.fstat(self._fd).st_size)
+        return at
 
     def read(self) -> Rows | None:
         """Returns the next rows; None at the end of the file. Raises SourceRefused where it was truncated."""
         while not self._finished:
             with files.refusing(self._path):
                 block = self._file.read(PIECE_BYTES)
-            if block:
-                self._block = block
-                rows = self._splitter.feed(block)
-            else:
-                if (size := os.fstat(self._fd).st_size) < self._splitter.fed:
-                    raise files.refuse_truncated(self._path, self._splitter.fed, size)
-                self._finished = True
-                rows = self._splitter.finish()
-            self._reach(self._splitter.position)
+            if not block and (size := os.fstat(self._fd).st_size) < self._splitter.fed:
+                raise files.refuse_truncated(self._path, self._splitter.fed, size)
+            self._block, self._finished = block or self._block, not block
+            rows = self._splitter.feed(block) if block else self._splitter.finish()
+            self._reach()
             if rows.lines:
                 return rows
         return None

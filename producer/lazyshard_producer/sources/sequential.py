@@ -1,10 +1,8 @@
 """JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
 
-To go on from a position the text is read up to there once more and its digest compared; nothing cheaper would know it
-again. What was read from a pipe is gone: a restart expects the same input once more, or takes all as new (`resume`).
-
-Of a compressed file all members or frames are read, one after another, to a clean end. A file that ends within one was
-cut or is still being written, and a wrong checksum tells damage: both are refused with the byte, after the text before.
+To go on from a position the text is read up to there once more and its digest compared. What was read from a pipe is
+gone: a restart expects the same input once more, or takes all as new (`resume`). A compressed file that ends within a
+member or frame, or has a wrong checksum, is refused with the byte, after the text before.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import fcntl
 import os
 import select
 import zlib
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,14 +37,13 @@ _CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect l
 
 
 class PackedText:
-    """A compressed file: its text, in blocks, read ahead by a thread where the file is large enough for one.
+    """A compressed file: its text, in blocks, read ahead by a thread where it is large. Memory: a few MiB at any ratio.
 
-    Memory: a few MiB at any ratio. `consumed` compressed bytes were read, ahead of what was taken. Its first bytes tell
-    the kind.
+    `consumed` compressed bytes were read, ahead of what was taken.
     """
 
     def __init__(self, path: str, *, links_out: bool = True) -> None:
-        self._path, self._file = path, open_regular(path, links_out=links_out)
+        self._path = path
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[bytes]] = deque()
         self._begin = -1  # of the member or frame in hand, or the last one
@@ -53,14 +51,14 @@ class PackedText:
         self._failure: SourceRefused | None = None
         self.consumed = 0
         with contextlib.ExitStack() as stack:
-            stack.callback(self._file.close)
+            self._file = stack.enter_context(open_regular(path, links_out=links_out))
             self.size: Final = os.fstat(self._file.fileno()).st_size
             start = self._take(4)
             self._back(len(start))
             self.is_zstd: Final = _is_zstd(start)
             self._what: Final = "zstd frame" if self.is_zstd else "gzip member"
             if self.is_zstd:
-                self._parts = self._zstd(load_extra(path, "zstandard", "producer"))
+                self._parts = self._zstd(load_extra(f"{path}: reading it", "zstandard", "producer"))
             elif start.startswith(_GZIP_MAGIC):
                 self._parts = self._gzip()
             else:
@@ -91,11 +89,11 @@ class PackedText:
         # The end is met once: what is appended after that is nothing that `consumed` may count.
         while not self._ended and len(block) < PIECE_BYTES // 2:
             try:
-                part = next(self._parts, None)
+                block += next(self._parts)
+            except StopIteration:
+                self._ended = True
             except SourceRefused as error:
-                self._failure, part = error, None
-            self._ended = part is None
-            block += part or b""
+                self._failure, self._ended = error, True
             self.consumed = self._file.tell()
         if self._failure is not None and not block:
             raise self._failure
@@ -134,10 +132,9 @@ class PackedText:
         return True
 
     def _zstd(self, library: Any) -> Iterator[bytes]:
-        """Takes frames apart (RFC 8878, 3.1.1) and hands them to the library block by block.
+        """Takes frames apart (RFC 8878, 3.1.1), and hands them to the library block by block.
 
-        So no call can expand without bound, and the end of a file within a frame is seen, which the library's own
-        readers take for a clean one.
+        So no call can expand without bound, and the end of a file within a frame is seen.
         """
         while True:
             self._begin = self._file.tell()
@@ -218,59 +215,68 @@ STDIN: Final = "stdin"
 
 
 class _TextSource(Source):
-    """A text that is read from its start.
+    """A text that is read from its start; `read` raises where it is not what it was, before any row.
 
-    That it is up to the position what it was shows only when it has been read: `read` raises then, before any row.
+    `before` are bytes and blank lines of inputs before this one.
     """
 
-    _lines: DigestedText
-    _what: str  # as messages call it
     _finished = False
-    _blank_before = 0
 
-    def _begin(self, at: FilePosition, context: Context, remedy: str) -> None:
-        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self.reached = self._lines.reached
-        self.blank = self._blank_before + at.blank
+    def __init__(
+        self, name: str, at: FilePosition, context: Context, remedy: str, before: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.name, self._before = name, before
+        self._lines = DigestedText(name, context.max_row_bytes, at, remedy)
+        self.start = self._lines.reached
+        self._reach()
 
-    def _give(self, block: bytes, ended: bool, *, only_row: bool = False) -> Rows:
-        self._finished = ended
-        rows = self._lines.finish(only_row=only_row) if ended else self._lines.feed(block)
+    def _reach(self) -> None:
         self.reached = self._lines.reached
-        self.blank = self._blank_before + self.reached.at.blank
-        return rows
+        self.blank = self._before[1] + self.reached.at.blank
+
+    @abstractmethod
+    def _next(self) -> tuple[bytes, bool, bool]:
+        """Returns the next block, whether the text ends with it, and whether a last line is then complete."""
+
+    def read(self) -> Rows | None:
+        """Returns the next rows; none while the published part is read again, or nothing has come; None at the end."""
+        rows: Rows | None = None
+        # Signals are looked at in between.
+        for _ in range(16):
+            if self._finished:
+                break
+            block, self._finished, complete = self._next()
+            rows = self._lines.finish(only_row=not complete) if self._finished else self._lines.feed(block)
+            self._reach()
+            if rows.lines:
+                return rows
+            if not block:
+                break
+        return None if self._finished else rows
 
     def waits_for(self) -> str:
         """Returns in words what it waits for, or what takes long at a restart."""
         done, behind = self._lines.read, self._lines.behind
+        what = "standard input" if self.name == STANDARD_INPUT else f"the pipe {self.name}" if self.live else self.name
         if behind:
-            return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
-        return f"rows on {self._what}" if self.live else ""
+            return f"the part of {what} that is published, once more: {done} of {done + behind} bytes have come"
+        return f"rows on {what}" if self.live else ""
 
 
 class CompressedJsonLines(_TextSource):
     """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name = self._what = plain_name(settings.path)
-        at = decode_start(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
-        self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
+        name = plain_name(settings.path)
+        at = decode_start(position, (GZIP, ZSTD), name, TEXT_FIELDS)
+        super().__init__(name, at, context, "; put the old file back (appending is fine), or choose another --out")
         self._packed = PackedText(settings.path)
         self.progress = 0, self._packed.size
 
-    def read(self) -> Rows | None:
-        """Returns the next rows; none while the published part is read again; None at the end."""
-        rows = None
-        # Signals are looked at in between.
-        for _ in range(16):
-            if self._finished:
-                return None
-            block = self._packed.read()
-            rows = self._give(block, not block)
-            self.progress = self._packed.consumed, self._packed.size
-            if rows.lines:
-                break
-        return rows
+    def _next(self) -> tuple[bytes, bool, bool]:
+        block = self._packed.read()
+        self.progress = self._packed.consumed, self._packed.size
+        return block, not block, True
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
@@ -284,31 +290,23 @@ class CompressedJsonLines(_TextSource):
 
 
 class StandardInput(_TextSource):
-    """Standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
-
-    It ends where the last writer has closed it, but not before the first one has opened it.
-    """
+    """Standard input or a named pipe. It ends where its last writer has closed it, not before one has opened it."""
 
     live = True
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name = plain_name(settings.path)
-        self._what = "standard input" if settings.path == STANDARD_INPUT else f"the pipe {self.name}"
-        at = decode_start(position, (STDIN,), self.name, TEXT_FIELDS)
-        self._bytes_before = self._blank_before = 0
+        name, size, blank = plain_name(settings.path), 0, 0
+        at = decode_start(position, (STDIN,), name, TEXT_FIELDS)
         if position is not None:
-            before = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
-            self._bytes_before, self._blank_before = before
+            size, blank = read_entry(position, name, STDIN, bytes_before=int, blank_before=int)
         if settings.resume == "append":
-            self._bytes_before += at.offset
-            self._blank_before += at.blank
-            at = FilePosition()
+            size, blank, at = size + at.offset, blank + at.blank, FilePosition()
         remedy = (
             "; give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
         )
-        self._begin(at, context, remedy)
-        self.progress = self._bytes_before + at.offset, None
+        super().__init__(name, at, context, remedy, (size, blank))
+        self.progress = size + at.offset, None
         self._pipe: BinaryIO | None = None
         if settings.path != STANDARD_INPUT:
             self._pipe = open_regular(settings.path, 0, expected="a named pipe", pipe=True)
@@ -319,16 +317,6 @@ class StandardInput(_TextSource):
         with contextlib.suppress(OSError):  # it is what Linux allows to everybody
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIECE_BYTES)
 
-    def read(self) -> Rows | None:
-        """Returns the rows that have come; None where the input is at its end."""
-        if self._finished:
-            return None
-        block = self._read_block()
-        # Asked to end, nobody knows whether what has come is all of the last line.
-        rows = self._give(block, not block and (self._ended or self._ending), only_row=not self._ended)
-        self.progress = self._bytes_before + max(self._lines.read, self.start.at.offset), None
-        return rows if rows.lines or not self._finished else None
-
     def wait(self, seconds: float) -> None:
         """Returns when something has come, the input has ended, or so many seconds have passed."""
         if not self._finished:
@@ -336,7 +324,7 @@ class StandardInput(_TextSource):
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
-        before = {"bytes_before": self._bytes_before, "blank_before": self._blank_before}
+        before = {"bytes_before": self._before[0], "blank_before": self._before[1]}
         return {"kind": STDIN, "path": self.name} | position.digested().encode(TEXT_FIELDS) | before
 
     def end(self) -> None:
@@ -348,7 +336,7 @@ class StandardInput(_TextSource):
         if self._pipe is not None:
             self._pipe.close()
 
-    def _read_block(self) -> bytes:
+    def _next(self) -> tuple[bytes, bool, bool]:
         block = bytearray()
         with refusing(self.name), contextlib.suppress(BlockingIOError):
             while len(block) < PIECE_BYTES and not self._ended and self._poll.poll(0):
@@ -356,4 +344,6 @@ class StandardInput(_TextSource):
                 part = os.read(self._fd, PIECE_BYTES - len(block))
                 self._ended = not part
                 block += part
-        return bytes(block)
+        self.progress = self._before[0] + max(self._lines.read + len(block), self.start.at.offset), None
+        # Asked to end, nobody knows whether what has come is all of the last line.
+        return bytes(block), not block and (self._ended or self._ending), self._ended

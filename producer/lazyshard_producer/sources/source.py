@@ -48,8 +48,7 @@ class Context(NamedTuple):
 class Rows(NamedTuple):
     """Rows that were read in one go, in order; empty: there are none at the moment.
 
-    `position` and `place` return where the source stands after the row of an index, from 0, and where it comes from.
-    They may take O(index).
+    `position` and `place` return where the source stands after the row of an index, and its origin; in O(index).
     """
 
     lines: Sequence[Line] = ()
@@ -63,17 +62,16 @@ def number_rows(lines: Sequence[Line], name: str, before: int, position: Callabl
 
 
 class Source(ABC):
-    """Gives rows in order. One thread, one process.
+    """Gives rows in order. One thread, one process. Any call may raise SourceRefused: what was read is not as it was.
 
-    Opened by its settings, the entry of a position (None for its start) and a `Context`; raises `SourceRefused` where
-    it cannot be read, or what was read before is not there as it was. So do `read` and `entry`.
+    Opened by its settings, the entry of a position (None for its start) and a `Context`.
 
     Attributes:
         name: how entries, messages and metrics call it: the path as given, in plain text.
         live: whether it may have nothing at the moment and more later.
         start, reached: where it stood when it was opened, and where after all that `read` gave and blank lines behind.
         blank: blank lines skipped so far, those of earlier runs included.
-        progress: (bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know.
+        progress: (bytes read, bytes there are or None) for what is shown, earlier runs included.
     """
 
     name: str
@@ -111,9 +109,16 @@ class Source(ABC):
         """Lets go of what is open. May be called twice."""
 
 
-def bad_row(reason: str) -> RowInvalid:
+def line_size(line: Line) -> int:
+    """Returns the bytes of a row, its newline and its arrays included; 0 of one that could not be given."""
+    if isinstance(line, EncodedRow):
+        return len(line.line) + len(line.arrays)
+    return len(line) if isinstance(line, bytes) else 0
+
+
+def bad_row(reason: str, byte: int | None = None) -> RowInvalid:
     """Returns why a source cannot give a row."""
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+    return RowInvalid(f"not a row: {reason}", reason=reason, byte=byte)
 
 
 def too_long(most: int, more: str = "") -> str:

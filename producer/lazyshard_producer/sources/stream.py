@@ -1,8 +1,7 @@
 """A stream as a source of rows: one of ours, or the chunk files of another program; in a directory or an object store.
 
-Rows keep their bytes, and where the stream has them their arrays and their lengths in tokens. A stream that is still
-produced is waited for. The position is the number of samples read, with the stream's identity, or, of a foreign
-directory, which has none, a digest of the last row.
+Rows keep their bytes, their arrays and their lengths in tokens. A stream that is still produced is waited for. The
+position is the number of samples read, with the stream's identity, or a digest of the last row of a foreign directory.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,9 +17,9 @@ import xxhash
 
 from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.format.names import MANIFEST, chunk_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.files import read_file
+from lazyshard.store.files import read_seal
 from lazyshard.store.urls import UrlPath, is_url, stream_path
 from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
 from lazyshard.stream.listing import Published, scan_chunks
@@ -28,16 +27,16 @@ from lazyshard.stream.reader import GRACE_S, StreamReader
 from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry
-from lazyshard_producer.sources.files import refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source, bad_row, too_long
+from lazyshard_producer.sources.files import refuse_source, refusing
+from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source, bad_row, line_size, too_long
 
 KIND: Final = "stream"
 
 _LOST: Final = (errors.ChunkCorrupt, errors.SealInvalid, errors.FileRefused)
 """What a chunk raises of which no row can be read, unless somebody restores its files."""
 
+_STREAM: Final = "a readable stream"
 _BLANKS: Final = b" \t\r"
 
 
@@ -49,28 +48,21 @@ class StreamPosition(NamedTuple):
 
 
 class StreamSource(Source):
-    """A stream, as long as that is produced.
+    """A stream, as long as that is produced. A damaged row is a bad row, and so is each of a chunk that cannot be read.
 
-    A row that is damaged is a bad row, and so is each row of a chunk of which nothing can be read. Rows whose chunk
-    was deleted are not: a copy that lacks them is not what was asked for.
+    Rows whose chunk was deleted are not: a copy that lacks them is not what was asked for.
     """
 
-    def __init__(
-        self,
-        settings: SourceSettings,
-        position: dict[str, Any] | None,
-        context: Context,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
         self._directory = stream_path(settings.path)
-        self._most, self._clock = context.max_row_bytes, clock
+        self._most = context.max_row_bytes
         self._reader = open_reader(settings.path)
         self._size: Final = self._reader.samples_per_chunk
         self.live = not self._reader.seen.ended
         self._ending = False
         self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
-        self._looked_at = self._row_at = clock()
+        self._looked_at = self._row_at = time.monotonic()
         self._missing_since: float | None = None
         self._seal: Seal | None = None
         self.start = StreamPosition(0, 0)
@@ -81,24 +73,23 @@ class StreamSource(Source):
             if self.start.sample and self._reader.stream_id is None and (xxh3 := position.get("xxh3")):
                 self._check_same("XXH3 of the last row read", xxh3, self._digest(self.start.sample))
         self._reach(self.start)
-        if self._reader.stream_id is not None:
-            with _refusing(self.name):
-                retired = read_retired(self._directory, self._reader.stream_id)
+        if (stream_id := self._reader.stream_id) is not None:
+            with refusing(self.name, _STREAM):
+                retired = read_retired(self._directory, stream_id)
             if (chunk := self.start.sample // self._size) < retired:
                 actual = f"those below {retired} deleted by its producer"
                 hint = "; take a stream that is produced with --retain all"
                 raise refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
     def _reach(self, at: StreamPosition) -> None:
-        seen = self._reader.seen
         # Of a stream that has ended there are as many bytes as its rows are by what was read.
-        self.reached = at
+        self.reached, seen = at, self._reader.seen
         self.progress = at.size, at.size * seen.samples // at.sample if seen.ended and at.sample else None
 
     def read(self) -> Rows | None:
         """Returns the next rows, none where none is published now; None where the stream has ended."""
         sample, size = self.reached
-        with _refusing(self.name):
+        with refusing(self.name, _STREAM):
             published = self._look()
             if sample < published.samples:
                 lines = self._take(sample, published.samples)
@@ -110,19 +101,19 @@ class StreamSource(Source):
             return Rows()
 
         def position(index: int) -> StreamPosition:
-            return StreamPosition(sample + index + 1, size + sum(map(_line_size, lines[: index + 1])))
+            return StreamPosition(sample + index + 1, size + sum(map(line_size, lines[: index + 1])))
 
         def place(index: int) -> RowOrigin:
             number, row = divmod(sample + index, self._size)
             return RowOrigin(str(self._directory / chunk_name(number)), row + 1, None)
 
         self._reach(position(len(lines) - 1))
-        self._row_at = self._clock()
+        self._row_at = time.monotonic()
         return Rows(lines, position, place)
 
     def wait(self, seconds: float) -> None:
         """Returns when the stream is to be looked at again, or when so many seconds have passed."""
-        time.sleep(max(0.0, min(seconds, self._due() - self._clock())))
+        time.sleep(max(0.0, min(seconds, self._due() - time.monotonic())))
 
     def waits_for(self) -> str:
         """Returns in words what it waits for, and what the stream's producer is doing."""
@@ -143,10 +134,10 @@ class StreamSource(Source):
 
     def _look(self) -> Published:
         seen = self._reader.seen
-        if self.reached.sample < seen.samples or seen.ended or self._clock() < self._due():
+        if self.reached.sample < seen.samples or seen.ended or time.monotonic() < self._due():
             return seen
         found = self._reader.refresh(self.reached.sample + 1)
-        self._looked_at = self._clock()
+        self._looked_at = time.monotonic()
         return found
 
     def _due(self) -> float:
@@ -161,32 +152,28 @@ class StreamSource(Source):
         try:
             self._reader.chunk(number)
             if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
-                path = self._directory / seal_name(number)
-                self._seal = Seal.decode(read_file(path), number, str(path))
+                self._seal = read_seal(self._directory, number)
         except (errors.WaitTimeout, errors.ChunkMissing, *_LOST) as cause:
             # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
-            now, wait = self._clock(), isinstance(cause, errors.WaitTimeout)
+            now, wait = time.monotonic(), isinstance(cause, errors.WaitTimeout)
             if isinstance(cause, errors.ChunkMissing):
                 # A network filesystem may remember for a while that a name was not there.
                 self._missing_since = self._missing_since or now
                 wait = now - self._missing_since < GRACE_S
-            if wait:
-                self._looked_at = now
-                return []
-            return [_refused(cause) for _ in range(first, stop)]
+            if not wait:
+                return [_refused(cause) for _ in range(first, stop)]
+            self._looked_at = now
+            return []
         self._missing_since = None
         try:
             lines = self._lines(first, stop)
         except (errors.ChunkCorrupt, errors.RowInvalid) as cause:
             return [_refused(cause)]
-        reason = too_long(self._most, ": {} bytes, its arrays included")
-        sizes = [_line_size(line) - 1 for line in lines]
+        sizes = [line_size(line) - 1 for line in lines]
         if max(sizes) <= self._most:
             return lines
-        return [
-            line if size <= self._most else bad_row(reason.format(size))
-            for line, size in zip(lines, sizes, strict=True)
-        ]
+        reason, pairs = too_long(self._most, ": {} bytes, its arrays included"), zip(lines, sizes, strict=True)
+        return [line if size <= self._most else bad_row(reason.format(size)) for line, size in pairs]
 
     def _lines(self, first: int, stop: int) -> Sequence[bytes | EncodedRow]:
         """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid: that is the first."""
@@ -205,18 +192,14 @@ class StreamSource(Source):
         try:
             found = self._reader.arrays_published(first, first + count)
         except errors.ChunkCorrupt as cause:
-            good = 0 if cause.row is None else cause.row - first % self._size
-            if not good:
+            if not (good := 0 if cause.row is None else cause.row - first % self._size):
                 raise
             found = self._reader.arrays_published(first, first + good)
         ends = found.ends.tolist()
         return [found.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _digest(self, samples: int) -> str:
-        """Returns the XXH3 of the row before a place in a foreign stream, empty where there is none that can be read.
-
-        Of a stream of ours it is empty: its identity tells more.
-        """
+        """Returns the XXH3 of the row before a place in a foreign stream; empty of ours, whose identity tells more."""
         if samples and self._reader.stream_id is None:
             with contextlib.suppress(*_LOST, errors.RowInvalid, errors.ChunkMissing, IndexError):
                 return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
@@ -247,34 +230,12 @@ def plain_line(line: bytes) -> bytes:
 def open_reader(path: str) -> StreamReader:
     """Opens the stream at a path or URL."""
     directory = stream_path(path)
-    with _refusing(plain_name(path)):
+    with refusing(plain_name(path), _STREAM):
         rows = None if isinstance(directory, UrlPath) else rows_of_first_chunk(directory)
         reader = StreamReader(directory, rows, max_wait=0.0)
     # Whoever asks this source tells what it waits for.
     reader.quiet = True
     return reader
-
-
-@contextlib.contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Has what a stream raises say that it is refused as a source; what an object store raises stays."""
-    try:
-        yield
-    except (SourceRefused, errors.ConfigInvalid, errors.StoreUnavailable):
-        raise
-    except errors.LazyShardError as cause:
-        if isinstance(cause, errors.AccessRefused) and cause.url is not None:
-            raise
-        facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
-        raise SourceRefused(str(cause), file=name, **facts) from cause
-    except OSError as cause:
-        raise refuse_os_error(name, cause, "a readable stream") from cause
-
-
-def _line_size(line: Line) -> int:
-    if isinstance(line, EncodedRow):
-        return len(line.line) + len(line.arrays)
-    return len(line) if isinstance(line, bytes) else 0
 
 
 def _refused(cause: errors.LazyShardError) -> errors.RowInvalid:

@@ -1,20 +1,17 @@
 """Tables on disk as a source: Parquet and Arrow files, alone, by the directory, or as `datasets` saves them.
 
-Files that sort after those read may come later; all else that changes is refused. Of Parquet files pages are read as
-they are needed. Arrow files are mapped, since pyarrow otherwise reads a record batch whole. Not guaranteed: that one
-which somebody truncates at the very moment of reading leads to an error; the system then ends the process (SIGBUS).
+Files that sort after those read may come later; all else that changes is refused. Arrow files are mapped, since pyarrow
+otherwise reads a record batch whole: one that is truncated at the very moment of reading ends the process (SIGBUS).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterator
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pybase64
@@ -27,8 +24,11 @@ from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.files import KnownFile, refuse_source, refusing
 from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, number_rows
 
-_Pieces = Generator[tuple[Any, float], None, None]
-"""Pieces of rows, `pyarrow.RecordBatch` of about 1 MiB, and how much of the file is read with each, from 0 to 1."""
+_PARQUET: Final = "a Parquet file"
+_PARQUET_MAGIC: Final = b"PAR1"
+_ARROW: Final = "an Arrow IPC file or stream"
+_ARROW_MAGIC: Final = b"ARROW1"
+_Pieces: TypeAlias = Generator[tuple[Any, float], None, None]
 
 
 class TablePosition(NamedTuple):
@@ -39,11 +39,9 @@ class TablePosition(NamedTuple):
 
 
 class TableSource(Source):
-    """Files of rows of one kind.
+    """Files of rows of one kind: "parquet" or "arrow", a file or a directory of them in the order of their names.
 
-    "parquet" or "arrow": a file, or a directory of them in the order of their names. "huggingface": a directory of
-    `Dataset.save_to_disk`, whose `state.json` names the Arrow files in their order; every column is given, whatever
-    format was set, as formats are views.
+    "huggingface": a directory of `Dataset.save_to_disk`; every column is given, whatever format was set.
     """
 
     def __init__(self, kind: str, path: str, position: dict[str, Any] | None, context: Context) -> None:
@@ -63,30 +61,29 @@ class TableSource(Source):
             self._check_read()
         self._known: dict[int, KnownFile] = {}
         self.reached: TablePosition = self.start
-        self._stack = contextlib.ExitStack()  # what is open of a file
-        self._rows: Iterator[tuple[Sequence[Any], float]] | None = None  # the pieces of one that is open, encoded
+        self._pieces: _Pieces | None = None  # of the file that is open
         self._ends = [0, *accumulate(map(files.file_size, self._files))]
         self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         # At once, so that what cannot be read is refused before anything is published.
         if self.start.file < len(self._files):
-            self._rows = self._open(*self.start)
+            self._open(*self.start)
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all files are read."""
-        ends = self._ends
-        while self.reached.file < len(self._files):
-            file, before = self.reached
-            rows = self._rows = self._rows or self._open(file, before)
-            lines, fraction = next(rows, ((), 1.0))
-            self.progress = int(ends[file] * (1 - fraction) + ends[file + 1] * fraction), ends[-1]
-            if lines:
-                self.reached = TablePosition(file, before + len(lines))
-                after = partial(_after, file, before)
-                return number_rows(lines, plain_name(self._files[file]), before, after)
-            self._known[file].check()
+        while (at := self.reached).file < len(self._files):
+            batch, fraction = next(self._pieces or self._open(*at), (None, 1.0))
+            start, end = self._ends[at.file : at.file + 2]
+            self.progress = int(start * (1 - fraction) + end * fraction), self._ends[-1]
+            if batch is not None:
+                break
+            self._known[at.file].check()
             self.close()
-            self.reached = TablePosition(file + 1, 0)
-        return None
+            self.reached = TablePosition(at.file + 1, 0)
+        else:
+            return None
+        lines, name = self._encoder.encode(batch), plain_name(self._files[at.file])
+        self.reached = TablePosition(at.file, at.row + len(lines))
+        return number_rows(lines, name, at.row, lambda index: TablePosition(at.file, at.row + index + 1))
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
         """Returns the entry of a position. It grows by 11 bytes with each file that was begun."""
@@ -99,26 +96,27 @@ class TableSource(Source):
 
     def close(self) -> None:
         """Closes the file that is open."""
-        self._rows = None
-        self._stack.close()
+        if self._pieces is not None:
+            self._pieces.close()
+        self._pieces = None
 
-    def _open(self, index: int, row: int) -> Iterator[tuple[Sequence[Any], float]]:
-        """Opens a file; returns its rows from one on in pieces, and how much of the file is read with each."""
+    def _open(self, index: int, row: int) -> _Pieces:
+        """Opens a file; returns its rows from one on, batches of about 1 MiB, with how much of it is read with each."""
         path = self._files[index]
         file = self._known[index] = KnownFile(path)
         if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
             raise files.refuse_changed(path)
         self._fingerprints[index:] = [file.digest]
-        with contextlib.ExitStack() as stack:
-            schema, pieces = stack.enter_context((_open_parquet if self._kind == "parquet" else _open_arrow)(path, row))
-            try:
-                encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
-            except ValueError as cause:
-                raise refuse_source(path, "every column under a name of its own", str(cause)) from None
-            # What was opened is what the fingerprint is of.
-            file.check()
-            self._stack = stack.pop_all()
-        return ((encoder.encode(batch), fraction) for batch, fraction in pieces)
+        pieces = _read(path, row, _parquet if self._kind == "parquet" else _arrow)
+        schema, _ = next(pieces)
+        try:
+            self._encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
+        except ValueError as cause:
+            raise refuse_source(path, "every column under a name of its own", str(cause)) from None
+        # What was opened is what the fingerprint is of.
+        file.check()
+        self._pieces = pieces
+        return pieces
 
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
         file, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
@@ -148,15 +146,8 @@ class TableSource(Source):
             raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
 
 
-def _after(file: int, before: int, index: int) -> TablePosition:
-    return TablePosition(file, before + index + 1)
-
-
 def list_table_files(directory: str, suffix: str) -> list[str]:
-    """Returns the paths of a directory's files with this ending, sorted by name.
-
-    Names that begin with a dot or an underscore are passed over, as other programs do: they are not data.
-    """
+    """Returns the paths of a directory's files with this ending, sorted by name; none that begin with a dot or "_"."""
     with refusing(directory), os.scandir(directory) as entries:
         found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
         names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
@@ -167,143 +158,92 @@ def list_table_files(directory: str, suffix: str) -> list[str]:
     raise refuse_source(directory, f"files *{suffix}", actual)
 
 
-@contextlib.contextmanager
-def _readable(path: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except SourceRefused:
-        raise
-    except (OSError, ValueError, NotImplementedError, EOFError) as cause:
-        raise_if_short(cause)
-        raise refuse_source(path, f"{what} that can be read", str(cause).splitlines()[0]) from cause
+def _read(path: str, row: int, pieces: Callable[[str, BinaryIO, int], Iterator[tuple[Any, float]]]) -> _Pieces:
+    """Yields a file's columns, a `pyarrow.Schema`, then its rows from one on."""
+    with files.open_regular(path, 0) as file:
+        try:
+            yield from pieces(path, file, row)
+        except SourceRefused:
+            raise
+        except (OSError, ValueError, NotImplementedError, EOFError) as cause:
+            raise_if_short(cause)
+            what = _PARQUET if pieces is _parquet else _ARROW
+            raise refuse_source(path, f"{what} that can be read", str(cause).splitlines()[0]) from cause
 
 
 def _piece_rows(rows: int, size: int) -> int:
     return max(1, min(PIECE_ROWS, PIECE_BYTES * rows // max(1, size)))
 
 
-_PARQUET: Final = "a Parquet file"
-_MAGIC: Final = b"PAR1"
-
-_BUFFER_BYTES: Final = 64 << 10
-"""How much of each column is read ahead; without it pyarrow reads a row group's columns whole."""
-
-
-@contextlib.contextmanager
-def _open_parquet(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
-    """Opens a file; gives its columns, a `pyarrow.Schema`, and its rows from one on."""
-    parquet = load_pyarrow(path, "pyarrow.parquet")
-    with files.open_regular(path, 0) as handle:
-        _check_magic(handle.fileno(), path)
-        with _readable(path, _PARQUET):
-            # No pre-buffering and no threads: both hold more of a row group than is asked for.
-            file = parquet.ParquetFile(handle, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-            schema = file.schema_arrow
-        yield schema, _parquet_pieces(path, file, row)
-
-
-def _parquet_pieces(path: str, file: Any, row: int) -> _Pieces:
-    """Yields from a row on: whole row groups before it are passed over, and in its own what is before."""
-    metadata, read = file.metadata, row
-    with _readable(path, _PARQUET):
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            if row >= group.num_rows:
-                row -= group.num_rows
-                continue
-            most = _piece_rows(group.num_rows, group.total_byte_size)
-            for batch in file.iter_batches(batch_size=most, row_groups=[number], use_threads=False):
-                if row < batch.num_rows:
-                    read += batch.num_rows - row
-                    yield batch.slice(row), read / metadata.num_rows
-                row = max(0, row - batch.num_rows)
-
-
-def _check_magic(fd: int, path: str) -> None:
-    size = os.fstat(fd).st_size
-    head, tail = (files.read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
+def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]:
+    """Passes over whole row groups before a row; in its own what is before."""
+    size = os.fstat(handle.fileno()).st_size
+    ends = (max(0, offset) for offset in (0, size - len(_PARQUET_MAGIC)))
+    head, tail = (files.read_at(handle.fileno(), path, len(_PARQUET_MAGIC), offset) for offset in ends)
     if b"PARE" in (head, tail):
         raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
-    if head != _MAGIC:
+    if head != _PARQUET_MAGIC:
         raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
-    if tail != _MAGIC or size <= 2 * len(_MAGIC):
+    if tail != _PARQUET_MAGIC or size <= 2 * len(_PARQUET_MAGIC):
         actual = f"one of {size} bytes without its end; is it still being written, or was it cut?"
         raise refuse_source(path, "a complete Parquet file", actual)
+    # No pre-buffering and no threads: both hold more of a row group than is asked for. Without a buffer pyarrow reads a
+    # row group's columns whole.
+    file = load_pyarrow(path, "pyarrow.parquet").ParquetFile(handle, pre_buffer=False, buffer_size=64 << 10)
+    yield file.schema_arrow, 0.0
+    metadata, read = file.metadata, row
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if row >= group.num_rows:
+            row -= group.num_rows
+            continue
+        most = _piece_rows(group.num_rows, group.total_byte_size)
+        for batch in file.iter_batches(batch_size=most, row_groups=[number], use_threads=False):
+            if row < batch.num_rows:
+                read += batch.num_rows - row
+                yield batch.slice(row), read / metadata.num_rows
+            row = max(0, row - batch.num_rows)
 
 
-_ARROW: Final = "an Arrow IPC file or stream"
-_MAGIC_FILE: Final = b"ARROW1"
+def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]:
+    """Looks at no more than the lengths of batches before a row."""
+    if not (size := os.fstat(handle.fileno()).st_size):
+        raise refuse_source(path, _ARROW, "an empty file")
+    data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
+    start = data[: len(_ARROW_MAGIC)]
+    if start != _ARROW_MAGIC and not start.startswith(b"\xff\xff\xff\xff"):
+        raise refuse_source(path, _ARROW, f"something else, which begins with {start!r}")
 
+    def check() -> None:
+        if os.fstat(handle.fileno()).st_size < size:
+            raise files.refuse_changed(path)
 
-@contextlib.contextmanager
-def _open_arrow(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
-    """Opens a file; see `_open_parquet`."""
     pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
-    with files.open_regular(path, 0) as handle, contextlib.ExitStack() as stack:
-        size = os.fstat(handle.fileno()).st_size
-        if size == 0:
-            raise refuse_source(path, _ARROW, "an empty file")
-        data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
-        stack.callback(_unmap, data)
-        start = data[: len(_MAGIC_FILE)]
-        if start != _MAGIC_FILE and not start.startswith(b"\xff\xff\xff\xff"):
-            raise refuse_source(path, _ARROW, f"something else, which begins with {start!r}")
-        source = pa.BufferReader(pa.py_buffer(data))
-        with _readable(path, _ARROW):
-            reader = (ipc.open_file if start == _MAGIC_FILE else ipc.open_stream)(source)
-        batches = _stream_batches(reader, source, size)
-        if start == _MAGIC_FILE:
-            count = reader.num_record_batches
-            batches = ((reader.get_batch(number), number / count, (number + 1) / count) for number in range(count))
-
-        def check() -> None:
-            if os.fstat(handle.fileno()).st_size < size:
-                raise files.refuse_changed(path)
-
-        pieces = _arrow_pieces(path, batches, data, row, check)
-        stack.callback(pieces.close)
-        yield reader.schema, pieces
-
-
-def _unmap(data: mmap.mmap) -> None:
-    # Refused while a batch that was given is still in use; it is unmapped with the last of them.
-    with contextlib.suppress(BufferError):
-        data.close()
-
-
-def _stream_batches(stream: Any, source: Any, size: int) -> Iterator[tuple[Any, float, float]]:
-    before = source.tell()
-    while (batch := next(stream, None)) is not None:
-        after = source.tell()
-        yield batch, before / size, after / size
-        before = after
-
-
-def _arrow_pieces(
-    path: str, batches: Iterator[tuple[Any, float, float]], data: mmap.mmap, row: int, check: Callable[[], None]
-) -> _Pieces:
-    """Yields from a row on; of batches before it only the lengths are looked at."""
-    pa, touched = load_pyarrow(path), 0
+    source, count, touched = pa.BufferReader(pa.py_buffer(data)), 0, 0
+    reader = batches = (ipc.open_file if start == _ARROW_MAGIC else ipc.open_stream)(source)
+    yield reader.schema, 0.0
     check()
-    with _readable(path, _ARROW):
-        for batch, before, after in batches:
-            if row >= batch.num_rows:
-                row -= batch.num_rows
-                continue
-            batch.validate()
-            most = _piece_rows(batch.num_rows, batch.nbytes)
-            while row < batch.num_rows:
-                piece = batch.slice(row, most)
-                _check_piece(pa, piece)
-                row += piece.num_rows
-                yield piece, before + (after - before) * row / batch.num_rows
-                touched += piece.nbytes
-                # So that the mapped pages that were read do not count as this process's memory.
-                if touched >= 16 << 20:
-                    touched = 0
-                    data.madvise(mmap.MADV_DONTNEED)
-                check()
-            row = 0
+    if start == _ARROW_MAGIC:
+        count = reader.num_record_batches
+        batches = map(reader.get_batch, range(count))
+    for number, batch in enumerate(batches):
+        if row >= batch.num_rows:
+            row -= batch.num_rows
+            continue
+        batch.validate()
+        most = _piece_rows(batch.num_rows, batch.nbytes)
+        while row < batch.num_rows:
+            piece = batch.slice(row, most)
+            _check_piece(pa, piece)
+            row += piece.num_rows
+            yield piece, (number + row / batch.num_rows) / count if count else source.tell() / size
+            touched += piece.nbytes
+            # So that the mapped pages that were read do not count as this process's memory.
+            if touched >= 16 << 20:
+                touched = 0
+                data.madvise(mmap.MADV_DONTNEED)
+            check()
+        row = 0
 
 
 def _check_piece(pa: Any, piece: Any) -> None:
@@ -354,8 +294,8 @@ def _load(directory: str, name: str) -> dict[str, Any]:
         data = file.read()
     try:
         found: Any = json.loads(data)
+        if not isinstance(found, dict):
+            raise ValueError(type(found).__name__)
     except ValueError as cause:
         raise refuse_source(path, "a JSON object", str(cause), _HINT) from cause
-    if not isinstance(found, dict):
-        raise refuse_source(path, "a JSON object", type(found).__name__, _HINT)
     return found

@@ -68,7 +68,7 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
     warn = (lambda text: None) if warnings is None else warnings.append
     pipeline = Pipeline(settings, start, samples=samples, warn=warn)
     try:
-        while (batch := pipeline.reader.read()) is not None:
+        while (batch := pipeline.read()) is not None:
             if not batch.lines:
                 pipeline.stats.mixer.wait(1.0)
             for index, line in enumerate(batch.lines):

@@ -28,7 +28,7 @@ def workplace(out: Path) -> Path:
 
 
 def quarantine(out: Path, committed: int = 0) -> Quarantine:
-    return Quarantine(out, committed, check_owner=lambda: workplace(out), clock=lambda: 5.5)
+    return Quarantine(out, committed, check_owner=lambda: workplace(out))
 
 
 def add(file: Quarantine, reason: str) -> None:
@@ -60,7 +60,8 @@ def test_first_bad_row_ends_the_run_with_its_place(
     assert str(caught.value).startswith(said)
 
 
-def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
+def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 5.5)
     refusals = Refusals("quarantine", None, quarantine(tmp_path), 0)
     refusals.take(ERROR, PLACE, b"{broken\r\n")
     refusals.take(ERROR, RowOrigin("b", 1, None), b"\xff")

@@ -99,7 +99,7 @@ def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: by
     block = part * 5000
     for _ in range(20):
         assert not splitter.feed(block).lines
-        assert sum(map(len, splitter._held)) <= 10_005
+        assert len(splitter._held) <= 10_005
     assert splitter.pending == 20 * len(block)
     rows = splitter.feed(b"\n{}\n")
     error, good = rows.lines

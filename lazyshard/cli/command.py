@@ -1,14 +1,11 @@
-"""The subcommands in typer's terms, and what becomes of errors: one line and an exit code.
-
-A subcommand's function only takes its arguments and returns what is to be done, which runs once typer is through:
-Ctrl-C and errors then reach us as they are.
-"""
+"""The subcommands in typer's terms, and what becomes of errors: one line and an exit code."""
 
 from __future__ import annotations
 
+import functools
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +25,7 @@ from lazyshard.cli import (
     verify_filesystem,
     watch,
 )
-from lazyshard.cli.output import NAME, PlainFlags, complain, explain
+from lazyshard.cli.output import NAME, PlainFlags, complain, explain, help_of
 from lazyshard.errors import LazyShardError
 
 app = typer.Typer(
@@ -38,12 +35,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _later(run: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+    """Wraps a command for typer, to give back what is to be done: Ctrl-C and errors then reach us as they are."""
+
+    @functools.wraps(run)
+    def take(**given: Any) -> Callable[[], int]:
+        return functools.partial(run, **given)
+
+    return take
+
+
 for _one in (
     *(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify),
     *(verify_filesystem, watch),
 ):
-    _name = _one.__name__.rpartition(".")[2].replace("_", "-")
-    app.command(_name, help=getattr(_one, "HELP", None), epilog=_one.EPILOG)(_one.command)
+    _help, _epilog = help_of(_one.command)
+    app.command(_one.__name__.rpartition(".")[2].replace("_", "-"), help=_help, epilog=_epilog)(_later(_one.command))
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -69,17 +78,15 @@ def execute(arguments: Sequence[str]) -> int:
 def _report(error: Exception) -> int:
     code, text = exits.exit_code(error), str(error)
     if code == exits.OUT_OF_MEMORY:
-        remedy = "give this process more, or see whether the numbers in the stream's files can be true"
-        text = f"not enough memory: {error or 'the system has no more'}; {remedy}, and run the same command again"
+        text = f"not enough memory: {error or 'the system has no more'}; give it more, and run the same command again"
     elif isinstance(error, OSError) and not isinstance(error, LazyShardError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        text = f"{where}{error.strerror or error}; mend that, and run the same command again"
+        text = f"{where}{error.strerror or error}; fix that, and run the same command again"
     elif code == exits.UNEXPECTED:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines():
             explain(line)
-        what = f"unexpected {type(error).__name__}: {error}"
-        text = f"{what}; this should not happen, report it with the lines above"
+        text = f"unexpected {type(error).__name__}: {error}; this should not happen, report it with the lines above"
     complain(text)
     return code
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import itertools
-import json
 import platform
 import re
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from lazyshard import __version__
 from lazyshard.cli import exits
-from lazyshard.cli.output import count, epilog, explain, say
+from lazyshard.cli.output import count, explain, refuse_if, show
 from lazyshard.cli.verify_filesystem import measure
 from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
@@ -28,47 +27,25 @@ from lazyshard.format.names import HEAD
 from lazyshard.store.urls import is_url
 from lazyshard.stream.waiting import Waker
 
-EPILOG: Final = epilog(
-    ["lazyshard doctor", "lazyshard doctor --stream /shared/stream", "lazyshard doctor swift --json"],
-    {
-        0: "all is as it should be",
-        1: "something is missing or does not fit: it is marked NOT OK; "
-        "or typer or rich is: pip install 'lazyshard\\[cli]'",
-        2: "usage",
-    },
-)
-
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 _AREA: Final = "lazyshard"
 
 PURPOSES: Final = {
-    "torch": "training",
-    "cli": "the command lazyshard",
-    "producer": "the command lazyshard-producer",
-    "arrow": "Parquet, Arrow and Hugging Face data sets as sources",
-    "objects": "streams in an object store",
-    "config": "configurations in YAML",
-    "plots": "pictures of lazyshard watch",
-    "ray": "a stream as the sink of Ray Data",
-    "torchdata": "a stream as a source of torchdata.nodes",
+    **{"torch": "training", "cli": "the command lazyshard", "producer": "the command lazyshard-producer"},
+    **{"arrow": "Parquet, Arrow and Hugging Face data sets as sources", "objects": "streams in an object store"},
+    **{"config": "configurations in YAML", "plots": "pictures of lazyshard watch"},
+    **{"ray": "a stream as the sink of Ray Data", "torchdata": "a stream as a source of torchdata.nodes"},
     "megatron": "lazyshard export",
 }
 """What each extra is for."""
 
-_WAKE_S: Final = 2.0
-_LONGEST_S: Final = 20.0  # How long processes of this machine wait for each other's files
-
 
 def command(
-    area: Annotated[
-        str | None, typer.Argument(metavar="[AREA]", help="lazyshard or swift. Default: all that is installed.")
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Try the filesystem of this stream, which need not be there yet.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each area.")] = False,
-) -> Callable[[], int]:
-    """Says what is installed, whether it works together, and what would happen.
+    area: Annotated[str | None, Argument(metavar="[AREA]", help="lazyshard or swift. Default: all installed.")] = None,
+    stream: Annotated[str | None, Option(metavar="DIR", help="Try the filesystem of this stream.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON object on one line for each area.")] = False,
+) -> int:
+    r"""Says what is installed, whether it works together, and what would happen.
 
     [bold]lazyshard[/bold]: versions, which extras are installed and what each is for, inotify; with --stream the
     filesystem that a stream lies on, as processes of this machine see it: its type, renames, fsync, locks, links,
@@ -77,41 +54,41 @@ def command(
     [bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
     ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would
     do. Nothing of ms-swift is imported or changed.
+
+    Examples:
+        lazyshard doctor
+        lazyshard doctor --stream /shared/stream
+        lazyshard doctor swift --json
+
+    Exit codes:
+        0  all is as it should be
+        1  something is missing or does not fit: it is marked NOT OK; or typer or rich is: pip install 'lazyshard\[cli]'
+        2  usage
     """
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     names = [_AREA, *sorted(known)]
     areas = names if area is None else [area]
-    if not set(names) >= set(areas):
-        raise typer.BadParameter(f"{area!r} is unknown; choose from: {', '.join(names)}", param_hint="AREA")
-    if stream is not None and _AREA not in areas:
-        raise typer.BadParameter(f"goes with {_AREA}, not with {area}", param_hint="--stream")
+    refuse_if(not set(names) >= set(areas), "AREA", f"{area!r} is unknown; choose from: {', '.join(names)}")
+    refuse_if(stream is not None and _AREA not in areas, "--stream", f"goes with {_AREA}, not with {area}")
+    code = exits.DONE
+    for one in areas:
+        examine: Examine = (lambda: _ours(stream)) if one == _AREA else known[one].load()
+        applies = getattr(sys.modules.get(examine.__module__), "applies", None)
+        there = one == _AREA or area is not None or applies is None or applies()
+        findings = list(examine()) if there else []
+        missing = sum(finding.ok is False for finding in findings)
+        last = f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
+        if not there:
+            last = f"{one}: not installed, so there is nothing to examine; `lazyshard doctor {one}` tells what it needs"
+        values = {"area": one, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
+        show(values, [*_lines(findings), last], as_json)
+        code = exits.MISSING if missing else code
+    return code
 
-    def ours() -> list[Finding]:
-        local = _inotify("inotify", tempfile.gettempdir(), otherwise=False)
-        return [*_versions(), local, *([] if stream is None else _filesystem(stream))]
 
-    def run(one: str) -> int:
-        examine = ours if one == _AREA else known[one].load()
-        return _run(one, examine, as_json, asked=one == _AREA or area is not None)
-
-    return lambda: max(map(run, areas))
-
-
-def _run(area: str, examine: Examine, as_json: bool, *, asked: bool) -> int:
-    applies = getattr(sys.modules.get(examine.__module__), "applies", None)
-    there = asked or applies is None or applies()
-    findings = list(examine()) if there else []
-    missing = sum(finding.ok is False for finding in findings)
-    last = f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
-    if not there:
-        last = f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs"
-    lines = [*_lines(findings), last]
-    if as_json:
-        values = {"area": area, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
-        lines = [json.dumps(values)]
-    for line in lines:
-        say(line)
-    return exits.MISSING if missing else exits.DONE
+def _ours(stream: str | None) -> list[Finding]:
+    local = _inotify("inotify", gettempdir(), otherwise=False)
+    return [*_versions(), local, *([] if stream is None else _filesystem(stream))]
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
@@ -122,8 +99,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
         width = max(len(finding.subject) for finding in found)
         for one in found:
             yield f"  {_MARKS[one.ok]:{marks}}  {one.subject:{width}}  {one.answer}".rstrip()
-    if findings:
-        yield ""
+    yield from [""] if findings else []
 
 
 def _version(name: str) -> str | None:
@@ -137,7 +113,7 @@ def _versions() -> Iterator[Finding]:
     yield Finding("versions", "python", f"{platform.python_version()} in {sys.executable}")
     yield Finding("versions", "system", platform.platform())
     yield Finding("versions", "lazyshard", __version__)
-    required: dict[str, dict[str, str | None]] = {"": {}, **{extra: {} for extra in PURPOSES}}
+    required: dict[str, dict[str, str | None]] = {extra: {} for extra in ("", *PURPOSES)}
     for line in importlib.metadata.requires("lazyshard") or ():
         name, of = re.split(r"[^\w-]", line)[0], re.search(r"extra == ['\"]([\w-]+)", line)
         if "python_version" not in line:
@@ -166,7 +142,7 @@ def _filesystem(stream: str) -> Iterator[Finding]:
     yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
         with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(place)]) as far:
-            lines = measure(str(place), far, _LONGEST_S, explain).lines
+            lines = measure(str(place), far, 20.0, explain).lines
     except Untried as error:
         yield Finding(section, "files", f"could not be tried: {error}", False)
     except OSError as error:
@@ -182,11 +158,9 @@ def _filesystem(stream: str) -> Iterator[Finding]:
 def _inotify(section: str, place: str, *, otherwise: bool | None) -> Finding:
     """Tries whether whoever waits for a file in a directory is told of it."""
     woken = False
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place) as scratch:
-        waker = Waker(Path(scratch))
-        with waker:
-            waker.sleep(0)
-            (Path(scratch) / HEAD).write_text("{}")
-            woken = waker.sleep(_WAKE_S)
+    with suppress(OSError), TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place) as at, Waker(Path(at)) as waker:
+        waker.sleep(0)
+        (Path(at) / HEAD).write_text("{}")
+        woken = waker.sleep(2.0)
     remedy = "wakes nobody: whoever waits polls; see whether fs.inotify.max_user_instances can be raised by sysctl"
     return Finding(section, "inotify", "works on this machine" if woken else remedy, woken or otherwise)

@@ -6,7 +6,6 @@ temporary names, and get their own when they are on the device, the data first: 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import reprlib
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import typer
+from typer import Argument, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.output import count
@@ -27,93 +26,16 @@ from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, boun
 from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.store import durable
-from lazyshard.store.urls import stream_path
 from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
 AUTO: Final = "auto"
-_SMALLEST: Final = "uint16"  # Below 65,500 tokens; from there on int32 (`DType.optimal_dtype` of megatron-core)
+_SMALLEST: Final = "uint16"  # Up to token 65,498; above that int32 (`DType.optimal_dtype` of megatron-core)
 _SMALLEST_MOST: Final = 65498
 _KEY: Final = "key:"
-_BOUNDARIES: Final = re.compile(rf"row|stream|{_KEY}.+", re.DOTALL)
 _ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces
 _MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
-_NEEDED: Final = "export needs megatron-core and torch: pip install 'lazyshard[megatron]'"
-
-# Called with what is done, how many chunks of the stream are exported, and how many it has
-_Report = Callable[[str, int, int], None]
-
-EPILOG: Final = output.epilog(
-    [
-        "lazyshard export /shared/stream /data/corpus",
-        "lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode",
-    ],
-    {
-        0: "written",
-        1: "a package is missing: pip install 'lazyshard\\[cli,megatron]'",
-        2: "usage; there is no such directory",
-        3: "refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; "
-        "a row holds no\n"
-        "     tokens, or one that the type cannot hold (the message names file and row)",
-        5: "STREAM is damaged, or there is none",
-        7: "the filesystem or store failed: disk full, read-only, no permission",
-        130: "Ctrl-C; nothing was written",
-    },
-)
-
-
-def command(
-    stream: output.StreamArgument,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Path of the two files, without .bin and .idx.")],
-    field: Annotated[str, typer.Option(metavar="KEY", help="Key of the list of tokens.")] = "input_ids",
-    dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help=f"Of the tokens: {', '.join(DTYPES)}; auto: as Megatron chooses.")
-    ] = AUTO,
-    document_boundaries: Annotated[
-        str, typer.Option(metavar="row|stream|key:NAME", help="A document: a row, all, or rows alike under NAME.")
-    ] = "row",
-    lengths: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Key of the tokens of each sequence, where rows hold several. Default: none."),
-    ] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Key of the mode of each sequence, which is written too. Default: none is."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of these names.")] = False,
-    as_json: output.JsonOption = False,
-    samples_per_chunk: output.SamplesPerChunkOption = None,
-) -> Callable[[], int]:
-    r"""Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
-
-    Each row holds a list of integers under --field, which is a sequence and, by default, a document. Both files appear
-    when the whole is written, the index last. The stream is only read. megatron-core has to be installed: pip install
-    'lazyshard\[megatron]'.
-
-    Killed, it leaves hidden files beside them, .NAME.bin.* and .NAME.idx.*, which nothing removes: do that, and run the
-    same command again; it begins anew. Killed in its last moment it leaves PREFIX.bin alone, which takes --force.
-    """
-    output.check_stream(stream)
-    if not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or "."):
-        raise typer.BadParameter(f"{prefix!r} is not a name in a directory that is there", param_hint="PREFIX")
-    if prefix.endswith((DATA_SUFFIX, INDEX_SUFFIX)):
-        raise typer.BadParameter(f"give it without {prefix[-len(INDEX_SUFFIX) :]}, got {prefix!r}", param_hint="PREFIX")
-    if dtype not in (AUTO, *DTYPES):
-        raise typer.BadParameter(f"{', '.join((AUTO, *DTYPES))} are known, got {dtype!r}", param_hint="--dtype")
-    if not _BOUNDARIES.fullmatch(document_boundaries):
-        wrong = f"row, stream or {_KEY}NAME is needed, got {document_boundaries!r}"
-        raise typer.BadParameter(wrong, param_hint="--document-boundaries")
-    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode)
-
-    def run() -> int:
-        started = time.monotonic()
-        with output.chunk_bar() as show:
-            made = export(stream_path(stream), Path(prefix), settings, samples_per_chunk, force=force, report=show)
-        output.say(json.dumps(made) if as_json else _summary(made, time.monotonic() - started))
-        return exits.DONE
-
-    return run
 
 
 class ExportSettings(NamedTuple):
@@ -126,10 +48,62 @@ class ExportSettings(NamedTuple):
     mode: str | None = None
 
 
-def _summary(made: dict[str, Any], seconds: float) -> str:
+def command(
+    stream: output.StreamArgument,
+    prefix: Annotated[str, Argument(metavar="PREFIX", help="Path of the two files, without .bin and .idx.")],
+    field: Annotated[str, Option(metavar="KEY", help="Key of the list of tokens.")] = "input_ids",
+    dtype: Annotated[str, Option(metavar="TYPE", help=f"{', '.join(DTYPES)}; auto: as Megatron chooses.")] = AUTO,
+    document_boundaries: Annotated[
+        str, Option(metavar="row|stream|key:NAME", help="A document: a row, all, or rows alike under NAME.")
+    ] = "row",
+    lengths: Annotated[
+        str | None, Option(metavar="KEY", help="Key of the sequences' lengths, where rows hold several.")
+    ] = None,
+    mode: Annotated[str | None, Option(metavar="KEY", help="Key of the sequences' modes, to write them too.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace files of these names.")] = False,
+    as_json: output.JsonOption = False,
+    samples_per_chunk: output.SamplesPerChunkOption = None,
+) -> int:
+    r"""Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
+
+    Each row holds a list of integers under --field, which is a sequence and, by default, a document. Both files appear
+    when the whole is written, the index last. The stream is only read. megatron-core has to be installed: pip install
+    'lazyshard\[megatron]'.
+
+    Killed, it leaves hidden files beside them, .NAME.bin.* and .NAME.idx.*, which nothing removes: do that, and run the
+    same command again; it begins anew. Killed in its last moment it leaves PREFIX.bin alone, which takes --force.
+
+    Examples:
+        lazyshard export /shared/stream /data/corpus
+        lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode
+
+    Exit codes:
+        0  written
+        1  a package is missing: pip install 'lazyshard\[cli,megatron]'
+        2  usage; there is no such directory
+        3  refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; a row
+           holds no tokens, or one that the type cannot hold (the message names file and row)
+        5  STREAM is damaged, or there is none
+        7  the filesystem or store failed: disk full, read-only, no permission
+        130  Ctrl-C; nothing was written
+    """
+    started, source = time.monotonic(), output.find_stream(stream)
+    unplaced = not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or ".")
+    output.refuse_if(unplaced, "PREFIX", f"{prefix!r} is not a name in a directory that is there")
+    suffixed = prefix.endswith((DATA_SUFFIX, INDEX_SUFFIX))
+    output.refuse_if(suffixed, "PREFIX", f"give it without {prefix[-len(INDEX_SUFFIX) :]}, got {prefix!r}")
+    known = (AUTO, *DTYPES)
+    output.refuse_if(dtype not in known, "--dtype", f"{', '.join(known)} are known, got {dtype!r}")
+    unknown = re.fullmatch(f"row|stream|{_KEY}.+", document_boundaries, re.DOTALL) is None
+    needed = f"row, stream or {_KEY}NAME is needed, got {document_boundaries!r}"
+    output.refuse_if(unknown, "--document-boundaries", needed)
+    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode)
+    with output.chunk_bar() as report:
+        made = export(source, Path(prefix), settings, samples_per_chunk, force=force, report=report)
     holds = ", ".join(count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
-    holds += f" of {made['dtype']}; {output.size(made['size'])}"
-    return f"exported: {made['data']} and {INDEX_SUFFIX} hold {holds} ({seconds:.1f} s)"
+    holds += f" of {made['dtype']}; {output.size(made['size'])} ({time.monotonic() - started:.1f} s)"
+    output.show(made, [f"exported: {made['data']} and {INDEX_SUFFIX} hold {holds}"], as_json)
+    return exits.DONE
 
 
 def export(
@@ -139,14 +113,16 @@ def export(
     samples_per_chunk: int | None = None,
     *,
     force: bool = False,
-    report: _Report = lambda phase, done, total: None,
+    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> dict[str, Any]:
     """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; returns what the command prints.
 
-    Raises ConfigInvalid, StreamMissing, StreamInvalid (it has not ended, its first rows are deleted, or it holds no
-    token), RowInvalid, another LazyShardError of a damaged stream, ImportError without megatron-core, OSError.
+    `report` is told a phase, and how many chunks are done of how many. Raises ConfigInvalid, StreamMissing,
+    StreamInvalid (it has not ended, its first rows are deleted, or it holds no token), RowInvalid, another
+    LazyShardError of a damaged stream, ImportError without megatron-core, OSError.
     """
     files = [prefix.with_name(f"{prefix.name}{suffix}") for suffix in (DATA_SUFFIX, INDEX_SUFFIX)]
+    parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
     if not force:
         _check_free(files)
     per_chunk = rows_of_first_chunk(source) if samples_per_chunk is None else samples_per_chunk
@@ -154,7 +130,6 @@ def export(
     reader = StreamReader(source, per_chunk, max_wait=0.0)
     _check_source(reader)
     new_builder = _find_builder()
-    parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
     try:
         for dtype in (_SMALLEST, "int32") if settings.dtype == AUTO else (settings.dtype,):
             builder = new_builder(str(parts[0]), getattr(np, dtype), settings.mode is not None)
@@ -166,24 +141,16 @@ def export(
                 builder.data_file.close()
         tokens = sum(builder.sequence_lengths)
         if not tokens:
-            empty = f"its {reader.seen.samples} rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file"
-            raise _unfit_stream(reader, empty)
+            raise _unfit(reader, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
         builder.finalize(str(parts[1]))
         size = sum(path.stat().st_size for path in parts)
         _publish(parts, files, force)
     finally:
         for path in parts:
             durable.remove(path)
-    return {
-        "data": str(files[0]),
-        "index": str(files[1]),
-        "dtype": dtype,
-        "samples": reader.seen.samples,
-        "documents": len(builder.document_indices) - 1,
-        "sequences": len(builder.sequence_lengths),
-        "tokens": tokens,
-        "size": size,
-    }
+    made = {"data": str(files[0]), "index": str(files[1]), "dtype": dtype, "samples": reader.seen.samples}
+    made |= {"documents": len(builder.document_indices) - 1, "sequences": len(builder.sequence_lengths)}
+    return made | {"tokens": tokens, "size": size}
 
 
 def _find_builder() -> Any:
@@ -193,15 +160,14 @@ def _find_builder() -> Any:
             warnings.simplefilter("ignore")
             from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     except ImportError as cause:
-        raise ImportError(f"{_NEEDED} ({cause})") from cause
+        raise ImportError(f"export needs megatron-core: pip install 'lazyshard[megatron]' ({cause})") from cause
     return IndexedDatasetBuilder
 
 
 def _check_free(files: list[Path]) -> None:
     for path in files:
         if os.path.lexists(path):
-            message = f"{path}: is there already; choose another name, or have it replaced with --force"
-            raise ConfigInvalid(message, file=str(path))
+            raise ConfigInvalid(f"{path}: is there already; choose another name, or give --force", file=str(path))
 
 
 def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
@@ -219,23 +185,20 @@ def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
         durable.sync_directory(target.parent)
 
 
-def _unfit_stream(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
-    return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
-
-
 def _check_source(reader: StreamReader) -> None:
     seen = reader.seen
     if not seen.ended:
         gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
-        why = f"has not ended{gap}; an export holds all of a stream, so wait for its end"
-        raise _unfit_stream(reader, why, seen.gap)
-    retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
-    if retired:
-        why = f"its chunks below {retired} are deleted, and an export would lack them; take a stream that was "
-        raise _unfit_stream(reader, f"{why}produced with --retain all", 0)
+        raise _unfit(reader, f"has not ended{gap}; an export holds all of a stream, so wait for its end", seen.gap)
+    if reader.stream_id is not None and (retired := read_retired(reader.directory, reader.stream_id)):
+        raise _unfit(reader, f"its chunks below {retired} are deleted; produce it anew with --retain all", 0)
 
 
-def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: _Report) -> bool:
+def _unfit(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
+    return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
+
+
+def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: Any) -> bool:
     """Adds all rows; returns False, where the type is still to be found, at a token that needs a wider one."""
     published, sample = reader.seen, 0
     key: Any = object()
@@ -251,8 +214,8 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                     return False
                 if low < least or high > most:
                     hint = "--dtype int64" if settings.dtype == AUTO else "a wider --dtype, or auto"
-                    token = f"token {low if low < least else high} does not fit into {dtype}"
-                    raise Unfit(f"{token}, which holds {least} to {most}; give {hint}")
+                    token = low if low < least else high
+                    raise Unfit(f"token {token} does not fit into {dtype}, which holds {least} to {most}; give {hint}")
             except Unfit as cause:
                 chunk, at = divmod(sample, reader.samples_per_chunk)
                 path = str(reader.directory / chunk_name(chunk))
@@ -276,8 +239,7 @@ def read_row(
 ) -> tuple[npt.NDArray[Any], list[int], list[int] | None, Any]:
     """Returns of a parsed row its tokens, the lengths and modes of its sequences, and what rows of its document share.
 
-    If `integral`, tokens are integers; else they are numbers of any kind, rounded to what a float holds. Raises Unfit
-    where something is missing, or not what it has to be.
+    If `integral`, tokens are integers, else numbers of any kind. Raises Unfit where something is not what it must be.
     """
     tokens = _numbers(_take(row, settings.field), settings.field, integral)
     lengths, modes = [len(tokens)], None
@@ -302,8 +264,7 @@ def read_row(
 
 def _take(row: dict[str, Any], name: str) -> Any:
     if name not in row:
-        there = ", ".join(map(repr, list(row)[:8])) or "nothing"
-        raise Unfit(f"{name!r} is missing; it holds {reprlib.repr(there) if len(there) > 200 else there}")
+        raise Unfit(f"{name!r} is missing; it holds {reprlib.repr(list(row))}")
     return row[name]
 
 

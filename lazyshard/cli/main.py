@@ -18,7 +18,7 @@
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names
-       7  filesystem or store failed: full, read-only, no permission    mend it, run again
+       7  filesystem or store failed: full, read-only, no permission    fix it, run again
        9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback
       71  not enough memory                                             raise the limit, run again
@@ -35,8 +35,6 @@ from collections.abc import Sequence
 
 from lazyshard.cli import exits
 
-_REQUIRED = ("typer", "rich", "click")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, with the arguments of the process or others, and returns its exit code."""
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from lazyshard.cli.output import drop_what_nobody_reads
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
-            if missing not in _REQUIRED:
+            if missing not in ("typer", "rich", "click"):
                 raise
             print(f"lazyshard needs {missing}, which is not installed: pip install 'lazyshard[cli]'", file=sys.stderr)
             return exits.NO_EXTRA

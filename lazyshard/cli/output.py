@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
@@ -22,20 +25,17 @@ from typer.core import TyperGroup
 
 from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
+from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
-from lazyshard.store.urls import check_place, is_folder
+from lazyshard.store.urls import check_place, is_folder, stream_path
 from lazyshard.stream.head import format_seconds
 
 NAME: Final = "lazyshard"
-_DAY_S: Final = 86400.0
 _MANY_CHUNKS: Final = 20  # Fewer are mostly done before anybody has read a bar
 MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
 MAX_KEYS: Final = 100
 _MAX_DEPTH: Final = 40  # Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads many
-_DATA_URL: Final = re.compile(r"data:[^,\s]{0,200};base64,")
-_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
-_SHOWN_OF_BASE64: Final = 16
 
 StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
 
@@ -48,9 +48,7 @@ SamplesPerChunkOption: TypeAlias = Annotated[
 
 _CODES: Final = {
     1: "typer or rich is missing: pip install 'lazyshard\\[cli]'",
-    70: "unexpected error",
-    71: "not enough memory",
-    130: "Ctrl-C",
+    **{70: "unexpected error", 71: "not enough memory", 130: "Ctrl-C"},
 }
 """Exit codes of every command."""
 
@@ -65,15 +63,14 @@ class PlainFlags(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns a command by its name, None where there is none of that name."""
         command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _plain(command.get_params(ctx))
+        _plain([] if command is None else command.get_params(ctx))
         return command
 
 
 def _plain(params: list[Any]) -> list[Any]:
     for one in params:
-        if getattr(one, "is_flag", False) and one.metavar is None:
-            one.metavar = ""
+        if getattr(one, "is_flag", False):
+            one.metavar = one.metavar or ""
     return params
 
 
@@ -83,18 +80,45 @@ def epilog(examples: Sequence[str], codes: Mapping[int, str], *more: str) -> str
     return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", *listed, *more])
 
 
-def check_stream(stream: str, *, may_come: bool = False) -> None:
-    """Refuses what is no directory; with `may_come` one will do that a producer may still make in one that is there."""
-    if stream and is_folder(stream):
-        return
-    if not (stream and may_come) or os.path.lexists(stream):
+def help_of(command: Callable[..., Any]) -> tuple[str, str]:
+    """Returns a command's help and its end, by its docstring: after the text `Examples:`, `Exit codes:`, and more.
+
+    What is indented deeper goes on with the line before.
+    """
+    text, _, rest = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+    examples, _, rest = re.sub(r"\n {5,}", " ", rest).partition("\n\nExit codes:\n")
+    exit_codes, *more = rest.split("\n\n")
+    codes = {int(code): meaning for code, meaning in (line.split(maxsplit=1) for line in exit_codes.splitlines())}
+    lines = [line.strip() for line in examples.splitlines()]
+    return text, epilog(lines, codes, *map(" ".join, map(str.split, more)))
+
+
+def refuse_if(wrong: object, where: str, why: str) -> None:
+    """Raises BadParameter, of an option or argument, where it is wrong."""
+    if wrong:
+        raise typer.BadParameter(why, param_hint=where)
+
+
+def check_name(consumer: str, where: str) -> None:
+    """Raises BadParameter where no consumer can have this name."""
+    try:
+        check_consumer(consumer)
+    except ValueError as cause:
+        raise typer.BadParameter(str(cause), param_hint=where) from cause
+
+
+def find_stream(stream: str, *, may_come: bool = False) -> Path:
+    """Returns a stream's directory; with `may_come` one that a producer may still make will do. Refuses any other."""
+    if not (stream and is_folder(stream)):
         there = os.path.lexists(stream)
         advice = "is a file: give the directory that it lies in" if there else "see whether the path is right"
-        raise typer.BadParameter(f"{stream!r} is not a directory{f': {advice}' if stream else ''}", param_hint="STREAM")
-    try:
-        check_place(stream)
-    except StreamMissing as error:
-        raise typer.BadParameter(str(error), param_hint="STREAM") from None
+        text = f"{stream!r} is not a directory{f': {advice}' if stream else ''}"
+        refuse_if(there or not (stream and may_come), "STREAM", text)
+        try:
+            check_place(stream)
+        except StreamMissing as error:
+            raise typer.BadParameter(str(error), param_hint="STREAM") from None
+    return stream_path(stream)
 
 
 def one_line(text: str) -> str:
@@ -127,6 +151,12 @@ def say(text: str) -> None:
     # What was done stays done when nobody listens any more.
     with contextlib.suppress(BrokenPipeError, ValueError):
         print(one_line(text), file=sys.stdout, flush=True)
+
+
+def show(values: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Prints a result: its values as one line of JSON, or its lines."""
+    for line in [json.dumps(values)] if as_json else lines:
+        say(line)
 
 
 def complain(text: str) -> None:
@@ -165,10 +195,9 @@ def duration(seconds: float) -> str:
     >>> duration(3), duration(125), duration(2 * 86400 + 7200), duration(1e9)
     ('3 s', '2 min 5 s', '2 days 2 h', 'over a year')
     """
-    if seconds > 365 * _DAY_S:
-        return "over a year"
-    hours = round(seconds / 3600)
-    return format_seconds(seconds) if seconds < 2 * _DAY_S else f"{hours // 24} days {hours % 24} h"
+    if seconds < 2 * 86400:
+        return format_seconds(seconds)
+    return "over a year" if seconds > 365 * 86400 else "{} days {} h".format(*divmod(round(seconds / 3600), 24))
 
 
 def moment(seconds: float) -> str:
@@ -194,6 +223,35 @@ def per_second(number: float, noun: str) -> str:
     return f"{number:,.1f} {noun}/s" if number >= 1 else f"{number:.2f} {noun}/s" if number else f"0 {noun}/s"
 
 
+def facts(values: Mapping[str, Any]) -> list[str]:
+    """Returns values of JSON that are known as a table: `_s` at the end of a name stands for seconds, `_at` for a time.
+
+    >>> facts({"begun_at": None, "rows_read": 1200, "lag_s": 7.0, "exact": True})
+    ['  rows read  1,200', '  lag        7.0 s', '  exact      yes']
+    """
+    known = {name: value for name, value in values.items() if value is not None}
+    return table({name.removesuffix("_s").replace("_", " "): _words(name, value) for name, value in known.items()})
+
+
+def table(texts: Mapping[str, str]) -> list[str]:
+    """Returns texts below each other, each behind its name."""
+    width = min(40, max(map(len, texts), default=0))
+    return [f"  {name:{width}}  {text}" for name, text in texts.items()]
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        known = {key: one for key, one in value.items() if one is not None}
+        return ", ".join(f"{key.replace('_', ' ')} {_words(key, one)}" for key, one in known.items())
+    if isinstance(value, bool | str):
+        return value if isinstance(value, str) else "yes" if value else "no"
+    if name.endswith("_s"):
+        return f"{value:.1f} s" if value < 60 else format_seconds(value)
+    if name.endswith("bytes") or isinstance(value, int):
+        return size(value) if name.endswith("bytes") else f"{value:,}"
+    return moment(value) if name.endswith("_at") else f"{value:.1%}" if name.endswith("share") else f"{value:,.1f}"
+
+
 @contextlib.contextmanager
 def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Gives a function that is told a phase, chunks done and chunks in all: of many it shows a bar on a terminal."""
@@ -215,14 +273,15 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
             progress.stop()
 
 
-def pretty(value: Any, line: bytes | None = None, *, full: bool) -> str:
-    """Returns a value as JSON of several lines, shortened unless `full`; as its `line` where it is nested too deep."""
+def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
+    """Returns a value as lines of JSON, shortened unless `full`; its `line` where it is nested too deep for that."""
     try:
-        return orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
+        shown = orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2)
     except orjson.JSONEncodeError:
         if line is None:
             raise
-        return line.decode().rstrip("\r\n")
+        shown = line
+    return shown.decode().rstrip("\r\n").split("\n")
 
 
 def shorten(value: Any, depth: int = 0) -> Any:
@@ -275,15 +334,4 @@ def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _text(value: str) -> str:
-    if len(value) <= MAX_CHARACTERS:
-        return value
-    start = url.end() if (url := _DATA_URL.match(value)) else 0
-    digits = value[start : start + 10_000]
-    mixed = any(char.isupper() for char in digits) and any(char.islower() for char in digits)
-    # No word of any language is as long.
-    if mixed and _BASE64.fullmatch(value, start) is not None:
-        # Each group of four characters holds three bytes, less what "=" stands for.
-        size = (len(value.rstrip("=")) - start) * 3 // 4
-        shown = value[: start + _SHOWN_OF_BASE64]
-        return f"{shown}... ({count(len(value), 'character')}, base64 of {count(size, 'byte')})"
-    return f"{value[:MAX_CHARACTERS]}... ({count(len(value), 'character')})"
+    return value if len(value) <= MAX_CHARACTERS else f"{value[:MAX_CHARACTERS]}... ({count(len(value), 'character')})"

@@ -1,8 +1,7 @@
 """The page of `lazyshard watch`: the values of `/status.json`, facts as `lazyshard status` has them, and the history.
 
-`watch_page.html` is its template; `watch_page.js` asks for `/now` and `/history` anew while the page is live. All that
-comes from the stream is text: Jinja2 escapes it, and characters that are not seen, or turn the direction of writing,
-are shown as escapes.
+All that comes from the stream is text: Jinja2 escapes it, and characters that are not seen, or turn the direction of
+writing, are shown as escapes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import base64
 import hashlib
 import io
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -23,7 +21,7 @@ from markupsafe import Markup, escape
 
 from lazyshard import __version__
 from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
-from lazyshard.cli.status_view import consumer_facts, producer_facts, rate_words, told_words
+from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
 from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths
@@ -35,28 +33,10 @@ if TYPE_CHECKING:
 BEGINNING: Final = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="lazyshard watch">\n'
 """How each page begins: a saved one is known by it."""
 
-_STRETCHES: Final = 8  # Lines of the table of rates
-_REASONS: Final = 10
-
-STATES: Final = {
-    "deleted": ("deleted", "deleted, or being deleted"),
-    "done": ("done", "in durable checkpoints of every consumer"),
-    "taken": ("read", "read by every consumer, not in a checkpoint of all"),
-    "reading": ("being read", "being read now; the number is the rank"),
-    "ready": ("ready", "published, and some consumer has not come to it"),
-    "awaited": ("awaited", "not published yet, and a consumer needs it"),
-}
-"""Of each state of a chunk: what it is called, and what it is."""
-
-_THINNEST: Final = 0.4  # Percent of a band that every stretch has at the least, so that it is seen
-
-_SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))  # Of lengths: share not above
 _POINTS: Final = 60  # Of a picture: rates, and bins of lengths
-_NAME: Final = 24  # Characters of a consumer's name that are shown
 _STYLE: Final = {
-    **{"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "font.size": 10, "font.family": "DejaVu Sans"},
-    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "legend.frameon": False},
-    **{"axes.spines.top": False, "axes.spines.right": False},
+    **{"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "axes.grid": True, "axes.grid.axis": "y"},
+    **{"axes.axisbelow": True, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False},
 }
 # Of text, of lines, and of what is shown: "C0" and "C1"
 _COLOURS: Final = {
@@ -90,10 +70,10 @@ class WatchPage:
             lstrip_blocks=True,
             finalize=lambda value: one_line(value) if type(value) is str else value,
         )
-        environment.filters |= {"count": count, "clock": clock, "moment": moment, "tied": tied}
-        environment.filters |= {"duration": duration, "size": size, "unit": lambda text: text.lstrip("≈ .,0123456789")}
+        environment.filters |= {one.__name__: one for one in (count, clock, moment, tied, duration, size, per_second)}
+        environment.filters["unit"] = lambda text: text.lstrip("≈ .,0123456789")
         environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
-        environment.globals |= {"bar": bar, "version": __version__}
+        environment.globals |= {"bar": bar, "chunk_range": chunk_range, "rates": rates, "version": __version__}
         self._template = environment.get_template("watch_page.html")
         self._style, self._script = Markup(_read("watch_page.css")), Markup(_read("watch_page.js"))  # noqa: S704 - ours
 
@@ -108,15 +88,10 @@ class WatchPage:
     def render(
         self, part: Part, values: Values, outlook: Outlook | None, shown: Shown | None, live: bool = True
     ) -> bytes:
-        """Returns the page, or the part that changes with every look, or the one with pictures and tables.
-
-        `outlook` is what the `status` of the values is made of; `shown` is None where no history is known. One that is
-        not `live` is saved, and has no script.
-        """
+        """Returns the page or a part; the status of the values is that of `outlook`; one not `live` has no script."""
         context = {
             **{"part": part, "values": values, "status": values["status"], "shown": shown, "live": live},
             **{"style": self._style, "script": self._script, "beginning": Markup(BEGINNING)},  # noqa: S704 - ours
-            "past": None if shown is None else past(shown.history),
             "policy": f"default-src 'none'; style-src '{_digest(self._style)}'; img-src data:",
         }
         return self._template.render(context | _now(values["status"], outlook)).encode()
@@ -130,29 +105,9 @@ def _now(status: Values | None, outlook: Outlook | None) -> Values:
     return {
         "rate": rate_words(outlook, outlook.chunk_rate) or "not known yet",
         "told": told_words(outlook),
-        "chunks": chunks(status),
+        "chunks": [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in status["band"]["stretches"]],
         "producer": producer_facts(outlook) if status["producer"] else [],
-        "consumers": [(one, bar(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
-    }
-
-
-def past(history: History) -> Values:
-    """Returns what a stream's history tells as tables: rates, lengths and refused rows."""
-    found, reasons = history.found, () if history.refusals is None else history.refusals.reasons
-    tokens = found is not None and bool(found.tokens.count)
-    lengths = Lengths() if found is None else found.tokens if tokens else found.lengths
-    course, times = history.course, [one.time for one in history.course]
-    stretches = []
-    for one in rates(course, _STRETCHES):
-        rows = course[bisect_right(times, one.time) - 1].amount
-        stretches.append((moment(one.time), f"{rows:,.0f}", per_second(one.amount, "rows")))
-    return {
-        "course": stretches,
-        "lengths": lengths,
-        "unit": "tokens" if tokens else "bytes",
-        "bins": lengths.histogram(),
-        "reasons": reasons[:_REASONS],
-        "other_rows": sum(one.rows for one in reasons[_REASONS:]),
+        "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
     }
 
 
@@ -164,45 +119,14 @@ def bar(stretches: Iterable[tuple[str, float, str]]) -> list[tuple[str, str, str
     """
     parts = [one for one in stretches if one[1] > 0]
     total = sum(amount for _, amount, _ in parts)
-    widths = [max(_THINNEST, 100 * amount / total) for _, amount, _ in parts]
+    # Every part has 0.4 % at the least, so that it is seen.
+    widths = [max(0.4, 100 * amount / total) for _, amount, _ in parts]
     scale = 100 / sum(widths) if widths else 0.0
     return [(kind, f"{width * scale:.3f}", text) for (kind, _, text), width in zip(parts, widths, strict=True)]
 
 
-def chunks(status: Values) -> Values:
-    """Returns what has become of the chunks: the parts of the band, how many are in each state, and the close-up."""
-    band, totals = status["band"], dict.fromkeys(STATES, 0)
-    stretches = [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in band["stretches"]]
-    for state, first, end in stretches:
-        totals[state] += end - first
-    cells, stop = band["close_up"], band["stop_chunk"]
-    shown = chunk_range(cells[0]["chunk"], cells[-1]["chunk"] + 1) if cells else ""
-    return {
-        "stop": stop,
-        "band": bar(_stretch(*one) for one in stretches),
-        "legend": [(state, *STATES[state], total) for state, total in totals.items() if total],
-        "title": f"Close up: {shown}" if len(cells) < stop else "One by one",
-        "cells": [_cell(one) for one in cells],
-        "read": [_sentence(one) for one in cells if one["readers"]],
-    }
-
-
-def _stretch(state: str, first: int, stop: int) -> tuple[str, int, str]:
-    return state, stop - first, f"{chunk_range(first, stop)}: {STATES[state][1]}"
-
-
-def _cell(one: Values) -> tuple[str, str, str]:
-    ranks = dict.fromkeys("\u2217" if reader["rank"] is None else str(reader["rank"]) for reader in one["readers"])
-    return one["state"], "·".join(ranks) if one["state"] in ("reading", "awaited") else "", _sentence(one)
-
-
-def _sentence(one: Values) -> str:
-    readers = [(reader["consumer"], reader["rank"]) for reader in one["readers"]]
-    who = "; ".join(f"{name}, {'shared by its ranks' if rank is None else f'rank {rank}'}" for name, rank in readers)
-    return f"chunk {one['chunk']:,}: {STATES[one['state']][0]}" + (f" ({who})" if who else "")
-
-
-def _band(status: Values, one: Values) -> Iterable[tuple[str, int, str]]:
+def _band(status: Values, one: Values) -> Iterator[tuple[str, int, int]]:
+    """Yields the states of the chunks as a consumer has them, each with the half-open range of its chunks."""
     published, done = status["published_chunks"], one["chunks_before"] or 0
     first, stop = one["window_first_chunk"], one["window_stop_chunk"]
     taken = max(done, done if first is None else first)
@@ -212,7 +136,7 @@ def _band(status: Values, one: Values) -> Iterable[tuple[str, int, str]]:
     start = 0
     for state, end in cuts:
         if end > start:
-            yield _stretch(state, start, end)
+            yield state, start, end
         start = max(start, end)
 
 
@@ -251,7 +175,7 @@ def draw(history: History) -> dict[str, dict[str, str]] | None:
         if (cause.name or "").partition(".")[0] != "matplotlib":
             raise
         return None
-    pictures: dict[str, dict[str, str]] = {"course": {}, "lengths": {}}
+    pictures = dict[str, dict[str, str]]()
     for scheme, (text, line, *colours) in _COLOURS.items():
         texts = ("axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor", "text.color")
         style: Any = _STYLE | dict.fromkeys(texts, text) | dict.fromkeys(("axes.edgecolor", "grid.color"), line)
@@ -260,8 +184,8 @@ def draw(history: History) -> dict[str, dict[str, str]] | None:
                 drawn = io.BytesIO()
                 figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
                 data = base64.b64encode(drawn.getvalue()).decode()
-                pictures[name][scheme] = f"data:image/svg+xml;base64,{data}"
-    return {name: drawn for name, drawn in pictures.items() if drawn}
+                pictures.setdefault(name, {})[scheme] = f"data:image/svg+xml;base64,{data}"
+    return pictures
 
 
 def _figures(history: History) -> Iterator[tuple[str, Figure]]:
@@ -280,8 +204,7 @@ def _course(history: History) -> Figure:
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     course, pace = history.course, rates(history.course, _POINTS)
     upper.plot([_moment(one.time) for one in course], [one.amount for one in course], color="C0", label="published")
-    shown = [one for one in history.trained if course[0].time <= one.updated_at]
-    if shown:
+    if shown := [one for one in history.trained if course[0].time <= one.updated_at]:
         at, samples = [_moment(one.updated_at) for one in shown], [one.consumed for one in shown]
         label = "in the last checkpoint of a consumer"
         upper.plot(at, samples, linestyle="none", marker="o", color="C1", label=label)
@@ -289,7 +212,7 @@ def _course(history: History) -> Figure:
     # Few enough that names do not lie on each other.
     for one in shown[:4]:
         name = one_line(one.consumer)
-        name = name if len(name) <= _NAME else f"{name[:_NAME]}…"
+        name = name if len(name) <= 24 else f"{name[:24]}…"
         place: Any = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
         upper.annotate(name, (_moment(one.updated_at), one.consumed), parse_math=False, **place)
     edges = [one.time / 86400 for one in (course[0], *pace)]
@@ -305,39 +228,26 @@ def _course(history: History) -> Figure:
 
 def _lengths(lengths: Lengths, unit: str) -> Figure:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure = Figure(figsize=(5.8, 3.3), layout="constrained")
     axes, bins = figure.subplots(), lengths.spread(_POINTS)
     edges = [bins[0].low, *(one.high for one in bins)]
     axes.stairs([one.count for one in bins], edges, fill=True, color="C0", alpha=0.7)
-    for name, share, line in _SHARES:
+    for name, share, line in (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":")):
         at = lengths.quantile(share)
         axes.axvline(at, color="C1", linewidth=1.2, linestyle=line, label=f"{name} {at:,}")
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     _label(axes, f"row length in {unit}", "rows looked at")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
     return figure
 
 
 def _label(axes: Axes, below: str, beside: str) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_xlabel(below)
-    axes.set_ylabel(beside)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-
-
-def short(value: float) -> str:
-    """Returns an amount at the side of a picture, such as 0.25, 900, 12.5k and 3M."""
-    for unit, one in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= one:
-            return f"{value / one:g}{unit}"
-    return f"{value:g}"
+    axes.set(xlabel=below, ylabel=beside, ylim=(0, None))
+    axes.locator_params(axis="y", nbins=5)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
 def _moment(seconds: float) -> Any:

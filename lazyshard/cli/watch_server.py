@@ -2,7 +2,6 @@
 
 What a request says is compared with the names of the answers and never becomes part of a path. Requests must name this
 machine as their host: else a site whose name is made to lead here (DNS rebinding) could read what a browser here can.
-Nothing is authenticated or encrypted.
 
 All viewers share the looks at the stream: one at a time, in a thread of its own, begun by whoever asks. A share that
 hangs holds up the thread that looks, and viewers for `SILENT_S` once.
@@ -17,49 +16,48 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import re
+import secrets
+import signal
 import socket
 import socketserver
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Generic, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
 
+import typer
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from lazyshard.cli.output import one_line
+from lazyshard.cli import exits, output
 from lazyshard.cli.status import status_values
-from lazyshard.cli.watch_page import Part, Shown, WatchPage, draw
-from lazyshard.errors import LazyShardError, StreamMissing
+from lazyshard.cli.watch_page import BEGINNING, Part, Shown, WatchPage, draw
+from lazyshard.errors import ConfigInvalid, LazyShardError, StreamMissing
 from lazyshard.inspection.inspection import take_history
 from lazyshard.inspection.outlook import Looks, Outlook, State
 from lazyshard.inspection.survey import LostChunks, take_survey
+from lazyshard.store.durable import publish_bytes, remove
 
 MAX_REQUESTS: Final = 32  # Requests at a time: a page has one, every five seconds at the least. More are turned away.
 _REQUEST_S: Final = 10.0  # A connection is closed so long after it was accepted, however often it sends or takes a byte
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 
 _HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
+    **{"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"},
+    **{"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"},
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
 NO_PAGE: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 SILENT_S: Final = 5.0  # A look takes milliseconds, on a busy share a second: who has heard nothing longer is told so
-_LOAD: Final = 0.1  # Of the time it looks so much at the most: where the chunks have to be listed, that may take 1 s
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_LABELS: Final = 100  # Values of a label: as many as people look at, and far below what burdens a server
 
 # Fields of `lazyshard status --json`, of the stream and of each consumer, that are metrics
@@ -72,11 +70,7 @@ _CONSUMER: Final = (
     *("read_samples_per_s", "starving_in_s"),
 )
 
-_HISTORY_S: Final = 20.0
-_HISTORY_LOOKS: Final = 10  # The history is read so seldom, once in so many looks at the most: it takes some 200 seals
-
 T = TypeVar("T")
-Told: TypeAlias = tuple[dict[str, Any], Outlook | None]  # The values of `/status.json`, and the look that they are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +83,9 @@ class PageAnswer:
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the answers, which are by path. Raises OSError where it cannot be listened at.
+    """Serves the answers, which are by path, to requests that name the loopback, or `own_names` and addresses if given.
 
-    Requests may call this machine by the names of the loopback, and by `own_names` and addresses where those are given.
+    Raises OSError where it cannot be listened at.
     """
 
     daemon_threads = True
@@ -120,8 +114,7 @@ class WatchServer(ThreadingHTTPServer):
 
     def takes(self, host: str) -> bool:
         """Returns whether a request may call this machine so, in its header Host."""
-        found = _HOST.fullmatch(host.strip())
-        if found is None:
+        if (found := _HOST.fullmatch(host.strip())) is None:
             return False
         name = found[1].strip("[]").lower().removesuffix(".")
         # An address is no name that somebody else could make lead here.
@@ -172,10 +165,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif answer is None:
             self._fail(HTTPStatus.NOT_FOUND, "there are /, /status.json and /metrics")
         else:
-            self._send(HTTPStatus.OK, answer.kind, answer.policy, answer.make())
+            self._send(HTTPStatus.OK, answer, {})
 
     def _refuse(self) -> None:
-        self._fail(HTTPStatus.METHOD_NOT_ALLOWED, "this page is only for reading")
+        self._fail(HTTPStatus.METHOD_NOT_ALLOWED, "this page is only for reading", Allow="GET")
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_CONNECT = do_TRACE = _refuse
 
@@ -183,21 +176,22 @@ class _Handler(BaseHTTPRequestHandler):
         """Sends an error that the class above has found, without its words: they repeat what was asked."""
         self._fail(HTTPStatus(code), HTTPStatus(code).phrase)
 
-    def _fail(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, "text/plain; charset=utf-8", NO_PAGE, f"{status.value} {text}\n".encode())
+    def _fail(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        data = f"{status.value} {text}\n".encode()
+        self._send(status, PageAnswer("text/plain; charset=utf-8", lambda: data), headers)
 
-    def _send(self, status: HTTPStatus, kind: str, policy: str, data: bytes) -> None:
+    def _send(self, status: HTTPStatus, answer: PageAnswer, headers: Mapping[str, str]) -> None:
+        data = answer.make()
         self.send_response(status)
-        headers = {"Content-Type": kind, "Content-Length": str(len(data)), "Content-Security-Policy": policy}
-        allow = {"Allow": "GET"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
-        for name, value in (headers | _HEADERS | allow).items():
+        own = {"Content-Type": answer.kind, "Content-Length": str(len(data)), "Content-Security-Policy": answer.policy}
+        for name, value in {**own, **_HEADERS, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
 
     def version_string(self) -> str:
-        """Returns who serves, without the version of Python."""
+        """Returns who serves."""
         return "lazyshard"
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -274,7 +268,8 @@ class SharedLooks(Generic[T]):
             error = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
         with self._lock:
             began, ended = self._began[1], time.monotonic()
-            self.due = max(began + self._interval, ended + (ended - began) / _LOAD)
+            # A tenth of the time is spent on looks at the most: one that has to list the chunks may take 1 s.
+            self.due = max(began + self._interval, ended + 10 * (ended - began))
             last = self._known.last if found is None else found
             self._known = LastLook(last, error, self._clock(), None, missing)
             self._thread = None
@@ -297,118 +292,146 @@ def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
             last = Shown(history, draw(history), 1 if last is None else last.version + 1)
         return last
 
-    return SharedLooks(look, max(_HISTORY_S, _HISTORY_LOOKS * interval))
+    # It is read once in so many looks at the most: it takes some 200 seals.
+    return SharedLooks(look, max(20.0, 10 * interval))
 
 
 def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: float) -> dict[str, Any]:
     """Returns the values of `/status.json`; its fields are described in `docs/watch.md`."""
-    return {
-        "schema": 1,
-        "directory": str(stream),
-        "now_s": now,
-        "interval_s": interval,
-        "answered_at_s": facts.answered_at,
-        "silent_since_s": facts.silent_since,
-        "error": facts.error,
-        "missing": facts.missing,
-        "status": None if facts.last is None else status_values(facts.last),
-    }
+    asked = {"schema": 1, "directory": str(stream), "now_s": now, "interval_s": interval}
+    answer = {"answered_at_s": facts.answered_at, "silent_since_s": facts.silent_since, "error": facts.error}
+    status = None if facts.last is None else status_values(facts.last)
+    return asked | answer | {"missing": facts.missing, "status": status}
 
 
-def page_answers(page: WatchPage, told: Callable[[], Told], shown: Callable[[], Shown | None]) -> dict[str, PageAnswer]:
-    """Returns the answers of the page, by path; `shown` is the stream's history, None where it is not known yet."""
+def page_answers(
+    page: WatchPage, told: Callable[[], tuple[dict[str, Any], Outlook | None]], shown: Callable[[], Shown | None]
+) -> dict[str, PageAnswer]:
+    """Returns the answers of the page, by path; `told` gives the values of `/status.json`, and the look they are of."""
 
     def part(name: Part, policy: str = NO_PAGE) -> PageAnswer:
         return PageAnswer("text/html; charset=utf-8", lambda: page.render(name, *told(), shown()), policy)
 
-    return {
-        "/": part("whole", page.policy),
-        "/now": part("now"),
-        "/history": part("history"),
-        "/status.json": PageAnswer("application/json", lambda: json.dumps(told()[0]).encode()),
-    }
+    status = PageAnswer("application/json", lambda: json.dumps(told()[0]).encode())
+    return {"/": part("whole", page.policy), "/now": part("now"), "/history": part("history"), "/status.json": status}
 
 
-def stream_answers(stream: Path, page: WatchPage, interval: float) -> dict[str, PageAnswer]:
-    """Returns all answers about a stream, by path."""
-    looks, past = stream_looks(stream, interval), history_looks(stream, interval)
+def save_page(stream: Path, save: str) -> int:
+    """Writes the page; it appears whole or not at all. Raises ConfigInvalid where something else is there."""
+    # Where a link leads to, not the link.
+    target, beginning = Path(os.path.realpath(save)), BEGINNING.encode()
+    with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
+        if file.read(len(beginning)) not in (b"", beginning):
+            raise ConfigInvalid(f"{target}: is there, and no page of watch; choose another name", file=str(target))
+    now = time.time()
+    outlook, history = Looks().add(take_survey(stream, now)), take_history(stream)
+    values = watch_values(stream, 0.0, LastLook(outlook, answered_at=now), now)
+    made = WatchPage().render("whole", values, outlook, Shown(history, draw(history), 1), live=False)
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
+    try:
+        publish_bytes(made, target, temporary)
+    except BaseException:
+        remove(temporary)
+        raise
+    output.say(f"{save}: {output.size(len(made))}")
+    return exits.DONE
 
-    def told() -> Told:
+
+def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
+    """Serves page and metrics until Ctrl-C, which ends the process. Raises BadParameter where that is not possible."""
+    looks, past, outside = stream_looks(stream, interval), history_looks(stream, interval), not is_loopback(host)
+
+    def told() -> tuple[dict[str, Any], Outlook | None]:
         facts = looks.facts()
         return watch_values(stream, interval, facts, time.time()), facts.last
 
-    metrics = PageAnswer(CONTENT_TYPE, lambda: metrics_page(looks.facts(), time.time()))
-    return page_answers(page, told, lambda: past.facts(wait=False).last) | {"/metrics": metrics}
+    answers = page_answers(WatchPage(), told, lambda: past.facts(wait=False).last)
+    kind = "text/plain; version=0.0.4; charset=utf-8"
+    answers["/metrics"] = PageAnswer(kind, lambda: metrics_page(looks.facts(), time.time()))
+    try:
+        server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
+    except (OSError, OverflowError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        if isinstance(error, socket.gaierror):
+            text = f"{host} is no name or address of a machine that is known here ({reason})"
+            raise typer.BadParameter(text, param_hint="--host") from None
+        text = f"{host}:{port} cannot be listened at ({reason}); choose another one, or 0 for any that is free"
+        raise typer.BadParameter(text, param_hint="--port") from None
+    with server:
+        # In all threads. Raised as an exception it may come in the middle of a lock's own code, which turns it into
+        # another error, and the server takes any error for one of a request, and goes on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
+        output.say(f"{server.url} shows {stream}; Ctrl-C ends")
+        if outside:
+            names = "why rows were refused, the names of consumers, sources and machines"
+            output.explain(f"whoever reaches {host} can read it: {names}. Nothing is authenticated or encrypted")
+        # What a script starts in its background ignores it, and is to outlive it.
+        while signal.getsignal(signal.sigwait({signal.SIGINT})) is signal.SIG_IGN:
+            pass
+        server.shutdown()
+        # A look that is under way may be in C++ code, such as matplotlib's. CPython before 3.14 ends a daemon thread at
+        # its next use of the interpreter, which there is a call of std::terminate.
+        output.drop_what_nobody_reads()
+        os._exit(exits.INTERRUPTED)
 
 
 def metrics_page(facts: LastLook[Outlook], now: float) -> bytes:
     """Returns what Prometheus reads; `now` is in seconds since 1970."""
     silent = 0.0 if facts.silent_since is None else max(0.0, now - facts.silent_since)
     found = [
-        *_gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None),
-        *_gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at),
-        *_gauge("stream_silent_seconds", "How long the look under way has had no answer", silent),
+        _gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None),
+        _gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at),
+        _gauge("stream_silent_seconds", "How long the look under way has had no answer", silent),
         *([] if facts.current is None else _of_status(status_values(facts.current))),
     ]
     # Of this page alone, and not what others in this process register.
-    page: Any = SimpleNamespace(collect=lambda: found)
+    page: Any = SimpleNamespace(collect=lambda: [one for one in found if one.samples])
     return generate_latest(page)
 
 
 def _of_status(status: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    for field in _STREAM:
-        yield from _gauge(f"stream_{_metric(field)}", _told(field), status[field])
-    yield from _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
-    yield from _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
-    producer = status["producer"]
-    if producer is not None:
-        yield from _gauge("stream_heartbeat_age_seconds", _told("heartbeat_age_s"), producer["heartbeat_age_s"])
+    def named(field: str, of: str) -> tuple[str, str]:
+        # With whole units, as Prometheus has them.
+        whole = re.sub(r"(?<=_)s$", "seconds", field.replace("per_s", "per_second"))
+        return f"{of}_{whole}", f"{field} of `lazyshard status --json`"
+
+    yield from (_gauge(*named(field, "stream"), status[field]) for field in _STREAM)
+    yield _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
+    yield _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
+    if (producer := status["producer"]) is not None:
+        yield _gauge(*named("heartbeat_age_s", "stream"), producer["heartbeat_age_s"])
         states = [((state,), state == producer["state"]) for state in get_args(State)]
-        yield from _family("stream_producer_state", "What the producer does", ["state"], states)
-    sources = [((one["name"],), one) for one in status["mixture"]]
-    yield from _shares("stream_source", "the rows to come", "the rows drawn so far", ["source"], sources)
+        yield _family("stream_producer_state", "What the producer does", states, "state")
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
-    known = [(f"consumer_{_metric(field)}", _told(field), [one[field] for one in shown]) for field in _CONSUMER]
-    known.append(("consumer_waiting", "Whether it waits for chunks", [one["supply"] == "dry" for one in shown]))
+    facts = [(*named(field, "consumer"), [one[field] for one in shown]) for field in _CONSUMER]
+    facts.append(("consumer_waiting", "Whether it waits for chunks", [one["supply"] == "dry" for one in shown]))
     wrong = [one["problem"] is not None for one in shown]
-    known.append(("consumer_problem", "Whether its cursor does not count", wrong))
-    for name, text, values in known:
-        labelled = zip([(one["name"],) for one in shown], values, strict=True)
-        yield from _family(name, text, ["consumer"], labelled)
+    facts.append(("consumer_problem", "Whether its cursor does not count", wrong))
+    for name, text, values in facts:
+        yield _family(name, text, zip([(one["name"],) for one in shown], values, strict=True), "consumer")
+    sources = [((one["name"],), one) for one in status["mixture"]]
     blends = [((one["name"], stream["stream"]), stream) for one in shown for stream in one["blend"]]
-    words = "its samples to come", "its samples trained so far"
-    yield from _shares("consumer_blend", *words, ["consumer", "stream"], blends)
-
-
-def _metric(field: str) -> str:
-    """Returns a field's name as Prometheus has it, with whole units."""
-    return re.sub(r"(?<=_)s$", "seconds", field.replace("per_s", "per_second"))
-
-
-def _told(field: str) -> str:
-    return f"{field} of `lazyshard status --json`"
-
-
-def _shares(
-    name: str, coming: str, so_far: str, labels: Sequence[str], shares: Sequence[tuple[Sequence[str], dict[str, Any]]]
-) -> Iterator[GaugeMetricFamily]:
-    for field, text in (("weight", coming), ("share", so_far)):
-        values = [(names, share[field]) for names, share in shares]
-        yield from _family(f"{name}_{field}", f"Share of {text}", labels, values)
+    for field, source, stream in (
+        ("weight", "the rows to come", "its samples to come"),
+        ("share", "the rows drawn so far", "its samples trained so far"),
+    ):
+        drawn, trained = ([(names, one[field]) for names, one in shares] for shares in (sources, blends))
+        yield _family(f"stream_source_{field}", f"Share of {source}", drawn, "source")
+        yield _family(f"consumer_blend_{field}", f"Share of {stream}", trained, "consumer", "stream")
 
 
 def _family(
-    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float | None]]
-) -> Iterator[GaugeMetricFamily]:
-    """Yields a metric with a sample for each value that is known; nothing where there is none."""
+    name: str, text: str, values: Iterable[tuple[tuple[str, ...], float | None]], *labels: str
+) -> GaugeMetricFamily:
+    """Returns a metric with a sample for each value that is known."""
+    family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
     # Two sources may be shown alike once what cannot be shown is escaped.
-    known = {(*names[:-1], one_line(names[-1])): float(value) for names, value in values if value is not None}
-    if known:
-        family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
-        for shown, value in known.items():
-            family.add_metric(shown, value)
-        yield family
+    known = {tuple(map(output.one_line, names)): value for names, value in values if value is not None}
+    for names, value in known.items():
+        family.add_metric(names, float(value))
+    return family
 
 
-def _gauge(name: str, text: str, value: float | None) -> Iterator[GaugeMetricFamily]:
-    return _family(name, text, [], [] if value is None else [([""], value)])
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    return _family(name, text, [((), value)])

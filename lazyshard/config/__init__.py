@@ -29,13 +29,11 @@ Location = tuple[str | int, ...]
 _MOST_BYTES: Final = 1 << 20
 # A few lines of aliases can stand for more than memory holds.
 _MOST_VALUES: Final = 10_000
-_MOST_BRACKETS: Final = 100
 
 _VERSION_0: Final = (
-    "this is the flat form of version 0, which is not read any more. In version 1 `version: 1` stands "
-    "at the top; `dataset:` is a list `datasets:`; its `source:` is `path:`; its `filter_fn:` and `message_transform:` "
-    "are entries of a list `steps:`; batch_size, num_workers, collate_fn and pin_memory stand under `dataloader:`, "
-    "and drop_last is `at_end:` there"
+    "the flat form of version 0 is no longer read. In version 1 `version: 1` stands at the top, `dataset:` is a list "
+    "`datasets:`, `source:` is `path:`, `filter_fn:` and `message_transform:` are entries of `steps:`; batch_size, "
+    "num_workers, collate_fn, pin_memory, and drop_last as `at_end:`, stand under `dataloader:`"
 )
 
 _MEANT: Final = {
@@ -128,8 +126,7 @@ class _UnreadableError(Exception):
 
 def _text(path: Path) -> str:
     if path.is_dir():
-        text = "expected a YAML file, found a directory; a stream is opened by LazyShardedDataset, not by load"
-        raise _UnreadableError(text)
+        raise _UnreadableError("expected a YAML file, found a directory; LazyShardedDataset opens a stream")
     # Without O_NONBLOCK a pipe that nobody writes to is waited for.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -155,10 +152,8 @@ class _Document:
 
     def add(self, location: Location, line: int | None, text: str) -> None:
         """Adds a mistake."""
-        path = ""
-        for name in location:
-            path += f"[{name}]" if isinstance(name, int) else f".{name}" if path else name
-        self.mistakes.append(Mistake(path, line, text))
+        path = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in location)
+        self.mistakes.append(Mistake(path.removeprefix("."), line, text))
 
     def note(self, location: Location, text: str) -> None:
         """Takes note that a value cannot be read."""
@@ -194,8 +189,8 @@ class _Document:
 
         def begin_if_shallow(token: Any) -> None:
             # For each token PyYAML goes through all the brackets that are open.
-            if loader.flow_level >= _MOST_BRACKETS:
-                problem = f"more than {_MOST_BRACKETS} brackets within each other"
+            if loader.flow_level >= 100:
+                problem = "more than 100 brackets within each other"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark())
             begin(token)
 

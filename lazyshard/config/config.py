@@ -9,14 +9,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic.functional_validators import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Field,
     PlainValidator,
-    ValidationInfo,
     field_validator,
     model_validator,
 )

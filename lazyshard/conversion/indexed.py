@@ -33,15 +33,12 @@ INDEX_SUFFIX: Final = ".idx"
 DATA_SUFFIX: Final = ".bin"
 MAGIC: Final = b"MMIDIDX\0\0"
 HEADER_BYTES: Final = 34
-_OLD_MAGIC: Final = b"TNTIDX"  # Of fairseq's format that came before, which megatron-core does not read any more either
 
 # Types of tokens by name; the code of each is its place in this list, from 1
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
-
-_READ_BYTES: Final = 64 << 20  # Linux gives at most 2 GiB at a time, and memory is taken for what is asked
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,12 +69,12 @@ class IndexHeader(NamedTuple):
 
         So whoever allocates memory by its numbers allocates no more than the file has bytes. Raises FileInvalid.
         """
-        if head.startswith(_OLD_MAGIC):
-            actual = "one of fairseq's old format; write it anew with Megatron's tools/preprocess_data.py"
-            raise refuse(file, "an index of Megatron's IndexedDataset", actual)
         if not head.startswith(MAGIC):
-            expected = f"an index of Megatron's IndexedDataset, which begins with {MAGIC!r}"
-            raise refuse(file, expected, f"{head[: len(MAGIC)]!r}")
+            actual = f"{head[: len(MAGIC)]!r}"
+            # Of fairseq's format that came before, which megatron-core does not read any more either.
+            if head.startswith(b"TNTIDX"):
+                actual = "one of fairseq's old format; write it anew with Megatron's tools/preprocess_data.py"
+            raise refuse(file, f"an index of Megatron's IndexedDataset, which begins with {MAGIC!r}", actual)
         if len(head) < HEADER_BYTES:
             raise refuse(file, f"a header of {HEADER_BYTES} bytes", f"{size} bytes; the file was cut")
         version, code, sequences, boundaries = struct.unpack("<QBQQ", head[len(MAGIC) : HEADER_BYTES])
@@ -93,7 +90,6 @@ class IndexHeader(NamedTuple):
             hint = "; the file was cut, or is still being written" if size < plain else ""
             modes, of = f"{plain + sequences} with modes", f"{sequences} sequences and {boundaries - 1} documents"
             raise refuse(file, f"{plain} bytes, or {modes}, for {of}", f"{size}{hint}")
-        # The size alone tells whether there are modes.
         return header._replace(has_modes=size > plain)
 
 
@@ -118,7 +114,7 @@ class IndexedReader:
         self._index: OpenFile | None = open_given_file(Path(self.index))
         self._data: OpenFile | None = open_given_file(Path(self.data))
         self.data_size: Final = self._data.size
-        head = _pread(self._index, min(HEADER_BYTES, self._index.size), 0)
+        head = self._index.read(0, min(HEADER_BYTES, self._index.size))
         self.header: Final = IndexHeader.decode(head, self._index.size, self.index)
         # So files that were cut are mostly refused before any is read.
         self.boundaries(0, 0)
@@ -151,7 +147,7 @@ class IndexedReader:
         """
         assert self._data is not None
         size = count * self.header.token.itemsize
-        data = _pread(self._data, size, begin)
+        data = self._data.read(begin, size)
         if len(data) < size:
             actual = f"its end at byte {begin + len(data)}: the file was cut while it was read"
             raise refuse(self.data, f"{size} bytes at byte {begin}", actual, byte=begin + len(data))
@@ -164,7 +160,7 @@ class IndexedReader:
     def _numbers(self, kind: str, begin: int, first: int, stop: int) -> Ints:
         assert self._index is not None and 0 <= first <= stop
         width = np.dtype(kind).itemsize
-        data = _pread(self._index, (stop - first) * width, begin + first * width)
+        data = self._index.read(begin + first * width, (stop - first) * width)
         if len(data) < (stop - first) * width:
             raise refuse(self.index, f"the {self._index.size} bytes that it had", "fewer: it was cut while it was read")
         return np.frombuffer(data, kind).astype(np.int64)
@@ -189,8 +185,7 @@ def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHead
     """Checks that sequences from the number `first` on lie in the `.bin` file; raises FileInvalid if not."""
     width = header.token.itemsize
     # A length is below 2**31, so that nothing overflows: the pointer, which may be anything, is only compared.
-    wrong = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > data_size - lengths * width))
-    if not wrong.size:
+    if not (wrong := np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > data_size - lengths * width))).size:
         return
     at = int(wrong[0])
     length, begin = int(lengths[at]), int(pointers[at])
@@ -224,12 +219,3 @@ def data_path(index: str) -> str:
         expected = f"a name that ends in {INDEX_SUFFIX}, as the data are in the file of that name with {DATA_SUFFIX}"
         raise refuse(index, expected, index)
     return index[: -len(INDEX_SUFFIX)] + DATA_SUFFIX
-
-
-def _pread(file: OpenFile, count: int, offset: int) -> bytes:
-    """Returns so many bytes, fewer at the end of the file."""
-    parts = []
-    while count > 0 and (part := os.pread(file.fd, min(count, _READ_BYTES), offset)):
-        parts.append(part)
-        offset, count = offset + len(part), count - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,6 +1,5 @@
 """The command itself: exit codes, usage, what is missing; and amounts and values made short for people."""
 
-import base64
 import contextlib
 import json
 import sys
@@ -90,9 +89,6 @@ def test_messages_that_go_nowhere_are_no_failure(write: Callable[[str], None], m
             full.close()
 
 
-PAYLOAD = base64.b64encode(bytes(range(256)) * 4).decode()
-
-
 @pytest.mark.parametrize(
     ("words", "numbers"),
     [
@@ -111,13 +107,6 @@ def test_amounts_in_words(words: Callable[[float], str], numbers: dict[float, st
         ("x" * MAX_CHARACTERS, "x" * MAX_CHARACTERS),
         ("x" * 201, "x" * 200 + "... (201 characters)"),
         ("ab " * 500, ("ab " * 67)[:200] + "... (1,500 characters)"),
-        (PAYLOAD, "AAECAwQFBgcICQoL... (1,368 characters, base64 of 1,024 bytes)"),
-        (
-            f"data:image/png;base64,{PAYLOAD}",
-            "data:image/png;base64,AAECAwQFBgcICQoL... (1,390 characters, base64 of 1,024 bytes)",
-        ),
-        # One that is cut, or broken into lines, is shown like any other text.
-        (PAYLOAD + " .", PAYLOAD[:200] + "... (1,370 characters)"),
         ([[0] * 21], [[*([0] * 20), "... (21 items)"]]),
         ({"a": {"b": "y" * 300}}, {"a": {"b": "y" * 200 + "... (300 characters)"}}),
         ({"k" * 300: 1}, {"k" * 200 + "... (300 characters)": 1}),

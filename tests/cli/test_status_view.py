@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.cli.status import status_values
-from lazyshard.cli.status_view import SIGNS, band_line, problems, status_lines, summary, window_words
+from lazyshard.cli.status import SIGNS, band_line, problems, status_lines, status_values, summary, window_words
 from lazyshard.format.cursor import BlendShare, Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
@@ -69,7 +68,7 @@ def test_page_of_one_look() -> None:
         "quarantine": ["12 rows refused so far, 3.5 kB"],
         "producer": ["running"],
         "process": ["12345 on node7, heartbeat 2 s old"],
-        "rate": ["50.0 samples/s", "not known from one look; see --watch", "not known"],
+        "rate": ["50.0 samples/s", *["not known from one look; see --watch"] * 2],
         "consumer": ["eval", "sft"],
         "checkpoint": ["none yet", "11,000 samples, done with 1,100 chunks; 12 min 3 s old"],
         "lag": ["1,234 chunks, 12,340 samples", "134 chunks, 1,340 samples, 25 min 2 s"],
@@ -83,14 +82,8 @@ def test_page_of_one_look() -> None:
 
 def test_rates_take_a_second_look() -> None:
     first = survey(consumers=(consumer(needs=1100), consumer("slow", needs=1000), consumer("new", needs=1234)))
-    later = survey(
-        consumers=(
-            consumer(needs=1194, at=NOW + 6),
-            consumer("slow", needs=1010, at=NOW + 6),
-            consumer("new", needs=1234),
-        ),
-        looked_at=NOW + 7,
-    )
+    moved = consumer(needs=1194, at=NOW + 6), consumer("slow", needs=1010, at=NOW + 6)
+    later = survey(consumers=(*moved, consumer("new", needs=1234)), looked_at=NOW + 7)
     lines = page(first, later, watching=True)
     assert facts(lines, "disk") == ["12.3 MB used, 2.0 GB free; full in about 11 h 6 min at this rate"]
     assert facts(lines, "rate") == [

@@ -183,16 +183,6 @@ def trained(directory: Path, stages: list[tuple[int, dict[str, float], int]], **
     return seen, state
 
 
-def traced(directory: Path, letter: str, state: Path, *arguments: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines_of(directory, letter, state, "--json", *arguments)]
-
-
-def lines_of(directory: Path, letter: str, state: Path, *arguments: str) -> list[str]:
-    done = lazyshard("trace", directory / letter, "--state", state, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def save_blend(place: Path, step: int, state: State) -> Path:
     folder = place / f"checkpoint-{step}"
     folder.mkdir(parents=True)
@@ -220,15 +210,15 @@ def test_what_is_told_is_what_was_read(
     file = save_blend(tmp_path_factory.mktemp("out"), steps, state)
     letters = {letter for _, weights, _ in stages for letter in weights}
     for letter in letters:
-        told = defaultdict(list)
-        for drawn in traced(streams, letter, file, "--step", f"1:{steps + 1}"):
+        drawn_at = defaultdict(list)
+        for drawn in values((streams / letter, file), "--step", f"1:{steps + 1}"):
             assert drawn["became"] == "trained"
-            told[letter, drawn["step"]].append(f"{letter}{drawn['sample']}")
-        assert told == {key: rows for key, rows in seen.items() if key[0] == letter}
+            drawn_at[letter, drawn["step"]].append(f"{letter}{drawn['sample']}")
+        assert drawn_at == {key: rows for key, rows in seen.items() if key[0] == letter}
         samples = {int(row[1:]): key[1] for key, rows in seen.items() if key[0] == letter for row in rows}
         asked = ",".join(map(str, samples))
         if asked:
-            fates = traced(streams, letter, file, "--sample", asked)
+            fates = values((streams / letter, file), "--sample", asked)
             assert {one["sample"]: one["step"] for one in fates if one["became"] == "trained"} == samples
 
 
@@ -236,21 +226,21 @@ def test_what_is_to_come_and_what_is_left_out(streams: Path, tmp_path: Path) -> 
     _, state = trained(streams, [(1, {"a": 1, "b": 1}, 2), (1, {"a": 1, "c": 1}, 1)])
     file = save_blend(tmp_path, 3, state)
     for letter, sample, became, step in (("c", "4", "to come", 5), ("b", "7", "left out", None)):
-        (found,) = traced(streams, letter, file, "--sample", sample)
+        (found,) = values((streams / letter, file), "--sample", sample)
         assert (found["became"], found["step"]) == (became, step)
-    assert traced(streams, "b", file, "--step", "3:6") == []
-    assert lines_of(streams, "b", file, "--step", "3:6")[1:] == ["Nothing of this stream was drawn at steps 3 to 5."]
-    assert lines_of(streams, "b", file, "--sample", "7")[1] == "  epoch 0: not trained: its stream is blended no more"
+    assert values((streams / "b", file), "--step", "3:6") == []
+    assert told((streams / "b", file), "--step", "3:6")[1:] == ["Nothing of this stream was drawn at steps 3 to 5."]
+    assert told((streams / "b", file), "--sample", "7")[1] == "  epoch 0: not trained: its stream is blended no more"
 
 
 def test_the_parts_of_a_run(streams: Path, tmp_path: Path) -> None:
     _, state = trained(streams, [(1, {"a": 3, "b": 1}, 2), (2, {"a": 1, "b": 1}, 1), (1, {"a": 1}, 1)])
     file = save_blend(tmp_path, 4, state)
-    lines = lines_of(streams, "a", file)
+    lines = told((streams / "a", file))
     assert lines[0].endswith(": 14 samples trained in 4 steps, the last of them in epoch 0")
     assert "blend of 1 stream, 20 samples of all; this one gives 100.00% now" in lines[1]
     assert [line.split()[-2:] for line in lines[3:]] == [["6", "6"], ["2", "4"], ["4", "4"]]
-    lines = lines_of(streams, "b", file)
+    lines = told((streams / "b", file))
     assert "6 samples trained in 4 steps" in lines[0] and "this one is no more" in lines[1]
 
 

@@ -29,52 +29,41 @@ def main(arguments: list[str]) -> int:
     return lazyshard(["verify-filesystem", *arguments])
 
 
-@pytest.mark.parametrize(
-    ("counts", "verdict"),
-    [
-        ({}, "ok"),
-        ({"missing": 1}, "missing"),
-        ({"torn": 1}, "ok"),
-        ({"torn": 3, "reads": 20}, "ok"),
-        ({"torn": 46}, "missing"),
-        ({"back": 1}, "limit"),
-        ({"errors": {"ESTALE": 7}}, "ok"),
-        ({"errors": {"EIO": 1}}, "missing"),
-    ],
-)
-def test_storm(counts: dict[str, Any], verdict: str) -> None:
-    assert_verdict(judge_storm({**STORM, **counts}), verdict)
+def storm(**counts: Any) -> Judged:
+    return judge_storm({**STORM, **counts})
 
 
-@pytest.mark.parametrize(
-    ("label", "torn", "errors", "verdict"),
-    [
-        ("new, by open", 0, {}, "ok"),
-        ("new, by open", 1, {}, "missing"),
-        # A file that was replaced may come cut.
-        ("replaced, by open", 1, {}, "ok"),
-        ("new, by open", 0, {"EIO": 1}, "missing"),
-        ("new, by open", 0, {"ESTALE": 9}, "ok"),
-    ],
-)
-def test_whole(label: str, torn: int, errors: dict[str, int], verdict: str) -> None:
+def whole(label: str, torn: int = 0, **errors: int) -> Judged:
     states: dict[str, dict[str, Any]] = {one: {"seconds": 0.1, "torn": 0, "errors": {}} for one in SIGHTS}
-    assert_verdict(judge_whole({**states, label: {"seconds": 0.1, "torn": torn, "errors": errors}}), verdict)
+    return judge_whole({**states, label: {"seconds": 0.1, "torn": torn, "errors": errors}})
 
 
-@pytest.mark.parametrize(
-    ("label", "verdicts"),
-    [
-        ("replaced, by open", {0.002: "ok", 1.0: "ok", 1.1: "slow", 60.1: "missing", None: "missing"}),
-        ("new, by open", {60.0: "slow", 61.0: "missing"}),
-        ("new, by open, asked for before", {30.0: "slow", None: "missing"}),
-        ("new, by listing", {61.0: "slow", None: "limit"}),
-    ],
-)
-def test_sight(label: str, verdicts: dict[float | None, str]) -> None:
-    for seconds, verdict in verdicts.items():
-        assert_verdict(judge_sight(label, seconds, 90.0), verdict)
-    # A conclusion names what is worst.
+def sight(label: str, seconds: float | None) -> Judged:
+    return judge_sight(label, seconds, 90.0)
+
+
+NEW, REPLACED, ASKED = "new, by open", "replaced, by open", "new, by open, asked for before"
+JUDGED: Final = [
+    *((storm(), "ok"), (storm(missing=1), "missing"), (storm(back=1), "limit")),
+    *((storm(torn=1), "ok"), (storm(torn=3, reads=20), "ok"), (storm(torn=46), "missing")),
+    *((storm(errors={"ESTALE": 7}), "ok"), (storm(errors={"EIO": 1}), "missing")),
+    # A file that was replaced may come cut.
+    *((whole(NEW), "ok"), (whole(NEW, 1), "missing"), (whole(REPLACED, 1), "ok")),
+    *((whole(NEW, EIO=1), "missing"), (whole(NEW, ESTALE=9), "ok")),
+    *((sight(REPLACED, 0.002), "ok"), (sight(REPLACED, 1.0), "ok"), (sight(REPLACED, 1.1), "slow")),
+    *((sight(REPLACED, 60.1), "missing"), (sight(REPLACED, None), "missing")),
+    *((sight(NEW, 60.0), "slow"), (sight(NEW, 61.0), "missing")),
+    *((sight(ASKED, 30.0), "slow"), (sight(ASKED, None), "missing")),
+    *((sight("new, by listing", 61.0), "slow"), (sight("new, by listing", None), "limit")),
+]
+
+
+@pytest.mark.parametrize(("judged", "verdict"), JUDGED)
+def test_verdicts_on_measurements(judged: Judged, verdict: str) -> None:
+    assert_verdict(judged, verdict)
+
+
+def test_a_conclusion_names_what_is_worst() -> None:
     ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
     assert conclude([ok]) == (0, "fits", "fits")
     assert conclude([ok, slow]) == (1, "limited", "works with limits: b")

@@ -16,7 +16,6 @@ from lazyshard.conversion.indexed import (
     HEADER_BYTES,
     IndexedReader,
     IndexHeader,
-    bounds_of,
     check_boundaries,
     check_sequences,
 )
@@ -97,12 +96,6 @@ def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> N
         check_sequences(index(5, length), index(0, pointer), 7, THREE, 10, "a.idx")
     assert f"found {length} tokens of uint16 at byte {pointer}" in str(error.value) and end in str(error.value)
     assert error.value.sequence == 8
-
-
-def test_types_by_their_tokens() -> None:
-    assert bounds_of("int32") == (-(2**31), 2**31 - 1)
-    assert bounds_of("uint8") == (0, 255)
-    assert bounds_of("float32")[1] == int(np.finfo(np.float32).max)
 
 
 @settings(max_examples=40)

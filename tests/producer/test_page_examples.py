@@ -11,6 +11,7 @@ import pytest
 
 from lazyshard.cli import export
 from lazyshard.cli.main import main
+from lazyshard.cli.output import help_of
 from lazyshard_producer.cli import main as producer
 from tests.conversion import megatron_core
 from tests.harness.processes.environment import ROOT, environment
@@ -93,5 +94,5 @@ def test_options_and_codes_of_export(capsys: Any) -> None:
     there = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     section = page("indexed-dataset.md", "## `lazyshard export")
     assert set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) == there
-    codes = set(re.findall(r"^ *(\d+)  ", export.EPILOG, re.MULTILINE))
+    codes = set(re.findall(r"^ *(\d+)  ", help_of(export.command)[1], re.MULTILINE))
     assert set(re.findall(r"^\| (\d+) \|", section, re.MULTILINE)) == codes - {"70"}

@@ -146,7 +146,7 @@ def test_steps_are_even(tmp_path: Path, pack: int, capsys: pytest.CaptureFixture
     assert (found[4] - 1) * 4 < found[1] - 1
     capsys.readouterr()
     assert lazyshard(["inspect", str(tmp_path / "4")]) == 0
-    assert "dealt by cost for 4 ranks, micro batches of 1" in capsys.readouterr().out
+    assert " ranks 4, micro batch size 1" in capsys.readouterr().out
 
 
 def write_labeled(path: Path, lengths: list[int], **more: Any) -> Path:

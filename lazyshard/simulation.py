@@ -25,8 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.format.fields import parse_size
-from lazyshard.format.records import Head
+from lazyshard.format.records import Head, parse_size
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules

@@ -18,7 +18,7 @@ from lazyshard.inspection.auditing import Audit, Remark, audit, newest
 from lazyshard.inspection.auditing_counts import AuditedState
 from lazyshard.inspection.tracing import Tracing, facts_of
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, folder_of, read_state, state_of_cursor
-from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.stream import open_now
 
 # What becomes of a sample that is not trained once, in words

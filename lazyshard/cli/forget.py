@@ -15,7 +15,7 @@ from lazyshard.cli.output import count, duration
 from lazyshard.cli.status import checkpoint_words
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.inspection.survey import take_survey
-from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
+from lazyshard.stream.cursor import Consumer, forget_consumer, list_consumers
 
 ALIVE_S: Final = 600.0  # One that was heard of so lately may well be running: it marks its place once a window
 

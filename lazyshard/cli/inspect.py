@@ -20,7 +20,7 @@ from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection import inspection
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.inspection.survey import tolerate
-from lazyshard.stream.consumers import list_consumers
+from lazyshard.stream.cursor import list_consumers
 from lazyshard.stream.stream import Stream, open_now
 
 _SHOWN: Final = 100  # Characters of a fact about the encoding: a system prompt may have pages; --json has all of them

@@ -21,8 +21,7 @@ from lazyshard.inspection.tracing import Fate, Tracing, facts_of
 from lazyshard.inspection.tracing_sequences import traced
 from lazyshard.inspection.tracing_sources import Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
-from lazyshard.stream.consumers import list_consumers
-from lazyshard.stream.cursor import read_cursor
+from lazyshard.stream.cursor import list_consumers, read_cursor
 from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20

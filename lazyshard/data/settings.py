@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, get_args
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.arrays import LEAST_CACHE_BYTES
-from lazyshard.format.fields import parse_size
-from lazyshard.format.records import Fact
+from lazyshard.format.records import Fact, parse_size
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules, auto_unit, check_field, named_unit, window_positions
 from lazyshard.stream import Published, StreamReader

@@ -48,7 +48,6 @@ MAX_ROW_BYTES: Final = 1 << 31  # Of the arrays of a row, which is read into mem
 _MAX_COUNT: Final = 2**62
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-
 _KEY_IN_LINE: Final = b'"$array":'
 
 # What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
@@ -69,49 +68,40 @@ def pack_row(row: object) -> PackedRow:
     Raises RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or
     a key that is reserved for what stands in an array's place.
     """
-    packing = _Packing()
-    line = encode_row(row, packing)
-    # A key with a quote in it counts here too; what is counted wrongly is looked at more closely.
-    if line.count(_KEY_IN_LINE) != packing.count:
-        refuse_array_key(row)
-    return PackedRow(line, b"".join(packing.parts))
+    parts: list[bytes | memoryview] = []
+    size = count = 0
 
-
-def move_arrays(line: bytes, by: int) -> bytes:
-    """Returns a line of `pack_row` whose arrays lie so many bytes further on, behind those of other rows."""
-    return _DESCRIBED.sub(lambda found: b"%b%d" % (found[1], int(found[2]) + by), line) if by else line
-
-
-class _Packing:
-    """Takes arrays one by one, and returns what stands for each."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes | memoryview] = []
-        self.count = 0
-        self._size = 0
-
-    def __call__(self, value: Any) -> dict[str, Any]:
+    def pack(value: Any) -> dict[str, Any]:
+        nonlocal size, count
         if not isinstance(value, np.ndarray):
             raise TypeError
-        little = value.dtype.newbyteorder("<")
+        little, offset = value.dtype.newbyteorder("<"), size
         name = _NAMES.get(little)
         if name is None or isinstance(value, np.ma.MaskedArray):
             found = "a masked one" if name else f"one of {value.dtype}"
             raise _invalid(f"expected an array of {', '.join(DTYPES)}, found {found}; convert it with astype")
         if value.ndim > _MAX_DIMENSIONS:
             raise _invalid(f"expected an array of at most {_MAX_DIMENSIONS} dimensions, found {value.ndim}")
-        offset, size = self._size, value.nbytes
-        padding = -size % _ALIGNMENT
-        self._size += size + padding
-        if self._size > MAX_ROW_BYTES:
-            raise _invalid(f"expected arrays of at most {MAX_ROW_BYTES} bytes in a row, found {self._size}")
-        if size:
+        padding = -value.nbytes % _ALIGNMENT
+        size, count = size + value.nbytes + padding, count + 1
+        if size > MAX_ROW_BYTES:
+            raise _invalid(f"expected arrays of at most {MAX_ROW_BYTES} bytes in a row, found {size}")
+        if value.nbytes:
             part = np.ascontiguousarray(value, dtype=little).reshape(-1).view(np.uint8)
             # Other bytes than 0 and 1, as a view of numbers has, are no truth values to who reads them.
-            self.parts.append(((part != 0) if name == "bool" else part).data)
-            self.parts.append(bytes(padding))
-        self.count += 1
+            parts.extend((((part != 0) if name == "bool" else part).data, bytes(padding)))
         return {ARRAY_KEY: [name, list(value.shape), offset]}
+
+    line = encode_row(row, pack)
+    # A key with a quote in it counts here too; what is counted wrongly is looked at more closely.
+    if line.count(_KEY_IN_LINE) != count:
+        refuse_array_key(row)
+    return PackedRow(line, b"".join(parts))
+
+
+def move_arrays(line: bytes, by: int) -> bytes:
+    """Returns a line of `pack_row` whose arrays lie so many bytes further on, behind those of other rows."""
+    return _DESCRIBED.sub(lambda found: b"%b%d" % (found[1], int(found[2]) + by), line) if by else line
 
 
 def may_hold_arrays(line: bytes) -> bool:
@@ -126,11 +116,9 @@ def refuse_array_key(row: object) -> None:
 
 
 def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
-    """Puts arrays in the places of a parsed row where they are described; they are views of the data.
+    """Puts arrays, views of the data, in the places of a parsed row where they are described; each is checked first.
 
-    `data` is u8 of shape (bytes,): the row's bytes in the side file. Every dtype, shape and offset is checked against
-    them before anything is made of it. Raises RowInvalid: something in an array's place does not describe one of these
-    bytes; the row is changed in part.
+    `data` is u8 of shape (bytes,): the row's bytes in the side file. RowInvalid: the row is changed in part.
     """
     if ARRAY_KEY in row:
         raise _invalid(f"expected a row, found an array in its place (key {ARRAY_KEY!r})")
@@ -224,11 +212,7 @@ class Kept(NamedTuple):
 
 
 def chunk_key(encoding: Encoding, number: int, samples_per_chunk: int, rows: int, identity: bytes) -> bytes:
-    """Returns the 16 bytes by which what is kept of a chunk is known.
-
-    `number` and `samples_per_chunk` tell the numbers of its samples, which steps may look at; `identity` tells its rows
-    from those of any other chunk, see `lazyshard.stream.chunk.Chunk.identity`.
-    """
+    """Returns the 16 bytes by which what is kept of a chunk is known; `identity` is that of `stream.chunk.Chunk`."""
     facts = orjson.dumps(dict(encoding), option=orjson.OPT_SORT_KEYS)
     place = f"{KEPT_VERSION} {number} {samples_per_chunk} {rows} ".encode()
     return xxhash.xxh3_128_digest(place + xxhash.xxh3_128_digest(facts) + identity)
@@ -255,20 +239,15 @@ def decode_slot(slots: bytes | bytearray, row: int = 0) -> Slot:
     return _SLOT.unpack_from(slots, row * SLOT_BYTES)
 
 
-def encode_sample(packed: Any, key: bytes, row: int, line: int) -> bytes:
-    """Returns the record of a sample, made of what JSON has and of numpy arrays.
-
-    `key` is that of its chunk, `row` its row there, `line` the digest of the row's line. Raises RowInvalid: it holds
-    what no row can.
-    """
-    text, arrays = pack_row({_SAMPLE: packed})
+def encode_sample(packed: Any, key: bytes, row: int, line: int, name: str = _SAMPLE) -> bytes:
+    """Returns the record of a sample of a row of the chunk of this key, by its line's digest. Raises as `pack_row`."""
+    text, arrays = pack_row({name: packed})
     return _HEAD.pack(key, row, line, len(text)) + arrays + text
 
 
 def encode_dropped(reason: str, key: bytes, row: int, line: int) -> bytes:
     """Returns the record of a row that makes no sample, as `encode_sample`."""
-    text = pack_row({_DROPPED: reason}).line
-    return _HEAD.pack(key, row, line, len(text)) + text
+    return encode_sample(reason, key, row, line, _DROPPED)
 
 
 def slot_of(record: bytes, offset: int) -> Slot:

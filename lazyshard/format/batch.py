@@ -11,7 +11,7 @@ other in the side file, and the offsets in the pack count from the first of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -41,10 +41,7 @@ _DIGITS: Final = np.uint64(0x3030303030303030)
 _BESIDE: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
 
 _Integers = npt.NDArray[np.int64]
-
-
-def _none() -> npt.NDArray[np.uint64]:
-    return np.empty(0, np.uint64)
+_Numbers = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,18 +49,17 @@ class CheckedArrays:
     """The arrays of rows: their bytes in the side file, and of each row where they end, and their digest."""
 
     data: bytes
-    ends: npt.NDArray[np.uint64]
-    digests: npt.NDArray[np.uint64]
+    ends: _Numbers
+    digests: _Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedLines:
     """Lines that were found to be rows, ready to be published. Can be pickled."""
 
-    data: bytes = b""  # the rows one after the other, each with its newline
-    # u64 of shape (rows,): row i ends before byte ends[i] of the data
-    ends: npt.NDArray[np.uint64] = field(default_factory=_none)
-    digests: npt.NDArray[np.uint64] = field(default_factory=_none)  # u64 of shape (rows,): as in a `Seal`
+    data: bytes  # the rows one after the other, each with its newline
+    ends: _Numbers  # u64 of shape (rows,): row i ends before byte ends[i] of the data
+    digests: _Numbers  # u64 of shape (rows,): as in a `Seal`
     duplicates: tuple[int, ...] = ()  # indices of the rows that name a key twice in one object
     # why the line behind these is no row, with its `index`; None if all the lines are rows
     refused: RowInvalid | None = None
@@ -158,14 +154,11 @@ def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | Non
             check_row(lines[index])
         except RowInvalid as refused:
             refused.index = index
-            return _join(check_lines(lines[:index]), CheckedLines(refused=refused))
-    return CheckedLines(
-        data,
-        ends.astype(np.uint64),
-        np.fromiter(map(xxhash.xxh3_64_intdigest, lines), np.uint64, len(lines)),
-        # Every member has a colon, so where there are no more colons than keys left, no member was dropped.
-        () if colons == sum(keys) else tuple(_find_duplicates(lines, text, ends, keys)),
-    )
+            return replace(check_lines(lines[:index]), refused=refused)
+    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, lines), np.uint64, len(lines))
+    # Every member has a colon, so where there are no more colons than keys left, no member was dropped.
+    duplicates = () if colons == sum(keys) else tuple(_find_duplicates(lines, text, ends, keys))
+    return CheckedLines(data, ends.astype(np.uint64), digests, duplicates)
 
 
 def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
@@ -229,23 +222,15 @@ def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
         rows.append(row)
         if has_duplicate_keys(row, parsed):
             duplicates.append(first + index)
-    return CheckedLines(
-        b"".join(rows),
-        np.cumsum(np.fromiter(map(len, rows), np.uint64, len(rows)), dtype=np.uint64),
-        np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows)),
-        tuple(duplicates),
-        refused,
-    )
+    ends = np.cumsum(np.fromiter(map(len, rows), np.uint64, len(rows)), dtype=np.uint64)
+    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
+    return CheckedLines(b"".join(rows), ends, digests, tuple(duplicates), refused)
 
 
 def _join(one: CheckedLines, other: CheckedLines) -> CheckedLines:
-    return CheckedLines(
-        one.data + other.data,
-        np.concatenate((one.ends, other.ends + np.uint64(len(one.data)))),
-        np.concatenate((one.digests, other.digests)),
-        one.duplicates + other.duplicates,
-        other.refused,
-    )
+    ends = np.concatenate((one.ends, other.ends + np.uint64(len(one.data))))
+    digests, duplicates = np.concatenate((one.digests, other.digests)), one.duplicates + other.duplicates
+    return CheckedLines(one.data + other.data, ends, digests, duplicates, other.refused)
 
 
 class EncodedRow(NamedTuple):
@@ -265,16 +250,11 @@ def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
     """Checks lines as `check_lines` does, and puts arrays and lengths to them; lengths only if all have one."""
     checked = check_lines([row.line for row in rows])
     rows = rows[: len(checked)]
-    tokens = [row.tokens for row in rows if row.tokens is not None]
-    return replace(
-        checked,
-        tokens=np.array(tokens, np.uint32) if len(tokens) == len(rows) else None,
-        arrays=CheckedArrays(
-            b"".join(row.arrays for row in rows),
-            np.fromiter(accumulate(len(row.arrays) for row in rows), np.uint64, len(rows)),
-            np.fromiter((xxhash.xxh3_64_intdigest(row.arrays) for row in rows), np.uint64, len(rows)),
-        ),
-    )
+    tokens, parts = [row.tokens for row in rows if row.tokens is not None], [row.arrays for row in rows]
+    ends = np.fromiter(accumulate(map(len, parts)), np.uint64, len(parts))
+    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, parts), np.uint64, len(parts))
+    known = np.array(tokens, np.uint32) if len(tokens) == len(rows) else None
+    return replace(checked, tokens=known, arrays=CheckedArrays(b"".join(parts), ends, digests))
 
 
 ADDED_LEVELS: Final = 2  # How much deeper a row lies in a pack: readers nest no deeper than 1,024

@@ -15,13 +15,12 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from lazyshard.errors import redact
-from lazyshard.format import fields
+from lazyshard.format import records
 from lazyshard.format.names import CURSORS
-from lazyshard.format.records import Seconds
+from lazyshard.format.records import Chunks, Seconds, SmallFile, StreamId, printable
 from lazyshard.format.state import BlendState, RunState
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, refused
 
@@ -31,12 +30,11 @@ READING_SUFFIX: Final = ".reading.json"
 _MAX_OWNER: Final = 400  # Characters of an owner: a token and the name of a machine
 MAX_SHARES: Final = 64  # Of a blend of more streams nothing is kept: each of their cursors would tell of all of them
 _MAX_STREAM: Final = 400  # Characters of a stream's name
-
-# Control characters, those of 8 bits included: what a message must not show as it is; and lone surrogates, which JSON
+# What a message must not show as it is: control characters, those of 8 bits included; and lone surrogates, which JSON
 # cannot hold
 _UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 _NOT_IN_OWNERS: Final = re.compile(f"[{_UNSEEN}]")
-_NOT_IN_NAMES: Final = re.compile(f"[/{_UNSEEN}]")
+_TOKEN: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
 
 _PLAN: Final = Kind("an object", lambda value: isinstance(value, dict))
 _OWNER: Final = Kind(
@@ -44,11 +42,13 @@ _OWNER: Final = Kind(
     lambda value: isinstance(value, str) and len(value) <= _MAX_OWNER and not _NOT_IN_OWNERS.search(value),
     lambda value: "" if value is None else value,
 )
-_STREAM: Final = Kind(
-    f"1 to {_MAX_STREAM} characters", lambda value: type(value) is str and 0 < len(value) <= _MAX_STREAM
+_STREAM: Final = TEXT._replace(
+    expected=f"1 to {_MAX_STREAM} characters", fits=lambda value: TEXT.fits(value) and len(value) <= _MAX_STREAM
 )
-_WEIGHT: Final = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) and 0 <= value <= 1, NUMBER.read)
-_STATE: Final = Kind(
+_WEIGHT: Final = NUMBER._replace(
+    expected="a number from 0 to 1", fits=lambda value: NUMBER.fits(value) and 0 <= value <= 1
+)
+_RUN: Final = Kind(
     "the state of a run or null",
     lambda value: value is None or isinstance(value, RunState),
     lambda value: None if value is None else RunState.read(value),
@@ -57,17 +57,23 @@ _STATE: Final = Kind(
 
 @dataclass(frozen=True, slots=True)
 class BlendShare(Checked):
-    """One stream of a blend.
+    """One stream of a blend."""
 
-    Attributes:
-        stream: its directory or URL, as the run was given it but without credentials; the end of a long one.
-        weight: share of the samples that come next, of the closed range [0, 1].
-        consumed: samples of it that were trained, over all ranks.
-    """
+    stream: Annotated[str, _STREAM]  # its directory or URL, as given but without credentials; the end of a long one
+    weight: Annotated[float, _WEIGHT]  # share of the samples that come next, of the closed range [0, 1]
+    consumed: Samples  # samples of it that were trained, over all ranks
 
-    stream: Annotated[str, _STREAM]
-    weight: Annotated[float, _WEIGHT]
-    consumed: Samples
+
+_LIST: Final = records.list_of(BlendShare, least=0)
+
+
+def _read_shares(values: Any) -> Any:
+    if values is not None and not (isinstance(values, list) and 0 < len(values) <= MAX_SHARES):
+        raise refused("", f"1 to {MAX_SHARES} streams with their shares", values)
+    return _LIST.read(values or ())
+
+
+_SHARES: Final = _LIST._replace(read=_read_shares)
 
 
 def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[BlendShare, ...]:
@@ -76,13 +82,10 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
     if len(last.members) > MAX_SHARES:
         return ()
     _, parts, _ = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
+    streams = [redact(str(directories.get(state.names[member], state.names[member]))) for member in last.members]
     return tuple(
-        BlendShare(
-            fields.printable(redact(str(directories.get(state.names[member], state.names[member]))))[-_MAX_STREAM:],
-            part / sum(parts),
-            state.members[member].consumed,
-        )
-        for member, part in zip(last.members, parts, strict=True)
+        BlendShare(printable(stream)[-_MAX_STREAM:], part / sum(parts), state.members[member].consumed)
+        for stream, member, part in zip(streams, last.members, parts, strict=True)
     )
 
 
@@ -92,86 +95,74 @@ def given_shares(found: Sequence[BlendShare]) -> list[float | None]:
     return [one.consumed / whole if whole else None for one in found]
 
 
-def _read_shares(values: Any) -> Any:
-    if values is None:
-        return ()
-    if not isinstance(values, list) or not 0 < len(values) <= MAX_SHARES:
-        raise refused("", f"1 to {MAX_SHARES} streams with their shares", values)
-    return fields.read_each(partial(fields.read, BlendShare), values)
-
-
-_SHARES: Final = Kind("a list", lambda value: isinstance(value, tuple), _read_shares)
+_FileT = TypeVar("_FileT", bound="_OfConsumer")
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor(fields.SmallFile):
+class _OfConsumer(SmallFile):
+    """A file of a consumer's, whose name it has as `consumer`, see `check_consumer`; of a stream of this identity."""
+
+    consumer: Annotated[str, TEXT]
+    stream_id: StreamId
+
+    SUFFIX: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_consumer(self.consumer)
+        SmallFile.__post_init__(self)
+
+    @classmethod
+    def decode(cls: type[_FileT], data: bytes, consumer: str, file: str | None = None) -> _FileT:  # type: ignore[override]
+        """Reads the bytes of a file that must be of this consumer; `file` is how messages call it."""
+        with records.in_file(file or f"{CURSORS}/{check_consumer(consumer)}{cls.SUFFIX}"):
+            values = {"stream_id": None} | records.parse_object(data)
+            # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
+            records.take(values, "consumer", Kind(consumer, lambda value: value == consumer))
+            return records.read(cls, values, records.defaults_of(cls))
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor(_OfConsumer):
     """How far a consumer is."""
 
-    consumer: Annotated[str, TEXT]  # its name, see `check_consumer`
-    stream_id: fields.StreamId  # the stream's identity
     consumed: Samples  # samples in durable checkpoints, over all ranks and epochs
-    chunks_before: fields.Chunks  # the consumer is done with the chunks of the half-open range [0, chunks_before)
+    chunks_before: Chunks  # the consumer is done with the chunks of the half-open range [0, chunks_before)
     # the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
     plan: Annotated[dict[str, int], _PLAN]
     updated_at: Seconds  # for people: no decision depends on it
     # the state of the run in the newest of these checkpoints; None where it was not told. It is of the same stream, and
     # has consumed as much
-    state: Annotated[RunState | None, _STATE] = None
+    state: Annotated[RunState | None, _RUN] = None
     owner: Annotated[str, _OWNER] = ""  # the run that writes the cursor, see `CursorToken`; "" where nobody owns it
     # how the run blends the stream with others, for people; empty where it does not
     blend: Annotated[tuple[BlendShare, ...], _SHARES] = ()
 
+    SUFFIX: ClassVar[str] = CURSOR_SUFFIX
+
     def __post_init__(self) -> None:
-        check_consumer(self.consumer)
-        fields.SmallFile.__post_init__(self)
+        _OfConsumer.__post_init__(self)
         for name, value in self.plan.items():
             integer(0, 2**63 - 1).check(f"plan.{name}", value)
-        if self.state is not None:
-            for name in ("stream_id", "consumed"):
-                found, expected = getattr(self.state, name), getattr(self, name)
-                if found != expected:
-                    raise refused(f"state.{name}", f"{expected!r} as in the cursor", found)
-
-    @classmethod
-    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:  # type: ignore[override]
-        """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it."""
-        return _decode(cls, data, consumer, file or f"{CURSORS}/{cursor_name(consumer)}")
+        for name in () if self.state is None else ("stream_id", "consumed"):
+            found, expected = getattr(self.state, name), getattr(self, name)
+            if found != expected:
+                raise refused(f"state.{name}", f"{expected!r} as in the cursor", found)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingHint(fields.SmallFile):
+class ReadingHint(_OfConsumer):
     """What a consumer needs to read on."""
 
-    consumer: Annotated[str, TEXT]  # its name, see `check_consumer`
-    stream_id: fields.StreamId  # the stream's identity
     dp_size: Annotated[int, integer(1, 2**31)]  # number of its data-parallel ranks
     # number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is that of the
     # stripe. One that needs no more than was told already is not told
     window: Samples
     # how many chunks must be published before that window can be drawn, on all ranks: those of the half-open range [0,
     # needs_chunks). May go back where a run starts again from an older checkpoint
-    needs_chunks: fields.Chunks
+    needs_chunks: Chunks
     updated_at: Seconds
 
-    def __post_init__(self) -> None:
-        check_consumer(self.consumer)
-        fields.SmallFile.__post_init__(self)
-
-    @classmethod
-    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingHint:  # type: ignore[override]
-        """Reads the file's bytes, as `Cursor.decode`."""
-        return _decode(cls, data, consumer, file or f"{CURSORS}/{reading_name(consumer)}")
-
-
-_File = TypeVar("_File", Cursor, ReadingHint)
-
-
-def _decode(cls: type[_File], data: bytes, consumer: str, file: str) -> _File:
-    with fields.in_file(file):
-        values = {"stream_id": None} | fields.parse_object(data)
-        # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
-        fields.take(values, "consumer", Kind(consumer, lambda value: value == consumer))
-        return fields.read(cls, values, fields.defaults_of(cls))
+    SUFFIX: ClassVar[str] = READING_SUFFIX
 
 
 def cursor_name(consumer: str) -> str:
@@ -185,16 +176,15 @@ def reading_name(consumer: str) -> str:
 
 
 def check_consumer(name: str) -> str:
-    """Returns the name if a consumer can have it.
+    """Returns the name if a consumer can have it, which becomes part of a file name; otherwise raises ValueError.
 
-    It becomes part of a file name: 1 to 200 bytes in UTF-8, without "/" and control characters, not beginning with a
-    dot (so are names of files that are being written), and not ending in ".reading" (`NAME.reading.json` is reserved).
-    Raises ValueError: it cannot.
+    It has 1 to 200 bytes in UTF-8, without "/" and control characters, does not begin with a dot (so do names of files
+    that are being written), and does not end in ".reading" (`NAME.reading.json` is reserved).
     """
     wrong = None
     if not isinstance(name, str):
         wrong = "a string"
-    elif _NOT_IN_NAMES.search(name):
+    elif "/" in name or _NOT_IN_OWNERS.search(name):
         wrong = 'text without "/", control characters and lone surrogates'
     elif not 1 <= len(name.encode()) <= _MAX_CONSUMER_BYTES:
         wrong = f"1 to {_MAX_CONSUMER_BYTES} bytes long"
@@ -207,19 +197,12 @@ def check_consumer(name: str) -> str:
     return name
 
 
-_TEXT: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
-
-
 @dataclass(frozen=True, slots=True)
 class CursorToken:
-    """A run and its turn.
+    """A run and its turn."""
 
-    `turn` counts the runs of this name, from 1; two that begin at the same time on different machines may have the
-    same. `token` is 16 hexadecimal digits chosen at random at this start, so that no two runs are ever equal.
-    """
-
-    turn: int
-    token: str
+    turn: int  # counts the runs of this name, from 1; two that begin at the same time may have the same
+    token: str  # 16 hexadecimal digits chosen at random at this start, so that no two runs are ever equal
     pid: int
     host: str
 
@@ -235,7 +218,7 @@ class CursorToken:
     @classmethod
     def parse(cls, text: str) -> CursorToken | None:
         """Returns the token that a text is, None for anything else, which is a stranger's."""
-        found = _TEXT.fullmatch(text)
+        found = _TOKEN.fullmatch(text)
         if found is None or int(found[1]) > MAX_SAMPLES:
             return None
         return cls(int(found[1]), found[2], int(found[3]), found[4])

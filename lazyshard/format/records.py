@@ -1,4 +1,8 @@
-"""The small files of a stream directory as values: manifest, head, end, owner, retired mark.
+"""The small files of a stream directory as values, and how values of other people's making are read and refused.
+
+Of files these come as JSON; of the state of a run from JSON or a pickle, and are refused by their path in it:
+`parts[1].skip[0]`. Fields that are not known are ignored, since a later release may add some; a format number above
+ours is refused.
 
 - `stream.json`, the manifest, is written once when the stream is created.
 - `head.json`, which readers poll, is a hint that is rebuilt from the seals, replaced atomically on every publish and as
@@ -12,37 +16,190 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import binascii
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
-from lazyshard.format import fields
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from lazyshard import part
+from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
-from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Kind, Samples, integer, refused
+from lazyshard.memory import loads
+from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, or_null, refused
 
-Fact: TypeAlias = str | int | float | bool | None
-Encoding: TypeAlias = Mapping[str, Fact]
-
+FORMAT: Final = 1  # Of every file of a stream but the manifest and seals of one whose rows hold arrays
+# Of these: who does not know of the side files must not take what stands in an array's place for a value
+FORMAT_WITH_ARRAYS: Final = 2
+MAX_CHUNKS: Final = 10**15  # No real stream has as many, so that all index arithmetic stays within 64 bits
+# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
+MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _SHOWN: Final = 60  # Characters of a fact that messages show: a system prompt may have pages
 _ABSENT: Final = object()
-# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
-MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
+_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b?", re.IGNORECASE)
+
+Fact: TypeAlias = str | int | float | bool | None
+Encoding: TypeAlias = Mapping[str, Fact]
 # running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order, resumable;
 # finished: the stream has ended; failed: stopped by an error, resumable
 ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
 STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 
-Seconds = Annotated[float, NUMBER]  # since 1970, UTC
+_CheckedT = TypeVar("_CheckedT", bound=Checked)
+_FileT = TypeVar("_FileT", bound="SmallFile")
+
+
+def is_stream_id(value: Any) -> bool:
+    """Whether a value is the identity of a stream: 32 hexadecimal digits."""
+    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None
+
+
+@contextmanager
+def in_file(where: str, error: type[FormatInvalid] = FileInvalid) -> Iterator[None]:
+    """Says of which file, or whatever else, it is what is refused in here, and raises it as this error."""
+    try:
+        yield
+    except (StateInvalid, VersionUnsupported) as found:
+        kind = VersionUnsupported if isinstance(found, VersionUnsupported) else error
+        told = {"field": found.field, "expected": found.expected, "actual": found.actual}
+        raise kind(f"{where}: {found}", file=where, **told) from found.__cause__
+
+
+@contextmanager
+def inside(name: str) -> Iterator[None]:
+    """Puts the name of the field that holds an object before those of its own fields that are refused in here."""
+    try:
+        yield
+    except (StateInvalid, VersionUnsupported) as error:
+        inner = error.field or ""
+        error.field = f"{name}.{inner}" if name and inner and inner[0] != "[" else name + inner
+        if isinstance(error, StateInvalid):
+            raise refused(error.field, str(error.expected), None, str(error.actual)) from None
+        raise
+
+
+def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
+    """Returns the object that a stream's own file holds, of no format behind the newest."""
+    try:
+        value = loads(data)
+    except orjson.JSONDecodeError as cause:
+        raise refused("", "a JSON object", None, f"{part.shown(data)} ({cause})") from cause
+    return of_format(value, newest, "written in stream", "a JSON object")
+
+
+def of_format(value: Any, newest: int, what: str, expected: str = "an object") -> dict[str, Any]:
+    """Returns an object of a known format; to be called first, as nothing else of a later one may be as it is known."""
+    if not isinstance(value, dict):
+        # What `load_state_dict` is given is Python's, not JSON's.
+        raise refused("", expected, value, "None" if value is None and expected == "an object" else None)
+    if (version := take(value, "format", integer(1, 2**31))) > newest:
+        known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
+        told = f"{what} format {version}, this release of lazyshard reads {known}; install a newer lazyshard"
+        raise VersionUnsupported(told, field="format", expected=str(newest), actual=str(version))
+    return value
+
+
+def take(values: Mapping[str, Any], name: str, kind: Kind) -> Any:
+    """Returns a field, which must be there."""
+    if name not in values:
+        raise refused(name, kind.expected, None, "no such field")
+    return kind.read(kind.check(name, values[name]))
+
+
+def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _CheckedT:
+    """Returns a value of a class read from an object; only fields that may be `missing` are not there."""
+    if not isinstance(value, dict):
+        raise refused("", "an object", value)
+    found = {}
+    for name, kind in part.kinds_of(cls).items():
+        if name in value:
+            with inside(name):
+                found[name] = kind.read(value[name])
+        elif name not in missing:
+            raise refused(name, kind.expected, None, "no such field")
+    return cls(**found)
+
+
+def read_each(make: Callable[[Any], _CheckedT], values: Collection[Any]) -> tuple[_CheckedT, ...]:
+    """Returns what is made of each; fields that are refused are named with the place in the list."""
+    found = []
+    for number, value in enumerate(values):
+        with inside(f"[{number}]"):
+            found.append(make(value))
+    return tuple(found)
+
+
+def list_of(cls: type[_CheckedT], make: Callable[[Any], _CheckedT] | None = None, least: int = 1) -> Kind:
+    """Returns the kind of a tuple of values of a class, each made of an object of a list."""
+    return Kind(
+        "a list, not empty" if least else "a list",
+        lambda value: isinstance(value, tuple) and len(value) >= least and all(isinstance(one, cls) for one in value),
+        lambda value: read_each(make or partial(read, cls), value) if isinstance(value, (list, tuple)) else value,
+    )
+
+
+def pack(numbers: npt.ArrayLike, dtype: str) -> str:
+    """Returns base64 of the numbers' little-endian bytes."""
+    return pybase64.b64encode(np.asarray(numbers, dtype=dtype).tobytes()).decode("ascii")
+
+
+def unpack(values: Mapping[str, Any], field: str, dtype: str, count: int) -> npt.NDArray[Any]:
+    """Returns an array of `count` numbers, "<u8" or "<u4", kept by `pack`."""
+    value = take(values, field, Kind("a base64 string", lambda value: isinstance(value, str)))
+    try:
+        data = pybase64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as cause:
+        raise refused(field, "a base64 string", None, f"{part.shown(value)} ({cause})") from cause
+    if len(data) != count * (size := np.dtype(dtype).itemsize):
+        raise refused(field, f"{count} numbers of {size} bytes", None, f"{len(data)} bytes")
+    return np.frombuffer(data, dtype=dtype)
+
+
+def encode(values: dict[str, Any]) -> bytes:
+    """Returns the JSON of one of a stream's own files, ended by a newline."""
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def printable(text: str) -> str:
+    r"""Returns a text that somebody else wrote with everything escaped that cannot be seen, line ends included.
+
+    >>> printable("a\x1b[2J\n"), printable("Zürich 1")
+    ('a\\x1b[2J\\n', 'Zürich 1')
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def parse_size(text: str | int) -> int:
+    """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024); ValueError: none, or 0.
+
+    >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
+    (20000000000, 1572864, 512)
+    """
+    size = 0
+    if (found := _SIZE.fullmatch(str(text).strip())) is not None:
+        whole, decimals, prefix, binary = found.groups("")
+        unit = (1024 if binary else 1000) ** ("kmgt".index(prefix.lower()) + 1) if prefix else 1
+        size = int(whole + decimals) * unit // 10 ** len(decimals)
+    if size < 1:
+        raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
+    return size
 
 
 def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[str, Fact]:
     """Returns a copy of an encoding. Raises ValueError, which names the first fact that cannot be, where it is none."""
     if (mistake := _mistake(value)) is not None:
-        raise ValueError(
-            f"{what} is 1 to {_MAX_FACTS} facts by name, each a string, a number, true, false or None, got {mistake}"
-        )
+        rule = f"is 1 to {_MAX_FACTS} facts by name, each a string, a number, true, false or None"
+        raise ValueError(f"{what} {rule}, got {mistake}")
     return dict(value)
 
 
@@ -53,34 +210,22 @@ def _mistake(value: Any) -> str | None:
     for name, fact in value.items():
         if not isinstance(name, str) or not name:
             return f"the name {_shown(name)}"
-        if not _is_fact(fact):
+        number = NUMBER.fits(fact) and (type(fact) is float or -(2**63) <= fact < 2**64)
+        if not (number or fact is None or type(fact) in (str, bool)):
             return f"{_shown(fact)} ({type(fact).__name__}) under {_shown(name)}"
     return None if 0 < len(value) <= _MAX_FACTS else f"{len(value):,} of them"
 
 
-def differences(was: Encoding, now: Encoding, leave_out: Iterable[str] = ()) -> list[str]:
+def differences(was: Encoding, now: Encoding, leave_out: Collection[str] = ()) -> list[str]:
     """Returns in words each fact in which two encodings differ, in the order of the first; nothing where they agree.
 
     >>> differences({"max_length": 512, "template": "qwen"}, {"max_length": 1024, "template": "qwen"})
     ['max_length is 512 there and 1024 here']
     """
-    names = [name for name in {**was, **now} if name not in set(leave_out)]
-    return [
-        f"{name} is {_shown(was.get(name, _ABSENT))} there and {_shown(now.get(name, _ABSENT))} here"
-        for name in names
-        if _key(was.get(name, _ABSENT)) != _key(now.get(name, _ABSENT))
-    ]
-
-
-def _is_fact(value: Any) -> bool:
-    if type(value) is int:
-        return -(2**63) <= value < 2**64
-    return value is None or type(value) in (str, bool) or (type(value) is float and math.isfinite(value))
-
-
-def _key(value: Any) -> tuple[bool, Any]:
+    facts = [(name, was.get(name, _ABSENT), now.get(name, _ABSENT)) for name in {**was, **now} if name not in leave_out]
     # To Python True is 1; 1 and 1.0 are the same fact all the same.
-    return isinstance(value, bool), value
+    differ = ((name, a, b) for name, a, b in facts if a != b or isinstance(a, bool) != isinstance(b, bool))
+    return [f"{name} is {_shown(a)} there and {_shown(b)} here" for name, a, b in differ]
 
 
 def _shown(value: Any) -> str:
@@ -90,134 +235,148 @@ def _shown(value: Any) -> str:
 
 def check_samples_per_chunk(value: int) -> int:
     """Returns the value if it can be a number of samples per chunk, and raises ValueError if not."""
-    if type(value) is not int or not 1 <= value <= MAX_SAMPLES_PER_CHUNK:
-        raise ValueError(f"samples_per_chunk is an integer from 1 to {MAX_SAMPLES_PER_CHUNK}, got {value!r}")
+    if not PER_CHUNK.fits(value):
+        raise ValueError(f"samples_per_chunk is {PER_CHUNK.expected}, got {value!r}")
     return value
 
 
+STREAM_ID: Final = Kind("32 hexadecimal digits", is_stream_id)
+PER_CHUNK: Final = integer(1, MAX_SAMPLES_PER_CHUNK)
+Chunks = Annotated[int, integer(0, MAX_CHUNKS)]
+StreamId = Annotated[str | None, or_null(STREAM_ID)]  # None for a foreign directory
+Seconds = Annotated[float, NUMBER]  # since 1970, UTC
+Process = Annotated[int, integer(0, 2**31)]
+
 # A lambda in an annotation would not find names of this module.
+_ANYTHING: Final = Kind("a position", lambda value: True)
 _NOTE: Final = Kind("a string", lambda value: isinstance(value, str))
 _STATE: Final = Kind(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 _RATE: Final = NUMBER._replace(read=lambda value: max(0.0, value) if NUMBER.fits(value) else value)
-_ENCODING: Final = Kind(
-    f"an object of 1 to {_MAX_FACTS} plain values", lambda value: value is None or _mistake(value) is None
-)
+_ENCODING: Final = or_null(Kind(f"an object of 1 to {_MAX_FACTS} plain values", lambda value: _mistake(value) is None))
+
+
+class SmallFile(Checked):
+    """A file of a few fields, those of the dataclass in its order; those that have their default are left out."""
+
+    __slots__ = ()
+    NAME: ClassVar[str]
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        values, missing = self.to_dict(), dataclasses.MISSING
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            if one.default is not missing and getattr(self, one.name) == one.default:
+                del values[one.name]
+        return encode({"format": FORMAT} | values)
+
+    @classmethod
+    def decode(cls: type[_FileT], data: bytes, file: str = "") -> _FileT:
+        """Reads the file's bytes; `file` is how messages call it. Raises FileInvalid, VersionUnsupported."""
+        with in_file(file or cls.NAME):
+            return read(cls, parse_object(data), defaults_of(cls))
+
+
+def defaults_of(cls: type[Checked]) -> set[str]:
+    """Returns the names of the fields that have a default."""
+    return {one.name for one in dataclasses.fields(cls) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(fields.SmallFile):
+class Manifest(SmallFile):
     """What never changes about a stream: its identity, chosen at random, and the rows in every chunk but the last.
 
     `arrays`, which the file's format tells, is whether rows may hold arrays, kept in side files. `encoding` is what
     encoded rows were made with, None for rows that no encoder has made; only streams with arrays have one.
     """
 
-    stream_id: Annotated[str, fields.STREAM_ID]
-    samples_per_chunk: Annotated[int, integer(1, MAX_SAMPLES_PER_CHUNK)]
+    stream_id: Annotated[str, STREAM_ID]
+    samples_per_chunk: Annotated[int, PER_CHUNK]
     created_at: Seconds
     arrays: Annotated[bool, BOOLEAN] = False
     encoding: Annotated[Encoding | None, _ENCODING] = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        fields.SmallFile.__post_init__(self)
+        SmallFile.__post_init__(self)
         check_samples_per_chunk(self.samples_per_chunk)
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        values = {"format": fields.FORMAT_WITH_ARRAYS if self.arrays else fields.FORMAT} | self.to_dict()
+        values = {"format": FORMAT + self.arrays} | self.to_dict()
         for name in ("arrays", "encoding") if self.encoding is None else ("arrays",):
             del values[name]
-        return fields.encode(values)
+        return encode(values)
 
     @classmethod
     def decode(cls, data: bytes, file: str = MANIFEST) -> Manifest:
         """Reads the file's bytes. Raises FileInvalid, VersionUnsupported."""
-        with fields.in_file(file):
-            values = fields.parse_object(data, fields.FORMAT_WITH_ARRAYS)
-            arrays = values["format"] == fields.FORMAT_WITH_ARRAYS
-            return fields.read(cls, values | {"arrays": arrays, "encoding": values.get("encoding") if arrays else None})
+        with in_file(file):
+            values = parse_object(data, FORMAT_WITH_ARRAYS)
+            arrays = values["format"] == FORMAT_WITH_ARRAYS
+            return read(cls, values | {"arrays": arrays, "encoding": values.get("encoding") if arrays else None})
 
 
 @dataclass(frozen=True, slots=True)
-class End(fields.SmallFile):
+class _Counted(SmallFile):
+    chunks: Chunks
+    samples: Samples
+
+    def __post_init__(self) -> None:
+        SmallFile.__post_init__(self)
+        if self.chunks == 0 and self.samples > 0:
+            raise refused("samples", "0, as there is no chunk", self.samples)
+        if self.samples < self.chunks:
+            raise refused("samples", f"at least one for each of {self.chunks} chunks", self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class End(_Counted):
     """How much an ended stream holds; `source` is the producer's position behind all that it has read, as in seals."""
 
-    chunks: fields.Chunks
-    samples: Samples
-    source: Annotated[Any, Kind("a position", lambda value: True)] = field(default=None, compare=False)
+    source: Annotated[Any, _ANYTHING] = field(default=None, compare=False)
 
     NAME: ClassVar[str] = END
 
-    def __post_init__(self) -> None:
-        fields.SmallFile.__post_init__(self)
-        _check_counts(self.chunks, self.samples)
-
 
 @dataclass(frozen=True, slots=True)
-class Head(fields.SmallFile):
+class Head(_Counted):
     """The newest published facts: the chunks [0, chunks) with so many samples, and what their producer does."""
 
-    chunks: fields.Chunks
-    samples: Samples
     ended: Annotated[bool, BOOLEAN]
     state: Annotated[ProducerState, _STATE]
-    rate: Annotated[float, _RATE]
-    """Samples per second lately accepted, 0 where unknown."""
+    rate: Annotated[float, _RATE]  # samples per second lately accepted, 0 where unknown
     host: Annotated[str, TEXT]
-    pid: Annotated[int, integer(0, 2**31)]
-    updated_at: Seconds
-    """By the producer's clock."""
-    note: Annotated[str, _NOTE] = ""
-    """What it waits for, or why it has failed, in words."""
-    process: Annotated[str, _NOTE] = ""
-    """Tells its process from all others of the machine, to be compared."""
-    open: Samples = 0
-    """Rows that it has taken since the last published one."""
-    row_at: Seconds = 0.0
-    """When it was first seen to have as many; 0 where none has come since it started."""
+    pid: Process
+    updated_at: Seconds  # by the producer's clock
+    note: Annotated[str, _NOTE] = ""  # what it waits for, or why it has failed, in words
+    process: Annotated[str, _NOTE] = ""  # tells its process from all others of the machine, to be compared
+    open: Samples = 0  # rows that it has taken since the last published one
+    row_at: Seconds = 0.0  # when it was first seen to have as many; 0 where none has come since it started
 
     NAME: ClassVar[str] = HEAD
 
-    def __post_init__(self) -> None:
-        fields.SmallFile.__post_init__(self)
-        _check_counts(self.chunks, self.samples)
-
-
-def _check_counts(chunks: int, samples: int) -> None:
-    if chunks == 0 and samples > 0:
-        raise refused("samples", "0, as there is no chunk", samples)
-    if samples < chunks:
-        raise refused("samples", f"at least one for each of {chunks} chunks", samples)
-
 
 @dataclass(frozen=True, slots=True)
-class Owner(fields.SmallFile):
-    """A producer and its turn.
-
-    `epoch` grows with each producer that opens the stream, from 1; `token` is chosen at random at this start.
-    """
+class Owner(SmallFile):
+    """A producer and its turn: `epoch` grows with each that opens the stream, from 1; `token` is this start's."""
 
     epoch: Annotated[int, integer(1, MAX_SAMPLES)]
     token: Annotated[str, TEXT]
     host: Annotated[str, TEXT]
-    pid: Annotated[int, integer(0, 2**31)]
+    pid: Process
     since: Seconds
 
     NAME: ClassVar[str] = OWNER
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {fields.printable(self.host)}"
+        return f"process {self.pid} on {printable(self.host)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Retired(fields.SmallFile):
-    """The chunks [0, chunks_before) are deleted or being deleted.
+class Retired(SmallFile):
+    """The chunks [0, chunks_before) are deleted or being deleted; one of another stream says nothing of this one."""
 
-    A mark that was left by another stream than `stream_id` says nothing of this one.
-    """
-
-    stream_id: Annotated[str, fields.STREAM_ID]
-    chunks_before: fields.Chunks
+    stream_id: Annotated[str, STREAM_ID]
+    chunks_before: Chunks
     updated_at: Seconds
 
     NAME: ClassVar[str] = RETIRED

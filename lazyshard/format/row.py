@@ -8,6 +8,7 @@ Everything that walks a row does so without recursion: orjson reads objects nest
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import deque
@@ -26,22 +27,18 @@ _MAX_LOOKED_AT: Final = 100_000  # Values: a row may hold itself, and bad rows a
 _SHOWN: Final = 80  # Characters of a place
 _BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
-# What to do with a value of a type of this name
-_ADVICE: Final = {
-    name: advice
-    for names, advice in (
-        ("bytes bytearray memoryview bytes_", _BYTES),
-        ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
-        ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
-        ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
-        ("Decimal Fraction", "convert it, with float(), or str() to keep every digit"),
-        ("PosixPath WindowsPath PurePosixPath PureWindowsPath datetime64 timedelta64", "convert it, with str()"),
-        ("timedelta", "convert it, with .total_seconds()"),
-        ("complex", "write it as two numbers, [it.real, it.imag]"),
-        ("Tensor", "convert it, with .tolist()"),
-    )
-    for name in names.split()
-}
+# What to do with a value of a type of one of these names
+_ADVICE: Final = (
+    ("bytes bytearray memoryview bytes_", _BYTES),
+    ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
+    ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
+    ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
+    ("Decimal Fraction", "convert it, with float(), or str() to keep every digit"),
+    ("PosixPath WindowsPath PurePosixPath PureWindowsPath datetime64 timedelta64", "convert it, with str()"),
+    ("timedelta", "convert it, with .total_seconds()"),
+    ("complex", "write it as two numbers, [it.real, it.imag]"),
+    ("Tensor", "convert it, with .tolist()"),
+)
 
 # What to do besides where a row may hold arrays
 _WITH_ARRAYS: Final = {
@@ -64,8 +61,8 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
     holds = "what JSON has, and numpy arrays" if arrays else "what JSON has"
-    advice = _ADVICE.get(name)
-    if advice is None:
+    advice = next((advice for names, advice in _ADVICE if name in names.split()), "")
+    if not advice:
         numpy = reason.startswith(f"{_TYPE}numpy.")
         advice = "convert it, with .item()" if numpy else "make it of dicts, lists, text, numbers, True, False and None"
     return f"{where}; a row holds {holds}: {advice}{_WITH_ARRAYS.get(name, '') if arrays else ''}"
@@ -94,7 +91,16 @@ _QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
 
 def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
     """Whether an object of the line names a key twice; `row` is what it parsed to (the last one counts)."""
-    return not _surely_none(line, row) and _names_one_twice(line)
+    colons = line.count(b":")
+    # Every member has a colon; so with no more colons than keys left, no member was dropped.
+    if colons <= count_keys(row):
+        return False
+    # Written anew, a row has the colons of its strings and of its keys. Only an escaped colon makes up for a lost one.
+    # It may be nested deeper than orjson writes, or too large to be copied.
+    with contextlib.suppress(orjson.JSONEncodeError, MemoryError):
+        if colons == dumps(row).count(b":") and b"\\u003" not in line:
+            return False
+    return _names_one_twice(line)
 
 
 def count_keys(row: dict[str, Any]) -> int:
@@ -112,19 +118,6 @@ def count_keys(row: dict[str, Any]) -> int:
     return count
 
 
-def _surely_none(line: bytes, row: dict[str, Any]) -> bool:
-    colons = line.count(b":")
-    # Every member has a colon; so with no more colons than keys left, no member was dropped.
-    if colons <= count_keys(row):
-        return True
-    # Written anew, a row has the colons of its strings and of its keys. Only an escaped colon makes up for a lost one.
-    try:
-        written = dumps(row)
-    except (orjson.JSONEncodeError, MemoryError):  # nested deeper than orjson writes, or too large to be copied
-        return False
-    return colons == written.count(b":") and b"\\u003" not in line
-
-
 def _names_one_twice(line: bytes) -> bool:
     objects: list[set[str]] = []
     start = -1  # of the string that the token is in
@@ -134,8 +127,7 @@ def _names_one_twice(line: bytes) -> bool:
                 start = token.start()
                 continue
             if token[1]:
-                key = orjson.loads(line[start : token.start() + 1])
-                if key in objects[-1]:
+                if (key := orjson.loads(line[start : token.start() + 1])) in objects[-1]:
                     return True
                 objects[-1].add(key)
             start = -1
@@ -152,6 +144,7 @@ _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{1
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
+_KINDS: Final[dict[type, str]] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 _BOM: Final = b"\xef\xbb\xbf"
 
 # What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise.
@@ -173,7 +166,7 @@ def parse_row(line: bytes | memoryview) -> dict[str, Any]:
     except orjson.JSONDecodeError as cause:
         raise refuse_row(bytes(line), cause) from None
     if type(row) is not dict:
-        raise _invalid(f"expected a JSON object, found {_kind(row)}", 0)
+        raise _invalid(f"expected a JSON object, found {_KINDS.get(type(row), 'a number')}", 0)
     return row
 
 
@@ -186,8 +179,7 @@ def check_row(line: bytes) -> dict[str, Any]:
     end = len(line) - line.endswith(b"\n")
     end -= line.endswith(b"\r", 0, end)
     for line_end in (b"\n", b"\r"):
-        at = line.find(line_end, 0, end)
-        if at >= 0:
+        if (at := line.find(line_end, 0, end)) >= 0:
             raise _invalid("a line end within the row: expected one object on one line", at)
     if _has_huge_float(row):
         _check_integers(line)
@@ -197,8 +189,7 @@ def check_row(line: bytes) -> dict[str, Any]:
 def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
     """Returns a line as it is published, ended by one newline whatever its line end was, and its object."""
     bare = line.rstrip(b"\r\n")
-    at = bare.find(b"\n")
-    if at >= 0:
+    if (at := bare.find(b"\n")) >= 0:
         raise _invalid("more than one line; a row is one JSON object on one line", at)
     return bare + b"\n", check_row(bare)
 
@@ -254,11 +245,6 @@ def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
 def _invalid(reason: str, byte: int | None) -> RowInvalid:
     at = "" if byte is None else f" (byte {byte} of the row)"
     return RowInvalid(f"not a row: {reason}{at}", reason=reason, byte=byte)
-
-
-def _kind(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 def _check_integers(line: bytes) -> None:

@@ -18,22 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format import fields
+from lazyshard.format import records
 from lazyshard.format.names import seal_name
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, take, unpack
 from lazyshard.part import MAX_SAMPLES, NUMBER, integer, refused
+
+_Numbers = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedArrays:
     """As a `Seal` of the side file of its chunk; the two offsets of a row without arrays are equal."""
 
-    offsets: npt.NDArray[np.uint64]
-    digests: npt.NDArray[np.uint64]
+    offsets: _Numbers
+    digests: _Numbers
 
     @property
     def size(self) -> int:
-        """Bytes in the side file."""
+        """Bytes in the file."""
         return int(self.offsets[-1])
 
 
@@ -44,15 +46,13 @@ class Seal:
     chunk: int  # the chunk's number
     # u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of the data
     # file, its newline included; the last entry is the file's size
-    offsets: npt.NDArray[np.uint64]
-    # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included
-    digests: npt.NDArray[np.uint64]
+    offsets: _Numbers
+    digests: _Numbers  # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included
     # u32 of shape (samples,): length of each sample in tokens, or None where not measured
     tokens: npt.NDArray[np.uint32] | None = None
     source: Any = None  # JSON value: the producer's position in every source after this chunk; None where it keeps none
     sealed_at: float = 0.0  # seconds since 1970, UTC
-    # what is known of the chunk's side file; None in a stream whose rows hold no arrays
-    arrays: SealedArrays | None = None
+    arrays: SealedArrays | None = None  # of the chunk's side file; None in a stream whose rows hold no arrays
 
     @property
     def samples(self) -> int:
@@ -66,61 +66,49 @@ class Seal:
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        side = self.arrays
-        values = {
-            "format": fields.FORMAT if side is None else fields.FORMAT_WITH_ARRAYS,
-            "chunk": self.chunk,
-            "samples": self.samples,
-            "bytes": self.size,
-            "offsets": fields.pack(self.offsets, "<u8"),
-            "xxh3": fields.pack(self.digests, "<u8"),
-            "tokens": None if self.tokens is None else fields.pack(self.tokens, "<u4"),
-        }
-        if side is not None:
-            values["arrays_bytes"] = side.size
-            values["arrays_offsets"] = fields.pack(side.offsets, "<u8")
-            values["arrays_xxh3"] = fields.pack(side.digests, "<u8")
-        return fields.encode(values | {"source": self.source, "sealed_at": self.sealed_at})
+        values: dict[str, Any] = {"format": FORMAT + (self.arrays is not None), "chunk": self.chunk}
+        values |= {"samples": self.samples, "bytes": self.size, "offsets": pack(self.offsets, "<u8")}
+        values["xxh3"] = pack(self.digests, "<u8")
+        values["tokens"] = None if self.tokens is None else pack(self.tokens, "<u4")
+        if (side := self.arrays) is not None:
+            values |= {"arrays_bytes": side.size, "arrays_offsets": pack(side.offsets, "<u8")}
+            values["arrays_xxh3"] = pack(side.digests, "<u8")
+        return records.encode(values | {"source": self.source, "sealed_at": self.sealed_at})
 
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
         """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it."""
-        with fields.in_file(file or seal_name(chunk), SealInvalid):
-            values = fields.parse_object(data, fields.FORMAT_WITH_ARRAYS)
-            if fields.take(values, "chunk", integer(0, fields.MAX_CHUNKS)) != chunk:
+        with records.in_file(file or seal_name(chunk), SealInvalid):
+            values = records.parse_object(data, FORMAT_WITH_ARRAYS)
+            if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
                 raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
-            samples = fields.take(values, "samples", integer(1, MAX_SAMPLES_PER_CHUNK))
+            samples = take(values, "samples", records.PER_CHUNK)
             offsets = _read_offsets(values, "offsets", "bytes", samples, least=1)
-            digests = fields.unpack(values, "xxh3", "<u8", samples)
-            arrays = None
-            if values["format"] == fields.FORMAT_WITH_ARRAYS:
+            digests, arrays = unpack(values, "xxh3", "<u8", samples), None
+            if values["format"] == FORMAT_WITH_ARRAYS:
                 of_arrays = _read_offsets(values, "arrays_offsets", "arrays_bytes", samples, least=0)
-                arrays = SealedArrays(of_arrays, fields.unpack(values, "arrays_xxh3", "<u8", samples))
-            tokens = None if values.get("tokens") is None else fields.unpack(values, "tokens", "<u4", samples)
-            sealed_at = fields.take(values, "sealed_at", NUMBER)
-            return cls(chunk, offsets, digests, tokens, values.get("source"), sealed_at, arrays)
+                arrays = SealedArrays(of_arrays, unpack(values, "arrays_xxh3", "<u8", samples))
+            tokens = None if values.get("tokens") is None else unpack(values, "tokens", "<u4", samples)
+            return cls(chunk, offsets, digests, tokens, values.get("source"), take(values, "sealed_at", NUMBER), arrays)
 
 
-def _read_offsets(
-    values: dict[str, Any], field: str, size_field: str, samples: int, least: int
-) -> npt.NDArray[np.uint64]:
+def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: int, least: int) -> _Numbers:
     """Returns where each row begins, of at least so many bytes, and the last one ends; checks the file's size."""
-    offsets = fields.unpack(values, field, "<u8", samples + 1)
-    size = fields.take(values, size_field, integer(least, MAX_SAMPLES))
+    offsets = unpack(values, field, "<u8", samples + 1)
+    size = take(values, size_field, integer(least, MAX_SAMPLES))
     if offsets[0] != 0:
         raise refused(field, "a first row at byte 0", None, f"byte {offsets[0]}")
     starts, ends = offsets[:-1], offsets[1:]
-    falls = np.flatnonzero(ends <= starts if least else ends < starts)
-    if len(falls):
-        row = int(falls[0])
-        expected = "rising row starts" if least else "row starts that do not fall"
-        raise refused(field, expected, None, f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}")
+    if len(falls := np.flatnonzero(ends <= starts if least else ends < starts)):
+        row, expected = falls[0], "rising row starts" if least else "row starts that do not fall"
+        raise refused(field, expected, None, f"row {row} from byte {starts[row]} to byte {ends[row]}")
     if offsets[-1] != size:
         raise refused(size_field, f"{offsets[-1]}, where the last row ends", size)
     return offsets
 
 
 _COUNT: Final = integer(0, MAX_SAMPLES)
+_SIZE: Final = integer(1, MAX_SAMPLES)
 
 
 def _recipe(source: Any) -> dict[str, Any]:
@@ -152,7 +140,7 @@ class SourceRows:
         if not all(map(_COUNT.fits, (read, refused, skip))) or refused > read:
             return None
         pack = _recipe(source).get("pack")
-        return cls(read, refused, not skip, pack if _COUNT.fits(pack) and pack else None)
+        return cls(read, refused, not skip, pack if _SIZE.fits(pack) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +159,14 @@ class Made:
         Made(form='pad', size=512, shuffled=True)
         """
         form, recipe = form_made(source), _recipe(source)
-        told = recipe[form] if form is not None else None
+        told = recipe.get(form or "")
         size = told.get("size") if isinstance(told, dict) else told
         return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
 
 
 def form_made(source: Any) -> str | None:
     """Returns how rows were made, "pack", "split" or "pad", by their seal's `source`; None for rows as they are."""
-    recipe = _recipe(source)
-    return next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
+    return next((form for form in ("pack", "split", "pad") if _recipe(source).get(form)), None)
 
 
 MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
@@ -202,8 +189,7 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
 
     None where sources are not mixed by weights, where there are more than `MAX_SOURCES`, or where it cannot be.
     """
-    weights = _recipe(source).get("weights")
-    if weights is None:
+    if (weights := _recipe(source).get("weights")) is None:
         return ()
     told: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
     if not all(isinstance(one, list) and len(one) == len(weights) for one in told):
@@ -212,9 +198,14 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
         (entry.get("path") if isinstance(entry, dict) else None, weight, count, flag)
         for weight, entry, count, flag in zip(*told, strict=True)
     ]
-    sound = [isinstance(name, str) and _COUNT.fits(count) and type(flag) is bool for name, _, count, flag in rows]
-    weighed = [_is_number(weight, _MAX_WEIGHT) and weight > 0 for _, weight, _, _ in rows]
-    if not 2 <= len(rows) <= MAX_SOURCES or not all(sound + weighed):
+    if not 2 <= len(rows) <= MAX_SOURCES or not all(
+        isinstance(name, str)
+        and _is_number(weight, _MAX_WEIGHT)
+        and weight
+        and _COUNT.fits(count)
+        and type(flag) is bool
+        for name, weight, count, flag in rows
+    ):
         return ()
     shared = math.fsum(weight for _, weight, _, flag in rows if not flag)
     drawn = sum(count for _, _, count, _ in rows)
@@ -241,11 +232,10 @@ class DealtByCost:
     def read(cls, source: Any) -> DealtByCost | None:
         """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
         recipe = _recipe(source)
-        told: list[Any] = [recipe.get(key) for key in ("balance", "micro_batch_size", "length_field")]
-        ranks, size, name = told
+        ranks, size, name = (recipe.get(key) for key in ("balance", "micro_batch_size", "length_field"))
         costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared")]
-        if not (_COUNT.fits(ranks) and ranks and _COUNT.fits(size) and size and isinstance(name, str)):
+        if not (_SIZE.fits(ranks) and _SIZE.fits(size) and isinstance(name, str)):
             return None
         if not all(_is_number(cost, math.inf) for cost in costs) or not any(costs):
             return None
-        return cls(ranks, size, name, *map(float, costs))
+        return cls(ranks, size, name, *map(float, costs))  # type: ignore[arg-type]

@@ -24,15 +24,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
-
-import orjson
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from lazyshard.errors import StateInvalid
-from lazyshard.format.fields import StreamId, encode, in_file, inside, list_of, of_format, read, take
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
-from lazyshard.memory import loads
-from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, kinds_of, or_null, refused, tuples
+from lazyshard.format.records import PER_CHUNK, StreamId, in_file, inside, list_of, of_format, read, take
+from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
 
 _FORMAT: Final = 1  # The only format of a state, of any kind, that there is. It counts apart from that of streams
 _MAX_STREAMS: Final = 100_000
@@ -42,13 +39,45 @@ _DIGEST: Final = re.compile("[0-9a-f]{16}")
 KIND: Final = "sequences"
 BLEND: Final = "blend"  # The `kind` of a blend's state; that of one stream has none
 
+_StateT = TypeVar("_StateT", bound="_State")
+
+
+class _State(Checked):
+    __slots__ = ()
+    WHAT: ClassVar[str]
+    KIND: ClassVar[str | None] = None
+    LATER: ClassVar[tuple[str, ...]] = ()  # fields that states of earlier releases lack
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the state as plain JSON values: dicts, lists, strings, numbers, true, false and None."""
+        return ({} if self.KIND is None else {"kind": self.KIND}) | {"format": _FORMAT} | Checked.to_dict(self)
+
+    @classmethod
+    def from_dict(cls: type[_StateT], value: Any, where: str, *, within: str = "") -> _StateT:
+        """Reads what `to_dict` returned, as JSON or pickle gave it back, found `where`, in the field `within` there.
+
+        Raises StateInvalid: a field is missing, out of its range, or contradicts another one; VersionUnsupported.
+        """
+        with in_file(where, StateInvalid), inside(within):
+            return cls.read(value)
+
+    @classmethod
+    def read(cls: type[_StateT], value: Any) -> _StateT:
+        """As `from_dict`, of which the caller says where it was."""
+        if cls.KIND == BLEND and isinstance(value, dict) and "kind" not in value and "stream_id" in value:
+            raise StateInvalid("expected the state of a blend, found that of one stream", field="kind", expected=BLEND)
+        values = of_format(value, _FORMAT, f"the state of {cls.WHAT} in")
+        if cls.KIND is not None:
+            take(values, "kind", Kind(repr(cls.KIND), lambda kind: kind == cls.KIND))
+        return read(cls, values, cls.LATER)
+
 
 @dataclass(frozen=True, slots=True)
-class RunState(Checked):
+class RunState(_State):
     """What must be known of a run to go on with it, or to tell later what it trained when."""
 
     stream_id: StreamId  # the stream's identity
-    samples_per_chunk: Annotated[int, integer(1, MAX_SAMPLES_PER_CHUNK)]  # of the stream
+    samples_per_chunk: Annotated[int, PER_CHUNK]  # of the stream
     unit: Annotated[int, integer(1, MAX_SAMPLES)]  # samples that are dealt to a rank in turn
     window: Samples  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
     seed: Annotated[int, integer(0, 2**63 - 1)]  # of the shuffle
@@ -59,6 +88,8 @@ class RunState(Checked):
     # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
     # were trained
     consumed: Samples
+
+    WHAT: ClassVar[str] = "a run"
 
     def __post_init__(self) -> None:
         # What is written wrong here would be found by a resume, when the run is gone.
@@ -71,138 +102,13 @@ class RunState(Checked):
                 found = f"at least {least}, that of the part before"
                 raise refused(f"parts[{number}].first_step", found, part.first_step)
             least = part.first_step
-        trained = sum(part.dp * part.draws for part in self.parts if part.trained)
-        if self.consumed != trained:
-            raise refused("consumed", f"{trained}, the sum of dp * draws of the trained parts", self.consumed)
+        _check_sum(self.consumed, [part for part in self.parts if part.trained], " trained")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
-        return {"format": _FORMAT} | Checked.to_dict(self)
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
-        """Reads what `to_dict` returned, as JSON or pickle gave it back; fields that are not known are ignored.
-
-        `where` is how messages call the file, `within` the field that held the values there. Raises StateInvalid: a
-        field is missing, out of its range, or contradicts another one; VersionUnsupported: a later format.
-        """
-        with in_file(where, StateInvalid), inside(within):
-            return cls.read(value)
-
-    @classmethod
-    def read(cls, value: Any) -> RunState:
-        """As `from_dict`, of which the caller says where it was."""
-        return read(cls, of_format(value, _FORMAT, "the state of a run in"))
-
-    def encode(self) -> bytes:
-        """Returns the state as one line of JSON."""
-        return encode(self.to_dict())
-
-    @classmethod
-    def decode(cls, data: bytes, file: str) -> RunState:
-        """Reads what `encode` returned. Raises as `from_dict`."""
-        try:
-            value = loads(data)
-        except orjson.JSONDecodeError as cause:
-            actual = f"{len(data)} bytes that are torn or no JSON ({cause})"
-            raise StateInvalid(
-                f"{file}: expected a JSON object, found {actual}; go on from an older checkpoint",
-                file=file, expected="a JSON object", actual=actual,
-            ) from cause  # fmt: skip
-        return cls.from_dict(value, file)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPlace(Checked):
-    """A window, and where the sequences made of it begin."""
-
-    window: Samples = 0  # its number
-    before: Samples = 0  # sequences of the epoch that were made before
-    position: Samples = 0  # place of the row with which they begin, in the order of rows
-    offset: Samples = 0  # tokens of that row before them, its BOS included
-
-
-def _is_rule(value: Any) -> bool:
-    return (
-        type(value) is dict
-        and len(value) <= _MOST_FACTS
-        and all(type(name) is str for name in value)
-        and all(type(fact) in (int, str, bool, type(None)) for fact in value.values())
-    )
-
-
-def _is_parts(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(one, Part) for one in value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, tuple) and all(type(one) is str for one in value)
-
-
-def _is_rows(value: Any) -> bool:
-    return value is None or isinstance(value, (RunState, BlendState))
-
-
-def _read_rows(value: Any) -> RunState | BlendState:
-    return read(BlendState, value) if isinstance(value, dict) and "names" in value else RunState.read(value)
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceState(Checked):
-    """Where a run stands. Raises StateInvalid where a value is impossible."""
-
-    # identity of the stream
-    stream: Annotated[str, Kind("the identity of a stream", lambda value: type(value) is str)]
-    # what makes the sequences, by name
-    rule: Annotated[dict[str, int | str | bool | None], Kind("settings by name", _is_rule)]
-    epoch: Samples  # in which it stands
-    consumed: Samples  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not
-    place: WindowPlace  # at or before that
-    # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
-    lengths: str
-    # the course of the run in that epoch, `draws` being sequences of a rank; none in states of earlier releases
-    parts: Annotated[tuple[Part, ...], list_of(Part)._replace(fits=_is_parts)] = ()
-    # what gives the rows of that epoch, and where its streams lie; not said of one stream in its own order
-    rows: Annotated[RunState | BlendState | None, Kind("the state of a run or of a blend", _is_rows, _read_rows)] = None
-    directories: Annotated[tuple[str, ...], Kind("a list of texts", _is_texts, tuples)] = ()
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        integer(self.place.before, MAX_SAMPLES).check("consumed", self.consumed)
-        if type(self.lengths) is not str or not _DIGEST.fullmatch(self.lengths):
-            raise refused("lengths", "16 hexadecimal digits", self.lengths)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        values = Checked.to_dict(self)
-        for name in ("parts", "rows", "directories"):
-            if not values[name]:
-                del values[name]
-        values["place"]["lengths"] = values.pop("lengths")
-        return {"format": _FORMAT, "kind": KIND} | values
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> SequenceState:
-        """Reads what `to_dict` has returned, as `RunState.from_dict`; also refuses the state of something else."""
-        with in_file(where, StateInvalid):
-            of_format(value, _FORMAT, "the state of a run over sequences in")
-            take(value, "kind", Kind(repr(KIND), lambda kind: kind == KIND))
-            place = take(value, "place", _ANYTHING)
-            with inside("place"):
-                found = read(WindowPlace, place)
-                lengths = take(place, "lengths", _ANYTHING)
-            values = {name: take(value, name, _ANYTHING) for name in ("stream", "rule", "epoch", "consumed")}
-            for name in value.keys() & {"parts", "rows", "directories"}:
-                with inside(name):
-                    values[name] = kinds_of(cls)[name].read(value[name])
-            return cls(**values, place=found, lengths=lengths)
-
-
-_ANYTHING: Final = Kind("a value", lambda value: True)
-_LIST: Final = Kind("a list", lambda value: isinstance(value, tuple), tuples)
 
 Piece = tuple[int, tuple[int, ...], int]
 """Position at which it begins, draws of each stream in a period, how far into its period it begins."""
+
+_LIST: Final = Kind("a list", lambda value: isinstance(value, tuple), tuples)
 
 
 def _rows(what: str) -> Kind:
@@ -261,8 +167,13 @@ def _check_each(field: str, values: tuple[Any, ...], most: int = MAX_SAMPLES) ->
         integer(0, most).check(f"{field}[{number}]", value)
 
 
+def _check_sum(consumed: int, parts: list[Any], which: str = "") -> None:
+    if consumed != (trained := sum(part.dp * part.draws for part in parts)):
+        raise refused("consumed", f"{trained}, the sum of dp * draws of the{which} parts", consumed)
+
+
 @dataclass(frozen=True, slots=True)
-class BlendState(Checked):
+class BlendState(_State):
     """What must be known of a run over a blend to go on with it, or to tell later what it trained when.
 
     Attributes:
@@ -280,6 +191,9 @@ class BlendState(Checked):
     parts: Annotated[tuple[BlendPartState, ...], list_of(BlendPartState)]
     consumed: Samples
 
+    WHAT: ClassVar[str] = "a blend"
+    KIND: ClassVar[str | None] = BLEND
+
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         for number, name in enumerate(self.names):
@@ -293,21 +207,73 @@ class BlendState(Checked):
                 integer(0, len(self.members) - 1).check(f"parts[{number}].members[{place}]", member)
                 most = len(self.members[member].parts) - 1
                 integer(0, most).check(f"parts[{number}].begins[{place}][0]", begin[0])
-        trained = sum(part.dp * part.draws for part in self.parts)
-        if self.consumed != trained:
-            raise refused("consumed", f"{trained}, the sum of dp * draws of the parts", self.consumed)
+        _check_sum(self.consumed, [*self.parts])
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlace(Checked):
+    """A window, and where the sequences made of it begin."""
+
+    window: Samples = 0  # its number
+    before: Samples = 0  # sequences of the epoch that were made before
+    position: Samples = 0  # place of the row with which they begin, in the order of rows
+    offset: Samples = 0  # tokens of that row before them, its BOS included
+
+
+def _is_rule(value: Any) -> bool:
+    facts = value if type(value) is dict and len(value) <= _MOST_FACTS else {0: 0}
+    return all(type(name) is str and type(fact) in (int, str, bool, type(None)) for name, fact in facts.items())
+
+
+_STREAM: Final = Kind("the identity of a stream", lambda value: type(value) is str)
+_RULE: Final = Kind("settings by name", _is_rule)
+_PLACE: Final = Kind("an object", lambda value: isinstance(value, WindowPlace), partial(read, WindowPlace))
+_LENGTHS: Final = Kind("16 hexadecimal digits", lambda value: type(value) is str and bool(_DIGEST.fullmatch(value)))
+_TEXTS: Final = _LIST._replace(fits=lambda value: isinstance(value, tuple) and all(type(one) is str for one in value))
+_ROWS: Final = Kind(
+    "the state of a run or of a blend",
+    lambda value: value is None or isinstance(value, (RunState, BlendState)),
+    lambda value: read(BlendState, value) if isinstance(value, dict) and "names" in value else RunState.read(value),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState(_State):
+    """Where a run stands. Raises StateInvalid where a value is impossible."""
+
+    stream: Annotated[str, _STREAM]
+    rule: Annotated[dict[str, int | str | bool | None], _RULE]  # what makes the sequences, by name
+    epoch: Samples  # in which it stands
+    consumed: Samples  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not
+    place: Annotated[WindowPlace, _PLACE]  # at or before that
+    # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
+    lengths: Annotated[str, _LENGTHS]
+    # the course of the run in that epoch, `draws` being sequences of a rank; none in states of earlier releases
+    parts: Annotated[tuple[Part, ...], list_of(Part, least=0)] = ()
+    # what gives the rows of that epoch, and where its streams lie; not said of one stream in its own order
+    rows: Annotated[RunState | BlendState | None, _ROWS] = None
+    directories: Annotated[tuple[str, ...], _TEXTS] = ()
+
+    WHAT: ClassVar[str] = "a run over sequences"
+    KIND: ClassVar[str | None] = KIND
+    LATER: ClassVar[tuple[str, ...]] = "parts", "rows", "directories"
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        integer(self.place.before, MAX_SAMPLES).check("consumed", self.consumed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
-        return {"kind": BLEND, "format": _FORMAT} | Checked.to_dict(self)
+        """Returns plain values."""
+        values = _State.to_dict(self)
+        for name in self.LATER:
+            if not values[name]:
+                del values[name]
+        values["place"]["lengths"] = values.pop("lengths")
+        return values
 
     @classmethod
-    def from_dict(cls, value: Any, where: str) -> BlendState:
-        """Reads what `to_dict` returned, found `where`. Raises StateInvalid, VersionUnsupported."""
-        with in_file(where, StateInvalid):
-            if isinstance(value, dict) and "kind" not in value and "stream_id" in value:
-                what = "expected the state of a blend, found that of one stream"
-                raise StateInvalid(what, field="kind", expected=BLEND)
-            if isinstance(value, dict):
-                take(value, "kind", Kind(repr(BLEND), lambda kind: kind == BLEND))
-            return read(cls, of_format(value, _FORMAT, "the state of a blend in"))
+    def read(cls, value: Any) -> SequenceState:
+        """As `from_dict`, of which the caller says where it was."""
+        place = value.get("place") if isinstance(value, dict) else None
+        lengths = {"lengths": place["lengths"]} if isinstance(place, dict) and "lengths" in place else {}
+        return super(SequenceState, cls).read(value | lengths if lengths else value)

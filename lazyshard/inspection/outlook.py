@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.inspection.survey import Census, Survey
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
 from lazyshard.stream.run_state import course_of
 

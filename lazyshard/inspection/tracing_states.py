@@ -1,6 +1,6 @@
 """Saved states of runs: read from checkpoints' files and from cursors, with what those say besides.
 
-A file holds the state alone, as `RunState.encode` writes it, or an object with the state in its field `state`, as the
+A file holds the state alone, as `RunState.to_dict` gives it, or an object with the state in its field `state`, as the
 `lazyshard.json` in ms-swift's checkpoints, or in `data`; those of format 1 hold the numbers that a state is made of.
 """
 
@@ -16,8 +16,8 @@ import orjson
 
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
 from lazyshard.format.cursor import Cursor, cursor_name
-from lazyshard.format.fields import is_stream_id
 from lazyshard.format.names import CURSORS
+from lazyshard.format.records import is_stream_id
 from lazyshard.format.state import BLEND, KIND, BlendState, RunState, SequenceState
 from lazyshard.memory import loads
 from lazyshard.part import Part

@@ -29,9 +29,8 @@ from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInval
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
 from lazyshard.format.cursor import ReadingHint
-from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
-from lazyshard.format.records import check_samples_per_chunk
+from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, check_samples_per_chunk
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.inspection import verification_files as facts

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lazyshard.errors import AccessRefused, FormatInvalid
-from lazyshard.format.fields import printable
 from lazyshard.format.names import SEAL_SUFFIX, seal_name
+from lazyshard.format.records import printable
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused, write_all
 from lazyshard.store.room import cache_folder

@@ -1,6 +1,6 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-`writer` and `reader` are the two sides; `cursor` and `consumers` say how far those are who read, `retention` deletes.
+`writer` and `reader` are the two sides; `cursor` says how far those are who read, `retention` deletes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Final
 from lazyshard.lazy import lazily
 
 if TYPE_CHECKING:
-    from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers, read_reading, write_reading
-    from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
+    from lazyshard.stream.cursor import (
+        Consumer,
+        CursorOwner,
+        forget_consumer,
+        list_consumers,
+        read_cursor,
+        read_reading,
+        write_cursor,
+        write_reading,
+    )
     from lazyshard.stream.listing import Published
     from lazyshard.stream.reader import StreamReader
     from lazyshard.stream.retention import list_kept, read_retired
     from lazyshard.stream.writer import ChunkWriter
 
+_OF_CONSUMERS: Final = "Consumer CursorOwner forget_consumer list_consumers read_cursor read_reading write_cursor"
 _HOMES: Final = {
-    "consumers": ("Consumer", "forget_consumer", "list_consumers", "read_reading", "write_reading"),
-    "cursor": ("CursorOwner", "read_cursor", "write_cursor"),
+    "cursor": (*_OF_CONSUMERS.split(), "write_reading"),
     "listing": ("Published",),
     "reader": ("StreamReader",),
     "retention": ("list_kept", "read_retired"),

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,19 +23,16 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
-from lazyshard.format.arrays import fill_row, may_hold_arrays
+from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
 from lazyshard.format.names import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.store.files import OpenFile, again_if_stale, open_file, read_seal
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk_files import ChunkArrays, RowPlace, damaged
+from lazyshard.stream.chunk_files import ChunkArrays, FileOfRows, RowPlace, damaged
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
-
-MAX_ROW_BYTES: Final = 1 << 31
-"""No program makes rows as large; a file with a hole can claim any number of bytes at no cost."""
 
 LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
@@ -47,6 +44,7 @@ HELD_BYTES: Final = 64 << 20
 _SCAN_BYTES: Final = 1 << 20
 _BLANKS: Final = b" \t\r\n"  # what JSON takes for white space
 
+_Numbers = npt.NDArray[np.int64]
 _digest = xxhash.xxh3_64_digest
 
 
@@ -62,41 +60,14 @@ def good_until(count: int, check: Callable[[int], object]) -> int:
     return count
 
 
-class Chunk:
-    """An open chunk. Raises ChunkCorrupt: the file is shorter or longer than the offsets say.
+class Chunk(FileOfRows):
+    """An open chunk: its data file, its side file, None in a stream whose rows hold no arrays, and how it was dealt."""
 
-    Args:
-        file: the data file of chunk `number`.
-        offsets: row starts, and the end of the last one: n + 1 numbers.
-        digests: XXH3 of each row, 8 big-endian bytes each, or None where nobody took any.
-        arrays: the side file with the arrays of the rows; None in a stream whose rows hold none.
-        dealt: how its rows were dealt by cost, as its seal says; None if they were not.
-    """
-
-    __slots__ = ("_digests", "_file", "_offsets", "arrays", "dealt", "number")
-
-    def __init__(
-        self,
-        file: OpenFile,
-        number: int,
-        offsets: array[int],
-        digests: bytes | None,
-        arrays: ChunkArrays | None = None,
-        dealt: DealtByCost | None = None,
-    ) -> None:
-        self.number, self.arrays, self.dealt = number, arrays, dealt
-        self._file, self._offsets, self._digests = file, offsets, digests
-        if file.size != offsets[-1]:
-            known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
-            raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
+    arrays: ChunkArrays | None = None
+    dealt: DealtByCost | None = None
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    @property
-    def path(self) -> Path:
-        """The data file."""
-        return self._file.path
 
     @property
     def size(self) -> int:
@@ -108,10 +79,7 @@ class Chunk:
         return self._offsets[row]
 
     def identity(self) -> bytes:
-        """Returns 16 bytes that tell the rows of this chunk, with their arrays, from those of others.
-
-        Where nobody took digests they tell where its rows lie, not what is in them: compare the line, too.
-        """
+        """Returns 16 bytes that tell its rows and arrays from others; without digests, where its rows lie alone."""
         if self._digests is None:
             return xxhash.xxh3_128_digest(os.fsencode(os.path.abspath(self.path)) + self._offsets.tobytes())
         arrays = b"" if self.arrays is None else self.arrays.digests(0, len(self)).astype("<u8").tobytes()
@@ -155,8 +123,7 @@ class Chunk:
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses checked lines, `first` being the row of the first one, and puts their arrays into the rows.
 
-        Returns fewer rows than lines, but never none, where a bad one follows. If the first one is no JSON object, or
-        its arrays are bad, it raises RowInvalid or ChunkCorrupt.
+        Returns fewer rows than lines, but never none, where a bad one follows. Raises if the first one is bad.
         """
         rows = parse_lines(lines)
         if not rows:
@@ -182,10 +149,7 @@ class Chunk:
         return line
 
     def place(self, row: int) -> RowPlace | None:
-        """Returns where a row lies, for another process to read it again.
-
-        None where nobody took digests, and of a chunk of an object store: its copy may be gone by then.
-        """
+        """Returns where a row lies, for another process; None without digests, and of a store, whose copy may go."""
         if self._digests is None or isinstance(self.path, UrlPath):
             return None
         start, stop = self._offsets[row : row + 2]
@@ -196,25 +160,16 @@ class Chunk:
         """Reads the whole file. Its rows are not checked yet: see `spans` and `check`."""
         return self._read(0, self.size)
 
-    def spans(
-        self, rows: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64] | None]:
+    def spans(self, rows: _Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], _Numbers | None]:
         """Returns where rows, in any order, start and stop in the file, and the bits of their digests if any."""
         offsets = np.frombuffer(self._offsets, dtype=np.uint64)
         digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
         return offsets[rows], offsets[rows + 1], digests
 
-    def _check_size(self, row: int) -> int:
-        """Returns the bytes of a row. Raises ChunkCorrupt: they cannot be read into memory."""
-        size = self._offsets[row + 1] - self._offsets[row]
-        if size > MAX_ROW_BYTES:
-            raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
-        return size
-
     def _read(self, start: int, size: int) -> bytes:
         data = self._file.read(start, size)
         if len(data) < size:
-            raise self._corrupt(None, f"{self.size} bytes", f"the end of the file at byte {start + len(data)}")
+            raise self._ended(start + len(data))
         return data
 
     def check(self, line: bytes, row: int) -> None:
@@ -242,10 +197,6 @@ class Chunk:
         what = f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}"
         return RowInvalid(what, reason=cause.reason, file=str(self.path), line=number, byte=byte)
 
-    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
-        byte = None if row is None else self._offsets[row]
-        return damaged(self.path, self.number, row, byte, expected, actual, sealed=self._digests is not None)
-
 
 def open_sealed(path: Path, seal: Seal) -> Chunk:
     """Opens a chunk that has a seal. Raises as `open_file` and `Chunk`."""
@@ -259,15 +210,16 @@ def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chu
     side = None if arrays is None or seal.arrays is None else ChunkArrays(arrays, seal.chunk, seal.arrays)
     # array indexes to plain ints three times faster than numpy.
     offsets, digests = array("Q", seal.offsets.astype("=u8").tobytes()), seal.digests.astype(">u8").tobytes()
-    return Chunk(file, seal.chunk, offsets, digests, side, DealtByCost.read(seal.source))
+    chunk = Chunk(file, seal.chunk, offsets, digests)
+    chunk.arrays, chunk.dealt = side, DealtByCost.read(seal.source)
+    return chunk
 
 
 def open_foreign(path: Path, number: int) -> Chunk:
     """Opens a chunk with an empty marker: finds its rows by one scan of the file, in bounded memory.
 
-    Blank lines count as part of the row before them, in front of all rows as part of the first. A byte order mark at
-    the start is passed over. The last line may lack its newline. Raises as `open_file`, and ChunkCorrupt: the file has
-    grown or shrunk meanwhile, or a line in it has no end.
+    Blank lines count to the row before them, in front of all rows to the first; a byte order mark at the start is
+    skipped. Raises as `open_file`, and ChunkCorrupt: the file has changed meanwhile, or a line has no end.
     """
 
     def opened() -> Chunk:
@@ -314,9 +266,9 @@ def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
 class Held:
     """Samples whose chunks are held, and where their rows lie."""
 
-    samples: npt.NDArray[np.int64]
+    samples: _Numbers
     row_bytes: int  # the mean size of their rows, at least 1
-    spans: npt.NDArray[np.int64]  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
+    spans: _Numbers  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
     digests: bytes | None  # 8 bytes of each row; None where nobody took any
     chunks: frozenset[int]
 
@@ -324,9 +276,8 @@ class Held:
 class ScatteredReader:
     """Reads rows that lie scattered over a few chunks, as those of a shuffled window do.
 
-    One system call and a dozen steps of Python for each row is what makes such reading slow. So chunks of which a good
-    part will be read soon are **held**: read as a whole, in one call, and cut into rows where they lie, checked each
-    time. Safe under fork; several threads may share one.
+    A system call for each row is what makes that slow. So chunks of which a good part will be read soon are **held**:
+    read whole, and cut into rows, checked each time. Safe under fork; several threads may share one.
     """
 
     def __init__(self, reader: StreamReader) -> None:
@@ -336,12 +287,11 @@ class ScatteredReader:
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self._reader, "_held": {}}
 
-    def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:
-        """Says which published samples will be read soon, at least one.
+    def prepare(self, samples: _Numbers) -> Held | None:
+        """Says which published samples will be read soon, at least one; returns what `lines` reads.
 
-        Returns what `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a quarter of them at
-        least is to be read, and their rows are not large. Otherwise None, and what is held is let go; so too where a
-        chunk cannot be opened: who comes to its rows is told.
+        None, and what is held is let go, unless their chunks fit into `HELD_BYTES`, a quarter of them at least is to be
+        read, their rows are not large, and each chunk can be opened: who comes to its rows is told.
         """
         found = None
         with contextlib.suppress(LazyShardError, OSError):
@@ -350,38 +300,30 @@ class ScatteredReader:
             self._held = {}
         return found
 
-    def _find(self, samples: npt.NDArray[np.int64]) -> Held | None:
+    def _find(self, samples: _Numbers) -> Held | None:
         numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
         spans = np.empty((3, len(samples)), dtype=np.int64)
         spans[0] = numbers
-        digests: npt.NDArray[np.int64] | None = np.empty(len(samples), dtype=np.int64)
-        whole = 0
+        digests, unsealed, whole = np.empty(len(samples), dtype=np.int64), False, 0
         chunks = frozenset(np.unique(numbers).tolist())
         for number in sorted(chunks):
             chunk = self._reader.chunk(number)
-            whole += chunk.size
-            if whole > HELD_BYTES:
+            if (whole := whole + chunk.size) > HELD_BYTES:
                 return None
             places = np.flatnonzero(numbers == number)
             spans[1, places], spans[2, places], sealed = chunk.spans(rows[places])
-            if sealed is None or digests is None:
-                digests = None
-            else:
-                digests[places] = sealed
+            digests[places], unsealed = 0 if sealed is None else sealed, unsealed or sealed is None
         wanted = int((spans[2] - spans[1]).sum())
         row_bytes = max(1, wanted // len(samples))
         if whole > 4 * wanted or row_bytes > LARGE_ROW_BYTES:
             return None
-        return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes(), chunks)
+        return Held(samples, row_bytes, spans, None if unsealed else digests.tobytes(), chunks)
 
     def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
         """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.
 
-        Fewer, but never none, where a bad row follows. Their chunks are held from now on.
-
-        Raises:
-            ChunkCorrupt, RowInvalid: the first one is bad.
-            ChunkRetired, ChunkMissing, OSError: as `StreamReader.lines_published`.
+        Fewer, but never none, where a bad row follows; their chunks are held from now on. Raises ChunkCorrupt,
+        RowInvalid: the first one is bad; or as `StreamReader.lines_published`.
         """
         numbers, starts, stops = held.spans[:, first:stop].tolist()
         whole = self._held
@@ -390,19 +332,14 @@ class ScatteredReader:
         except KeyError:
             whole = {}  # kept here, what is not wanted any more would take its room until the others are read
             whole = self._hold(held, numbers)
-            known = next((at for at, number in enumerate(numbers) if number not in whole), len(numbers))
-            spans = zip(numbers[:known], starts, stops, strict=False)
+            spans = takewhile(lambda span: span[0] in whole, zip(numbers, starts, stops, strict=True))
             lines = [whole[number][start:end] for number, start, end in spans]
         digests = None if held.digests is None else held.digests[8 * first : 8 * (first + len(lines))]
         if digests is not None and b"".join(map(_digest, lines)) == digests:
             return lines
         size, samples = self._reader.samples_per_chunk, held.samples[first:stop].tolist()
-
-        def check(at: int) -> None:
-            number, row = divmod(samples[at], size)
-            self._reader.chunk(number).check(lines[at], row)
-
-        return lines[: good_until(len(lines), check)]
+        rows = [divmod(sample, size) for sample in samples]
+        return lines[: good_until(len(lines), lambda at: self._reader.chunk(rows[at][0]).check(lines[at], rows[at][1]))]
 
     def _hold(self, held: Held, numbers: list[int]) -> dict[int, bytes]:
         """Holds chunks up to the first that is bad; raises if that is the first of all."""

@@ -1,4 +1,4 @@
-"""The side file of a chunk's arrays, and rows that another process has checked.
+"""The files of a chunk, rows that another process has checked, and memory for arrays.
 
 Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
 `read_place` reads a row that another process has checked, out of the machine's page cache: cheaper than a pipe.
@@ -28,31 +28,58 @@ from lazyshard.store.files import OpenFile, open_file
 Bytes = npt.NDArray[np.uint8]
 
 KEPT_BYTES: Final = 64 << 20  # what a process keeps at the most: a batch of 8 rows of 8 MiB
-
+# Smaller memory is kept by the C library already (glibc's M_MMAP_THRESHOLD)
 LEAST_BYTES: Final = 128 << 10
-"""Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
-M_MMAP_THRESHOLD)."""
 
 _PROBE: Final = [np.empty(0, np.uint8)]
-_ALONE: Final = sys.getrefcount(_PROBE[0])
-"""References to an array that a container alone holds, counted as `RowMemory` counts them."""
+_ALONE: Final = sys.getrefcount(_PROBE[0])  # references to an array that a container alone holds, counted as in `_free`
 
 _OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, in the order of use
 
+_digest = xxhash.xxh3_64_digest
 
-class ChunkArrays:
-    """The side file of an open chunk. Raises ChunkCorrupt: it is shorter or longer than the seal says."""
 
-    __slots__ = ("_digests", "_file", "_number", "_offsets")
+class FileOfRows:
+    """An open file of chunk `number`. Raises ChunkCorrupt: it is shorter or longer than the offsets say.
+
+    `offsets` are row starts, and the end of the last one: n + 1 numbers; `digests` XXH3 of each row, 8 big-endian bytes
+    each, or None where nobody took any.
+    """
+
+    __slots__ = ("_digests", "_file", "_offsets", "number", "path")
+
+    def __init__(self, file: OpenFile, number: int, offsets: array[int], digests: bytes | None) -> None:
+        self.number, self.path = number, file.path
+        self._file, self._offsets, self._digests = file, offsets, digests
+        if file.size != offsets[-1]:
+            known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
+            raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
+
+    def _check_size(self, row: int) -> int:
+        """Returns the bytes of a row. Raises ChunkCorrupt: they cannot be read into memory."""
+        size = self._offsets[row + 1] - self._offsets[row]
+        if size > MAX_ROW_BYTES:
+            raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
+        return size
+
+    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
+        byte, sealed = None if row is None else self._offsets[row], self._digests is not None
+        return damaged(self.path, self.number, row, byte, expected, actual, sealed=sealed)
+
+    def _ended(self, at: int) -> ChunkCorrupt:
+        return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {at}")
+
+
+class ChunkArrays(FileOfRows):
+    """The side file of an open chunk."""
+
+    __slots__ = ()
+    _digests: bytes
 
     def __init__(self, file: OpenFile, number: int, sealed: SealedArrays) -> None:
-        self._file = file
-        self._number = number
-        self._offsets = array("Q", sealed.offsets.astype("=u8").tobytes())
-        self._digests = sealed.digests
-        if file.size != sealed.size:
-            raise self._corrupt(None, f"{sealed.size} bytes as sealed", f"{file.size} bytes")
+        offsets = array("Q", sealed.offsets.astype("=u8").tobytes())
+        super().__init__(file, number, offsets, sealed.digests.astype(">u8").tobytes())
 
     def size(self, first: int, stop: int) -> int:
         """Returns the bytes of the rows [first, stop)."""
@@ -67,18 +94,16 @@ class ChunkArrays:
         """Reads and checks the bytes of the rows [first, stop), in one system call: u8, the caller's own."""
         offsets = self._offsets
         for row in range(first, stop):
-            if (size := offsets[row + 1] - offsets[row]) > MAX_ROW_BYTES:
-                raise self._corrupt(row, f"arrays of at most {MAX_ROW_BYTES} bytes in a row", f"{size} bytes")
+            self._check_size(row)
         start = offsets[first]
         data = ROW_MEMORY.take(offsets[stop] - start)
         view = data.data
-        done = self._file.read_into(view, start)
-        if done < len(view):
-            raise self._corrupt(None, f"{offsets[-1]} bytes", f"the end of the file at byte {start + done}")
+        if (done := self._file.read_into(view, start)) < len(view):
+            raise self._ended(start + done)
         for row in range(first, stop):
-            found = xxhash.xxh3_64_intdigest(view[offsets[row] - start : offsets[row + 1] - start])
-            if found != (sealed := int(self._digests[row])):
-                raise self._corrupt(row, f"XXH3 {sealed:016x} as sealed", f"{found:016x}")
+            found = _digest(view[offsets[row] - start : offsets[row + 1] - start])
+            if found != (sealed := self._digests[8 * row : 8 * row + 8]):
+                raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
         return data
 
     def ends(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
@@ -87,11 +112,7 @@ class ChunkArrays:
 
     def digests(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
         """Returns the digests of the rows [first, stop)."""
-        return self._digests[first:stop]
-
-    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
-        byte = None if row is None else self._offsets[row]
-        return damaged(self._file.path, self._number, row, byte, expected, actual)
+        return np.frombuffer(self._digests, ">u8")[first:stop].astype(np.uint64)
 
 
 def damaged(
@@ -108,12 +129,10 @@ def damaged(
 class RowMemory:
     """Memory for the arrays of rows: what nobody looks at any more is used again.
 
-    To touch memory for the first time costs several times as much as to read a file's bytes into it: the kernel clears
-    it, page by page. So a row's memory is kept when the row is dropped, and another one is read into it. That nobody
-    looks at it is known from its count of references: every array that shares the memory of another one holds one, and
-    so does whatever is made of such an array, as a tensor, a memoryview or a DLPack capsule.
-
-    Threads may share one. Beyond `limit` bytes, those in use included, the oldest memory is forgotten.
+    To touch memory for the first time costs several times as much as to read a file's bytes into it. That nobody looks
+    at a row's memory is known from its count of references: every array that shares it holds one, and so does whatever
+    is made of such an array, as a tensor, a memoryview or a DLPack capsule. Threads may share one. Beyond `limit`
+    bytes, those in use included, the oldest memory is forgotten.
     """
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
@@ -144,23 +163,13 @@ class RowMemory:
     def _free(self, size: int) -> Bytes | None:
         """Returns memory of about this size that nobody looks at, if some is found soon."""
         buffers = self._buffers
-        # Of those that were taken last and first so many are looked at: 2 microseconds at the most. What was taken last
-        # is still in the CPU's caches: who looks at one row at a time has dropped it already.
-        for back in range(-1, -1 - min(len(buffers), 3), -1):
-            if self._fits(back, size):
-                found = buffers[back]
-                del buffers[back]
-                buffers.append(found)
-                return found
+        # Of so many, 2 microseconds at the most, from what was taken last: that is still in the CPU's caches, and who
+        # looks at one row at a time has dropped it already. What is in use is not looked at first the next time.
         for _ in range(min(len(buffers), 16)):
-            buffers.rotate(-1)
-            if self._fits(-1, size):
+            if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
                 return buffers[-1]
+            buffers.rotate(1)
         return None
-
-    def _fits(self, at: int, size: int) -> bool:
-        buffers = self._buffers
-        return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
 
 
 ROW_MEMORY: Final = RowMemory()  # this process's
@@ -182,11 +191,11 @@ def read_place(place: RowPlace) -> bytes:
     # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
     with contextlib.suppress(OSError):
         line = _file_of(place).read(place.start, place.size)
-        if xxhash.xxh3_64_digest(line) == place.digest:
+        if _digest(line) == place.digest:
             return line
     _open_files.pop(place.path, None)
     line = _file_of(place).read(place.start, place.size)
-    if (found := xxhash.xxh3_64_digest(line)) == place.digest:
+    if (found := _digest(line)) == place.digest:
         return line
     actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
     expected = f"XXH3 {place.digest.hex()} of {place.size} bytes as sealed"
@@ -195,15 +204,13 @@ def read_place(place: RowPlace) -> bytes:
 
 def _file_of(place: RowPlace) -> OpenFile:
     # Each step is atomic, so threads need no lock, which a fork could leave locked.
-    file = _open_files.pop(place.path, None)
-    if file is None:
+    if (file := _open_files.pop(place.path, None)) is None:
         try:
             file = open_file(Path(place.path))
         except FileNotFoundError as cause:
             what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since. Nothing"
-            way = "may delete chunks that are still being read: let the producer do it by its consumers' cursors"
-            missing = f"{what} {way} (--retain consumed)"
-            raise ChunkMissing(missing, file=place.path, chunk=place.chunk) from cause
+            way = "may delete chunks that are still being read: let the producer do it (--retain consumed)"
+            raise ChunkMissing(f"{what} {way}", file=place.path, chunk=place.chunk) from cause
         # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
         for path, other in list(_open_files.items()):
             if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:

@@ -1,9 +1,10 @@
-"""Cursors on disk: written durably and whole by the one run that owns them, read by its next start and by producers.
+"""The consumers of a stream: their cursors, written durably and whole by the one run that owns each, and their hints.
 
-Files: `cursors/NAME.json`, one for each consumer; while it is being written `cursors/.NAME.TOKEN`, which a kill may
-leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that
-had it last. Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the
-same machine, the token in the cursor (`lazyshard.format.cursor`) any other.
+Files, in `cursors/`: `NAME.json`, the cursor, read by the run's next start and by producers; `NAME.reading.json`, a
+hint that is never synced; while they are being written `.NAME.TOKEN` and `.NAME.reading.TOKEN`, which a kill may leave
+behind; and `.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that had it last.
+Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the same machine,
+the token in the cursor (`lazyshard.format.cursor`) any other.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import socket
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,20 +25,23 @@ from typing import Final
 import filelock
 import xxhash
 
-from lazyshard.errors import CursorTaken, FileInvalid, StoreUnavailable, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
+from lazyshard import errors
+from lazyshard.errors import CursorTaken, FileInvalid, FormatInvalid, StreamMissing, VersionUnsupported
+from lazyshard.format import cursor as names
+from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
-from lazyshard.store.durable import overwrite, remove, rename, sync_directory, write_new
-from lazyshard.store.files import check_folder, read_file, read_record
+from lazyshard.store.durable import overwrite, publish_bytes, remove, rename, sync_directory, write_new
+from lazyshard.store.files import check_folder, list_names, read_file, read_record
 from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
+from lazyshard.stream.listing import names_in, read_manifest
 
 _TRIES: Final = 5  # who has put a cursor beside ours is seen at the next one
 
+# What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
-"""What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there."""
-
 _log = logging.getLogger("lazyshard")
+_told: set[str] = set()  # files of which this process has said that they cannot be written
 
 
 def write_cursor(
@@ -62,19 +67,15 @@ def write_cursor(
         target = path / CURSORS / cursor_name(cursor.consumer)
         target.store.put(target.key, cursor.encode())
         return
-    folder = _make_folder(directory)
+    folder = _make_folder(path)
     # Always: who has made the folder may have been killed before its name was durable.
     sync_directory(folder.parent)
     temporary = folder / f".{cursor.consumer}.{secrets.token_hex(8)}"
-    try:
+    with _removed_on_error(temporary):
         write_new(temporary, cursor.encode(), durable=True)
         check()
         rename(temporary, folder / cursor_name(cursor.consumer))
         sync_directory(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(temporary)
-        raise
 
 
 def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
@@ -89,24 +90,6 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
         return read_record(path, lambda data, file: Cursor.decode(data, consumer, file))
     except FileNotFoundError:
         return None
-
-
-def lock_name(consumer: str) -> str:
-    """Returns the name of the file that is locked while a run owns a consumer's cursor."""
-    return f".{check_consumer(consumer)}.lock"
-
-
-def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
-    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then."""
-    path = _lock_path(stream_path(directory), consumer)
-    if not os.path.lexists(path):
-        return
-    try:
-        held = _lock(path).acquire()
-    except (filelock.Timeout, OSError):
-        return
-    with held:
-        remove(path)
 
 
 class CursorOwner:
@@ -142,8 +125,7 @@ class CursorOwner:
         self.begun = self._told = self._closed = False
         self._holder: str | None = None
         if not self._try_lock() and not take_over:
-            token = _read_signature(self._path)
-            holder = "a process that has not written its name yet" if token is None else str(token)
+            holder = str(_read_signature(self._path) or "a process that has not written its name yet")
             what = f"is running as {consumer!r} and writes that cursor; stop it first, give this run another name, or"
             raise self._taken(holder, f"{what} let it take the cursor over")
         try:
@@ -154,10 +136,7 @@ class CursorOwner:
 
     def put(self, cursor: Cursor) -> None:
         """Writes the cursor: the first time as `begin` does, then as `write`. Raises as they do."""
-        if self.begun:
-            self.write(cursor)
-        else:
-            self.begin(cursor)
+        (self.write if self.begun else self.begin)(cursor)
 
     def begin(self, cursor: Cursor) -> None:
         """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
@@ -215,12 +194,11 @@ class CursorOwner:
             found = self._read(read)
         except VersionUnsupported as later:
             raise self._fenced("a run with a later release of lazyshard") from later
-        if found is None or found.owner == self._token.text:
-            return
-        other = CursorToken.parse(found.owner)
-        # A lower turn is that of a run which looked before we began and wrote after: it is refused at its next look.
-        if other is None or other.turn >= self._token.turn:
-            raise self._fenced("a program that gives no name" if other is None else str(other))
+        if found is not None and found.owner != self._token.text:
+            other = CursorToken.parse(found.owner)
+            # A lower turn is that of a run which looked before we began and wrote after: its next look refuses it.
+            if other is None or other.turn >= self._token.turn:
+                raise self._fenced(str(other or "a program that gives no name"))
 
     def _read(self, read: Callable[[], Cursor | None] | None = None) -> Cursor | None:
         """Returns the cursor that is there, or that `read` returns; None where there is none that can be read."""
@@ -232,8 +210,7 @@ class CursorOwner:
                 _log.warning("%s; this run writes it anew", error)
             return None
 
-    def _replace_object(self, target: Path, data: bytes) -> None:
-        assert isinstance(target, UrlPath)
+    def _replace_object(self, target: UrlPath, data: bytes) -> None:
         store, key = target.store, target.key
         for _ in range(_TRIES):
             try:
@@ -246,25 +223,23 @@ class CursorOwner:
             if done:
                 return
         what = f"{target}: it was replaced by somebody else at each of {_TRIES} tries to write it; see who that is"
-        raise StoreUnavailable(what, url=str(target))
+        raise errors.StoreUnavailable(what, url=str(target))
 
     def _take_turn(self) -> None:
         """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
         cursor = self._read()
         # That beside the lock outlives a cursor which was torn or removed.
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
-        last = max((other.turn for other in known if other is not None), default=0)
-        self._token = replace(self._token, turn=last + 1)
+        self._token = replace(self._token, turn=max(0 if other is None else other.turn for other in known) + 1)
         # Without it others have no name to tell, and no more. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
             overwrite(self._path, f"{self._token.text}\n".encode())
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""
-        if self._lock.is_locked:
-            return True
         try:
-            self._lock.acquire()
+            if not self._lock.is_locked:
+                self._lock.acquire()
         except filelock.Timeout:
             return False
         except OSError as error:
@@ -293,6 +268,16 @@ class CursorOwner:
         return CursorTaken(f"{where}: {holder} {what}", directory=where, consumer=self.consumer, holder=holder)
 
 
+@contextlib.contextmanager
+def _removed_on_error(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+
+
 def _make_folder(directory: str | os.PathLike[str]) -> Path:
     """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet."""
     folder = stream_path(directory) / CURSORS
@@ -306,7 +291,7 @@ def _make_folder(directory: str | os.PathLike[str]) -> Path:
 
 def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
     """Returns the file that is locked: of a stream in an object store, one of this machine."""
-    name = lock_name(consumer)
+    name = f".{check_consumer(consumer)}.lock"
     if isinstance(directory, UrlPath):
         return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
     return (_make_folder(directory) if make else directory / CURSORS) / name
@@ -320,3 +305,142 @@ def _read_signature(path: Path) -> CursorToken | None:
 
 def _lock(path: Path) -> filelock.BaseFileLock:
     return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What a consumer has told of itself. With a problem it is done with nothing."""
+
+    name: str
+    cursor: Cursor | None  # how far its durable checkpoints are; None where it has none that counts
+    reading: ReadingHint | None  # a hint of what it needs to read on, None where it has not told, or of another stream
+    problem: str | None  # why its cursor does not count, in words
+
+    @property
+    def chunks_before(self) -> int:
+        """It is done with the chunks of the half-open range [0, chunks_before); without a cursor, with none."""
+        return 0 if self.cursor is None else self.cursor.chunks_before
+
+
+def list_consumers(directory: str | os.PathLike[str], published_chunks: int | None = None) -> tuple[Consumer, ...]:
+    """Returns the consumers that have a cursor or a reading hint, by name.
+
+    A cursor that is torn, unreadable, of another stream, or ahead of the `published_chunks`, if they are given, never
+    raises: it is a `problem` of its consumer, whose chunks must be kept.
+
+    Raises:
+        AccessRefused, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
+        FileInvalid, VersionUnsupported: `stream.json` cannot be used.
+    """
+    stream = stream_path(directory)
+    stream_id = None if (manifest := read_manifest(stream, None)) is None else manifest.stream_id
+    folder = stream / CURSORS
+    try:
+        entries = names_in(check_folder(folder))
+    except FileNotFoundError:
+        return ()
+    found = sorted({name for name in map(_consumer_of, entries) if name is not None})
+    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in found)
+
+
+def _consumer_of(entry: str) -> str | None:
+    with contextlib.suppress(ValueError):
+        if entry.endswith(names.CURSOR_SUFFIX):
+            return check_consumer(entry.removesuffix(names.CURSOR_SUFFIX).removesuffix(".reading"))
+    return None
+
+
+def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: int | None) -> Consumer:
+    reading = read_reading(stream, name)
+    if reading is not None and reading.stream_id != stream_id:
+        reading = None
+    try:
+        cursor = read_cursor(stream, name)
+    except (FormatInvalid, OSError) as error:
+        return Consumer(name, None, reading, str(error))
+    problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
+    return Consumer(name, None if problem else cursor, reading, problem)
+
+
+def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chunks: int | None) -> str | None:
+    """Returns why a cursor that can be read does not count, None where it does."""
+    path, chunks = stream / CURSORS / cursor_name(cursor.consumer), cursor.chunks_before
+    if cursor.stream_id != stream_id:
+        was, now = (f"stream {one}" if one else "a stream without stream.json" for one in (cursor.stream_id, stream_id))
+        return f"{path}: of {was}, in the directory is {now}"
+    if published_chunks is not None and chunks > published_chunks:
+        return f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
+    return None
+
+
+def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
+    """Removes a consumer's cursor, reading hint and lock file; returns, once durable, whether there was any.
+
+    From then on nothing is kept for it. One that is still alive registers again with its next checkpoint. Raises
+    ValueError: there can be no consumer of this name. OSError: the filesystem refused.
+    """
+    stream = stream_path(directory)
+    folder, own = check_folder(stream / CURSORS), (reading_name(name), cursor_name(name))
+    try:
+        found = set(list_names(folder))
+    except FileNotFoundError:
+        return False
+    # What a kill has left half written is the consumer's too.
+    left = filter(re.compile(rf"\.{re.escape(name)}\.(reading\.)?[0-9a-f]{{16}}").fullmatch, found)
+    # The cursor last: as long as it is there the consumer is known, and this can be repeated.
+    for path in [folder / entry for entry in (*left, *own)]:
+        if isinstance(path, UrlPath):
+            path.store.delete(path.key)
+        else:
+            remove(path)
+    lock = _lock_path(stream, name)
+    # Unless a run holds it: without the file it would lock out nobody.
+    with contextlib.suppress(filelock.Timeout, OSError):
+        if os.path.lexists(lock):
+            with _lock(lock).acquire():
+                remove(lock)
+    if not isinstance(folder, UrlPath):
+        sync_directory(folder)
+    return not found.isdisjoint(own)
+
+
+def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
+    """Replaces a consumer's reading hint, whole; returns whether it was written.
+
+    Reading goes on without it, so an error of the filesystem is logged, once in each process for each file. Not
+    guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
+    """
+    folder = stream_path(directory) / CURSORS
+    target = folder / reading_name(hint.consumer)
+    temporary = folder / f".{hint.consumer}.reading.{secrets.token_hex(8)}"
+    try:
+        if isinstance(target, UrlPath):
+            # Once: a store that does not answer is not waited for to give it a hint.
+            target.store.put(target.key, hint.encode(), patience_s=0)
+            return True
+        _make_folder(directory)
+        with _removed_on_error(temporary):
+            publish_bytes(hint.encode(), target, temporary, durable=False)
+    except OSError as error:
+        if str(target) not in _told:
+            _told.add(str(target))
+            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = f"; let uid {os.geteuid()} write to {folder}" if refused else ""
+            what = "%s: cannot be written (%s), so the producer is not told how far this run reads: one that goes no"
+            then = "further ahead than its consumers need may hold back what this run waits for%s"
+            _log.warning(f"{what} {then}", target, error.strerror or error, remedy)
+        return False
+    return True
+
+
+def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingHint | None:
+    """Returns a consumer's reading hint, None if there is none that can be used: it is a hint.
+
+    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
+    """
+    path = stream_path(directory) / CURSORS / reading_name(consumer)
+    try:
+        check_folder(path.parent)
+        return ReadingHint.decode(read_file(path), consumer, str(path))
+    except (OSError, FormatInvalid):
+        return None

@@ -13,35 +13,27 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from lazyshard.format.fields import printable
 from lazyshard.format.names import HEAD, HEAD_RESERVE
-from lazyshard.format.records import STATES, Head, ProducerState
+from lazyshard.format.records import STATES, Head, ProducerState, printable
 from lazyshard.store.durable import publish_bytes, remove, write_new
 from lazyshard.store.room import this_boot
 from lazyshard.stream.listing import Published
 
-if TYPE_CHECKING:
-    from lazyshard.stream.lock import Workplace
-
+# Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
+# metadata server (4,000 of them on as many nodes: 800 opens a second), and is the longest that a chunk can lie unseen
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 5.0
-"""Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
-metadata server (4,000 of them on as many nodes: 800 opens a second), and is the longest that a chunk can lie unseen."""
-
+# The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
+# that a prefix of a bucket answers. 1,000 nodes ask so often together
 FIRST_REQUEST_S: Final = 0.2
-"""The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
-that a prefix of a bucket answers. 1,000 nodes ask so often together."""
-
+# A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing
 _FORESEEABLE_S: Final = 30 * 86400.0
-"""A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
-
 STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
-
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-
 _RESERVED_BYTES: Final = 4096  # A head with a note has some hundred. Filesystems give room by pages of this size
 _MEMORY_S: Final = 30.0  # time constant of the average: rides over one slow chunk, and follows a change within a minute
 _STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot
@@ -50,47 +42,35 @@ _STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its
 class Announcer:
     """Writes `head.json`, on a full disk too: room for one head is reserved as long as there is some.
 
-    Of a disk that copies what is overwritten, or whose server gives no room in advance, that is no promise. `samples`
-    were published before; `told_at`, when the head was last written, is by the monotonic clock.
+    That is no promise where what is overwritten is copied, or room is not given in advance. `told_at`: monotonic clock.
     """
 
     def __init__(
-        self, directory: Path, workplace: Workplace, samples_per_chunk: int, samples: int, clock: Callable[[], float]
+        self, directory: Path, path: Callable[[str], Path], per_chunk: int, samples: int, clock: Callable[[], float]
     ) -> None:
         self._path = directory / HEAD
-        self._temporary, self._reserve = workplace.path(HEAD), workplace.path(HEAD_RESERVE)
+        self._temporary, self._reserve = path(HEAD), path(HEAD_RESERVE)
         self._reserved = False
-        self._samples_per_chunk, self._clock = samples_per_chunk, clock
+        self._samples_per_chunk, self._clock = per_chunk, clock
         self._who: dict[str, Any] = {"host": socket.gethostname() or "unknown", "pid": os.getpid()}
         self._who["process"] = own_process()
         self.told_at = time.monotonic()
-        self._meter = RateMeter(self.told_at, samples)
+        self._metered, self._sum, self._weight = (self.told_at, samples), 0.0, 0.0
         self._taken, self._row_at = samples, 0.0
 
     def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
-        """Replaces the head; `taken`: rows so far, those that are not published included, from which the rate is told.
-
-        That of a stream which has ended ("finished") is durable: nobody starts again to tell it anew.
-        """
+        """Replaces the head, durably at the end; `taken`: rows so far, unpublished included; they tell the rate."""
         self.told_at, now = time.monotonic(), self._clock()
         if taken != self._taken:
             self._taken, self._row_at = taken, now
         ended, working = state == "finished", state in ("running", "waiting")
         # A partial chunk is the last one: no head names it before `stream.end` is there.
         partial = 0 if ended else samples % self._samples_per_chunk
-        head = Head(
-            chunks=chunks - (1 if partial else 0),
-            samples=samples - partial,
-            ended=ended,
-            state=state,
-            rate=self._meter.update(self.told_at, taken),
-            updated_at=now,
-            note=note,
+        chunks, samples, rate = chunks - bool(partial), samples - partial, self._rate(self.told_at, taken)
+        head = Head(chunks, samples, ended, state, rate, updated_at=now, note=note, **self._who)
+        if working:
             # One that stops drops them.
-            open=taken - samples if working else 0,
-            row_at=self._row_at if working else 0.0,
-            **self._who,
-        )
+            head = replace(head, open=taken - samples - partial, row_at=self._row_at)
         try:
             publish_bytes(head.encode(), self._path, self._temporary, durable=ended)
         except OSError as cause:
@@ -111,9 +91,18 @@ class Announcer:
 
     def close(self) -> None:
         """Gives the reserved room back."""
-        self._reserved = False
         with contextlib.suppress(OSError):
             remove(self._reserve)
+
+    def _rate(self, now: float, count: int) -> float:
+        """Returns exponentially weighted samples per second; 0 until time has passed."""
+        last, before = self._metered
+        if (elapsed := now - last) > 0:
+            fade = math.exp(-elapsed / _MEMORY_S)
+            self._sum = self._sum * fade + (count - before) / elapsed * (1 - fade)
+            self._weight = self._weight * fade + (1 - fade)
+            self._metered = now, count
+        return self._sum / self._weight if self._weight else 0.0
 
 
 def check_state(state: ProducerState) -> ProducerState:
@@ -121,24 +110,6 @@ def check_state(state: ProducerState) -> ProducerState:
     if state not in STATES or state == "finished":
         raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
     return state
-
-
-class RateMeter:
-    """Exponentially weighted samples per second; `now` by a monotonic clock, `count` samples so far."""
-
-    def __init__(self, now: float, count: int = 0) -> None:
-        self._last, self._count = now, count
-        self._sum = self._weight = 0.0
-
-    def update(self, now: float, count: int) -> float:
-        """Takes the number of samples so far and returns the rate; 0 until time has passed."""
-        elapsed = now - self._last
-        if elapsed > 0:
-            fade = math.exp(-elapsed / _MEMORY_S)
-            self._sum = self._sum * fade + (count - self._count) / elapsed * (1 - fade)
-            self._weight = self._weight * fade + (1 - fade)
-            self._last, self._count = now, count
-        return self._sum / self._weight if self._weight else 0.0
 
 
 def own_process() -> str:
@@ -151,15 +122,13 @@ def process_gone(head: Head) -> bool | None:
     """Returns whether a producer's process is not to be seen on this machine, None where it runs on another one."""
     if head.host != socket.gethostname() or head.pid < 1:
         return None
-    if process_ended(head):
-        return True
     try:
         os.kill(head.pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
         pass
-    return False
+    return process_ended(head)
 
 
 def process_ended(head: Head) -> bool:
@@ -228,21 +197,20 @@ def describe_producer(
     expected = expected_wait(samples, published)
     # The rate was told with the last heartbeat, so what has passed since then counts.
     left = None if expected is None else expected - age
-    silence = describe_silence(head, now, 1.0 if left is not None and left < 1 else STALE_HEARTBEAT_S, open_rows)
+    soon = left is not None and left < 1
+    silence = describe_silence(head, now, 1.0 if soon else STALE_HEARTBEAT_S, open_rows)
+    rate = f"is {head.state} at {head.rate:,.1f} samples/s, so"
     if gone:
         doing = "is not there any more, and did not say that it stops: killed? Start it again"
-    elif left is not None and left >= 1:
-        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so expect it in about {format_seconds(left)}"
-        doing += f", though it {silence}" if silence else ""
+    elif left is not None and not soon:
+        doing = f"{rate} expect it in about {format_seconds(left)}" + (f", though it {silence}" if silence else "")
     elif silence:
         # A rate that was says nothing of a producer that has no row now.
         doing = f"is {head.state}, but {silence}"
-    elif left is not None and not head.note:
-        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so it should be there by now"
+    elif soon and not head.note:
+        doing = f"{rate} it should be there by now"
     elif head.state == "failed":
-        doing = (
-            f"has failed: {failure_words(head.note)}" if head.note else "has failed; look at its log and start it again"
-        )
+        doing = f"has failed{f': {failure_words(head.note)}' if head.note else '; look at its log and start it again'}"
     else:
         doing = "was stopped; start it again" if head.state == "idle" else f"is {head.state}"
     if head.state == "waiting" and head.note and not gone:
@@ -263,10 +231,7 @@ def is_silent(head: Head, now: float) -> bool:
 
 
 def describe_silence(head: Head, now: float, least: float, open_rows: bool | None = None) -> str:
-    """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s.
-
-    `open_rows`: whether its open chunk holds rows of which it has not told; None where that is not known.
-    """
+    """Returns since when a running producer has told of no row, "" below `least` s; `open_rows`: if it has some."""
     silent = now - min(head.row_at or head.updated_at, head.updated_at)
     if head.state != "running" or silent < least:
         return ""
@@ -282,7 +247,7 @@ def describe_silence(head: Head, now: float, least: float, open_rows: bool | Non
 def failure_words(note: str) -> str:
     """Returns why a producer has failed, by the note of its head, and what to do: what the note advises, if it does."""
     told = printable(note)
-    return told if " again" in told else f"{told}; start it again when that is mended"
+    return told if " again" in told else f"{told}; start it again when that is fixed"
 
 
 def heartbeat_age(published: Published, now: float) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import names
@@ -22,8 +22,6 @@ from lazyshard.store.files import check_folder, list_names, read_record, unreada
 from lazyshard.store.urls import UrlPath
 
 _OURS: Final = frozenset((MANIFEST, HEAD, OWNER))
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +64,10 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
     except FileInvalid as error:
         error.args = (f"{error}; restore it from a copy",)
         raise
-    size = manifest.samples_per_chunk
-    if samples_per_chunk not in (None, size):
+    if samples_per_chunk not in (None, size := manifest.samples_per_chunk):
         what = f"{directory}: the stream has {size} samples per chunk, asked for {samples_per_chunk}, and that never"
-        what += f" changes. Use {size}, or another directory"
-        expected, actual = str(samples_per_chunk), str(size)
-        raise StreamMismatch(what, directory=str(directory), expected=expected, actual=actual)
+        told = {"directory": str(directory), "expected": str(samples_per_chunk), "actual": str(size)}
+        raise StreamMismatch(f"{what} changes. Use {size}, or another directory", **told)
     return manifest
 
 
@@ -109,7 +105,7 @@ class Listing:
     data: dict[int, str]
     seals: dict[int, str]
     arrays: dict[int, str] = field(default_factory=dict)
-    tokens: dict[int, list[str]] = field(default_factory=dict)  # lengths that an earlier release has left
+    tokens: list[tuple[int, str]] = field(default_factory=list)  # lengths that an earlier release has left
     first: int = 0
     leftovers: list[str] = field(default_factory=list)  # files of retired chunks, markers before data
 
@@ -132,23 +128,20 @@ class Listing:
         """Returns the listing of the chunks from `first` on, those below it being retired."""
         if first == self.first:
             return self
-        leftovers = [name for chunk in sorted(self.tokens) if chunk < first for name in self.tokens[chunk]]
+        leftovers, kept = [name for chunk, name in sorted(self.tokens) if chunk < first], []
         for kind in (self.seals, self.data, self.arrays):
             leftovers += [kind[chunk] for chunk in sorted(kind) if chunk < first]
-        data, seals, arrays = (_from(kind, first) for kind in (self.data, self.seals, self.arrays))
-        return Listing(data, seals, arrays, _from(self.tokens, first), first, leftovers)
-
-
-def _from(kind: dict[int, _T], first: int) -> dict[int, _T]:
-    return {chunk: name for chunk, name in kind.items() if chunk >= first}
+            kept.append({chunk: name for chunk, name in kind.items() if chunk >= first})
+        seals, data, arrays = kept
+        return Listing(data, seals, arrays, [one for one in self.tokens if one[0] >= first], first, leftovers)
 
 
 def list_chunks(directory: Path) -> Listing:
     """Lists the chunk files of a directory; of a stream of ours take `list_kept`, which knows what was deleted.
 
-    Raises StreamInvalid: two files have the same chunk number (padded differently). AccessRefused, OSError.
+    Raises StreamInvalid: two files have the same number, padded differently. AccessRefused, OSError.
     """
-    return sort_names(_names(directory), directory)
+    return sort_names(names_in(directory), directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +169,14 @@ class Scan:
 
 def scan_chunks(directory: Path) -> Scan:
     """Lists the chunk files of a directory as `list_chunks` does, and keeps numbers instead of names."""
-    listed = _names(directory)
+    listed = names_in(directory)
     found = sort_names(listed, directory)
     odd = {chunk: name for chunk, name in found.data.items() if name != chunk_name(chunk)}
     return Scan(found.complete, len(found.data), len(found.seals), odd, _OURS.intersection(listed))
 
 
-def _names(directory: Path) -> list[str]:
+def names_in(directory: Path) -> list[str]:
+    """Returns the names in a directory. Raises AccessRefused: this process may not list it."""
     try:
         return list_names(directory)
     except PermissionError as cause:
@@ -202,10 +196,7 @@ def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
 
 
 def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
-    """Lists the directory of a stream of ours, and returns which chunks of [first, stop) lack a file there.
-
-    It may be an old listing. Takes about 1 us a file.
-    """
+    """Returns which chunks of [first, stop) of a stream of ours lack a file in the listing, which may be old."""
     listed = set(os.listdir(directory))
     kinds = (chunk_name, seal_name, arrays_name) if arrays else (chunk_name, seal_name)
     return [chunk for chunk in range(first, stop) if any(name(chunk) not in listed for name in kinds)]
@@ -220,7 +211,7 @@ def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
             if (number := names.parse_arrays_name(name)) is not None:
                 found.arrays[number] = name
             elif (number := names.parse_tokens_name(name)) is not None:
-                found.tokens.setdefault(number, []).append(name)
+                found.tokens.append((number, name))
             continue
         chunk, is_seal = parsed
         kind = found.seals if is_seal else found.data

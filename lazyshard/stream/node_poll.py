@@ -2,12 +2,11 @@
 
 Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told (`NodeFile`):
 an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a little later
-the next time, so the one that asks goes on asking. Where several would ask at once, a record lock on the slot decides;
+the next time, so the one that asks continues to. Where several would ask at once, a record lock on the slot decides;
 one that keeps the lock for long (a filesystem that hangs, a stopped process) is not waited for.
 
-Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one file of some KB for each stream that is being
-waited for. Whoever waits holds a shared flock on it; the last one to leave removes it, and whoever makes one also
-removes those that nobody holds any more. Where there can be none, each process polls for itself.
+Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one of some KB for each stream that is waited for.
+Who waits holds a shared flock on it; the last one to leave removes it, and who makes one those that nobody holds.
 """
 
 from __future__ import annotations
@@ -22,34 +21,31 @@ import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final
 
 import xxhash
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.records import Head
+from lazyshard.store.durable import open_plain
+from lazyshard.store.files import OpenFile
+from lazyshard.store.room import lock
 from lazyshard.stream.listing import Published, are_whole
 
+# Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR
 MEMORY: Final = "/dev/shm"  # noqa: S108
-"""Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""
-
 SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
 
-_DIGEST_BYTES: Final = 8
-_HEADER: Final = struct.Struct("<dI")  # when the answer came, by CLOCK_MONOTONIC, and how many bytes it has
+_HEADER: Final = struct.Struct("<8xdI")  # behind a digest: when the answer came, and how many bytes it has
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
+# How much later than due a process comes that lives on another's answers, but of a short pause a quarter
 LATER_S: Final = 0.02
-"""How much later than due a process comes that lives on another's answers, but of a short pause a quarter."""
-
+# How long the answer of another process that is just asking is waited for: that of a busy server takes less
 ASKING_S: Final = 2.0
-"""How long the answer of another process that is just asking is waited for: that of a busy server takes less."""
-
 _SOON_S: Final = 0.001  # no pause is shorter; what is due within it is due
-
-
 HEAD_SLOT: Final = 0  # the bytes of `head.json`
 RETIRED_SLOT: Final = 1  # how many chunks are deleted, in decimal digits
 
@@ -67,8 +63,7 @@ class _Slot:
 class NodePoll:
     """What one wait shares with those of other processes; nothing without a stream's identity.
 
-    `identify` returns the status of its directory, at the first look that can be shared; `clock` gives seconds of
-    CLOCK_MONOTONIC.
+    `identify` returns the status of its directory; `clock` gives seconds of CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -89,8 +84,7 @@ class NodePoll:
     def renew(self, slot: int, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
         """Sees to it that what is known is not older than `age` seconds; if another process is just asking, not yet.
 
-        `ask` asks the filesystem, and returns the answer for the others, if it is one for them. `adopt` takes the
-        answer of another process, or refuses it and returns False.
+        `ask` asks the filesystem, and returns the answer for others, if any; `adopt` takes theirs, or returns False.
         """
         known = self._slots[slot]
         known.asking = False
@@ -105,19 +99,18 @@ class NodePoll:
         if self._take(slot, file, age, adopt):
             return
         locked = file.lock(slot)
-        if not locked:
-            now = self._clock()
-            known.refused_at = now if known.refused_at is None else known.refused_at
-            if now < known.refused_at + ASKING_S:
-                known.asking = True
-                return
         try:
             if locked:
                 known.refused_at = None
-                # Somebody may have asked since.
-                if self._take(slot, file, age, adopt):
+            else:
+                now = self._clock()
+                known.refused_at = now if known.refused_at is None else known.refused_at
+                if now < known.refused_at + ASKING_S:
+                    known.asking = True
                     return
-            self._ask(slot, ask)
+            # Somebody may have asked since.
+            if not (locked and self._take(slot, file, age, adopt)):
+                self._ask(slot, ask)
         finally:
             if locked:
                 file.unlock(slot)
@@ -136,8 +129,8 @@ class NodePoll:
             answer = file.read(slot)
         now = self._clock()
         # One from the future was written under another clock.
-        if answer is not None and known.at < answer.at <= now and adopt(answer.data):
-            known.at, known.own, known.refused_at = answer.at, False, None
+        if answer is not None and known.at < answer[0] <= now and adopt(answer[1]):
+            known.at, known.own, known.refused_at = answer[0], False, None
         return now < known.at + age - _SOON_S
 
     def _ask(self, slot: int, ask: Callable[[], bytes | None]) -> None:
@@ -146,45 +139,34 @@ class NodePoll:
         if self._file is not None and data is not None:
             # Where that fails, each of the others asks.
             with contextlib.suppress(OSError):
-                self._file.write(slot, Answer(known.at, data))
+                self._file.write(slot, (known.at, data))
 
 
 def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
     """Returns what another process has found in `head.json`, None if that cannot be."""
-    try:
+    with contextlib.suppress(FormatInvalid):
         head = Head.decode(data)
-    except FormatInvalid:
+        if are_whole(head.chunks, head.samples, head.ended, samples_per_chunk):
+            return Published(head.chunks, head.samples, head.ended, head)
+    return None
+
+
+Answer = tuple[float, bytes]  # when it came, by CLOCK_MONOTONIC, one clock for all processes of a node; and what it is
+
+
+def encode_answer(answer: Answer, name: str) -> bytes:
+    """Returns the bytes of a slot in the file of that name."""
+    body = _HEADER.pack(answer[0], len(answer[1]))[8:] + answer[1]
+    return xxhash.xxh3_64_digest(name.encode() + body) + body
+
+
+def decode_answer(slot: bytes, name: str) -> Answer | None:
+    """Reads a slot, which may hold more behind the answer; None where it holds none that is whole."""
+    if len(slot) < _HEADER.size:
         return None
-    if not are_whole(head.chunks, head.samples, head.ended, samples_per_chunk):
-        return None
-    return Published(head.chunks, head.samples, head.ended, head)
-
-
-def decode_retired(data: bytes) -> int | None:
-    """Returns how many chunks another process says were deleted, None if it is no such answer."""
-    return int(data) if data.isdigit() and len(data) < 20 else None
-
-
-class Answer(NamedTuple):
-    """What a process was told, and when by CLOCK_MONOTONIC, which is one clock for all processes of a node."""
-
-    at: float
-    data: bytes
-
-    def encode(self, name: str) -> bytes:
-        """Returns the bytes of a slot in the file of that name."""
-        body = _HEADER.pack(self.at, len(self.data)) + self.data
-        return xxhash.xxh3_64_digest(name.encode() + body) + body
-
-    @classmethod
-    def decode(cls, slot: bytes, name: str) -> Answer | None:
-        """Reads a slot, which may hold more behind the answer; None where it holds none that is whole."""
-        begin = _DIGEST_BYTES + _HEADER.size
-        if len(slot) < begin:
-            return None
-        at, size = _HEADER.unpack_from(slot, _DIGEST_BYTES)
-        answer = cls(at, slot[begin : begin + size])
-        return answer if slot[: begin + size] == answer.encode(name) else None
+    at, size = _HEADER.unpack_from(slot)
+    answer = at, slot[_HEADER.size : _HEADER.size + size]
+    return answer if slot.startswith(encode_answer(answer, name)) else None
 
 
 def file_name(stream_id: str, directory: os.stat_result) -> str:
@@ -198,33 +180,33 @@ class NodeFile:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
+        folder = Path(f"{MEMORY}/lazyshard-{os.geteuid()}")
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _check(os.fstat(self._folder), stat.S_IFDIR, folder)
-            self._fd = self._open()
-            if os.fstat(self._fd).st_size == 0:
-                self._remove_left()
-        except BaseException:
-            os.close(self._folder)
-            raise
+            folder.mkdir(0o700)
+        found = folder.lstat()
+        # Who cannot write here cannot plant anything in it either.
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "is not of the user's own making", str(folder))
+        self._file = self._open(folder / name)
+        if os.fstat(self._file.fd).st_size == 0:
+            for path in folder.iterdir():
+                if _NAME.fullmatch(path.name) and path.name != name:
+                    with contextlib.suppress(OSError):
+                        self._remove(OpenFile(open_plain(path), path, 0))
 
     def read(self, slot: int) -> Answer | None:
         """Returns the answer of a slot, None where there is none. Raises OSError where it cannot be read."""
-        return Answer.decode(os.pread(self._fd, SLOT_BYTES, slot * SLOT_BYTES), self.name)
+        return decode_answer(os.pread(self._file.fd, SLOT_BYTES, slot * SLOT_BYTES), self.name)
 
     def write(self, slot: int, answer: Answer) -> None:
         """Puts an answer into a slot, unless it is too long for one. Raises OSError where there is no room for it."""
-        data = answer.encode(self.name)
-        if len(data) <= SLOT_BYTES:
-            os.pwrite(self._fd, data, slot * SLOT_BYTES)
+        if len(data := encode_answer(answer, self.name)) <= SLOT_BYTES:
+            os.pwrite(self._file.fd, data, slot * SLOT_BYTES)
 
     def lock(self, slot: int) -> bool:
         """Takes the right to ask for the answer of a slot; returns whether it was free."""
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
         except OSError:
             return False
         return True
@@ -232,50 +214,23 @@ class NodeFile:
     def unlock(self, slot: int) -> None:
         """Gives that right back."""
         with contextlib.suppress(OSError):
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
+            fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
     def close(self) -> None:
         """Leaves; removes the file if nobody else has it open."""
         with contextlib.suppress(OSError):
-            self._remove(self.name, self._fd)
-        os.close(self._fd)
-        os.close(self._folder)
+            self._remove(self._file)
+        del self._file
 
-    def _open(self) -> int:
+    def _open(self, path: Path) -> OpenFile:
         for _ in range(3):  # one that is being removed when it is opened is made anew
-            fd = os.open(self.name, _FLAGS | os.O_CREAT, 0o600, dir_fd=self._folder)
-            try:
-                _check(os.fstat(fd), stat.S_IFREG, self.name)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    # From here on nobody removes it; somebody may have done so before.
-                    if os.fstat(fd).st_nlink:
-                        return fd
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-        raise BlockingIOError(errno.EAGAIN, "is being removed again and again", self.name)
+            file = OpenFile(open_plain(path, os.O_CREAT), path, 0)
+            # From the lock on nobody removes it; somebody may have done so before.
+            if lock(file.fd, shared=True) and os.fstat(file.fd).st_nlink:
+                return file
+        raise BlockingIOError(errno.EAGAIN, "is being removed again and again", str(path))
 
-    def _remove_left(self) -> None:
-        for name in {*filter(_NAME.fullmatch, os.listdir(self._folder))} - {self.name}:
-            with contextlib.suppress(OSError):
-                fd = os.open(name, _FLAGS, dir_fd=self._folder)
-                try:
-                    self._remove(name, fd)
-                finally:
-                    os.close(fd)
-
-    def _remove(self, name: str, fd: int) -> None:
-        found = os.fstat(fd)
-        _check(found, stat.S_IFREG, name)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _remove(self, file: OpenFile) -> None:
         # The name may be that of a newer file.
-        if os.path.samestat(found, os.stat(name, dir_fd=self._folder, follow_symlinks=False)):
-            os.unlink(name, dir_fd=self._folder)
-
-
-def _check(found: os.stat_result, kind: int, name: str) -> None:
-    """Refuses what is of another kind than it should be, another user's, or what others may write to."""
-    if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "is not of the user's own making", name)
+        if lock(file.fd, shared=False) and os.path.samestat(os.fstat(file.fd), file.path.lstat()):
+            file.path.unlink()

@@ -31,9 +31,8 @@ from lazyshard.store.durable import create, publish_bytes, rename, start_writing
 from lazyshard.store.files import MAX_PLAIN_BYTES
 from lazyshard.stream.lock import WriterLock
 
+# Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory
 _BACKLOG_BYTES: Final = 8 << 20
-"""Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory."""
-
 BUFFER_BYTES: Final = 1 << 20  # pieces are of this size; more gains nothing, less costs calls
 PIECE_BYTES: Final = 64 << 10  # what comes together and is as large is a piece by itself: copying it would cost more
 
@@ -41,23 +40,17 @@ _digest = xxhash.xxh3_64_intdigest
 
 
 class WriteSteps:
-    """Does what touches files, in order: at once, or with `overlap` in a thread that lives until `stop`.
-
-    Python's lock is let go while the system works, so a thread can sync one chunk while the caller parses the next.
-    """
+    """Does what touches files, in order: at once, or with `overlap` in a thread that lives until `stop`."""
 
     def __init__(self, *, overlap: bool = False) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lazyshard-writer") if overlap else None
         self._pending: deque[tuple[int, int, Future[None]]] = deque()
         self._bytes = self._number = 0
-        self._failed = self._stopping = False
-        self._stopped = not overlap
+        self._failed = False
+        self._stopped = None if overlap else True
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
-        """Does a step that holds so many bytes, or sees to it that it will be done; returns its number.
-
-        Raises what this step raised, or an earlier one; no other will be done.
-        """
+        """Does a step that holds so many bytes, or has it done; returns its number. Raises what a step has raised."""
         if self._executor is None:
             step()
             return 0
@@ -82,11 +75,11 @@ class WriteSteps:
 
     def stop(self) -> bool:
         """Waits until no step is left, does none from then on; returns False where an interrupt has ended the wait."""
-        if self._executor is not None and not self._stopping:
-            self._stopping = True
+        if self._executor is not None and self._stopped is None:
+            self._stopped = False
             self._executor.shutdown(wait=True)
             self._stopped = True
-        return self._stopped
+        return bool(self._stopped)
 
     def _take(self) -> None:
         _, size, done = self._pending[0]
@@ -98,26 +91,18 @@ class WriteSteps:
                 self._bytes -= size
 
     def _run(self, step: Callable[[], object]) -> None:
-        if self._failed:
-            return
-        try:
-            step()
-        except BaseException:
+        if not self._failed:
             self._failed = True
-            raise
+            step()
+            self._failed = False
 
 
 class RowFile:
-    """The file to which rows, or their arrays, are appended. Memory: one buffer, and 16 bytes a row.
-
-    It belongs to the steps: what adds rows raises OSError where the device refused those before.
-    """
+    """The file to which rows, or their arrays, are appended. Memory: one buffer, and 16 bytes a row."""
 
     def __init__(self, path: Path, steps: WriteSteps) -> None:
-        self.path = path
-        self.offsets = array("Q", [0])
-        self.digests = array("Q")
-        self._steps = steps
+        self.path, self._steps = path, steps
+        self.offsets, self.digests = array("Q", [0]), array("Q")
         self._buffer = bytearray()
         self._limit = 1  # bytes in the buffer for which something is to be done: creating the file, then passing on
         self._fd: int | None = None
@@ -139,11 +124,13 @@ class RowFile:
         """Returns the offsets and digests of the rows so far."""
         return np.asarray(self.offsets, dtype=np.uint64), np.asarray(self.digests, dtype=np.uint64)
 
-    def pass_on(self) -> None:
-        """Hands what is left in memory to the steps."""
-        if self._buffer:
-            piece, self._buffer = self._buffer, bytearray()
-            self._hand_over(piece)
+    def pass_on(self, more: bytes = b"") -> None:
+        """Hands what is left in memory to the steps, and more bytes behind that."""
+        pieces: tuple[bytes | bytearray, ...] = self._buffer, more
+        self._buffer = bytearray()
+        for piece in pieces:
+            if piece:
+                self._steps.do(functools.partial(self._write, piece), len(piece))
 
     def finish(self) -> None:
         """A step: brings the file onto the device and closes it; an empty one if there was no piece."""
@@ -154,14 +141,13 @@ class RowFile:
         """A step, or when all of them are done: closes the file, and removes it if it can."""
         with contextlib.suppress(OSError):
             self._close()
-        if remove:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if remove:
                 self.path.unlink(missing_ok=True)
 
     def _add(self, data: bytes) -> None:
         if len(data) >= PIECE_BYTES:
-            self.pass_on()
-            self._hand_over(data)
+            self.pass_on(data)
             return
         self._buffer += data
         if len(self._buffer) < self._limit:
@@ -171,9 +157,6 @@ class RowFile:
             self._steps.do(self._create)
         if len(self._buffer) >= BUFFER_BYTES:
             self.pass_on()
-
-    def _hand_over(self, piece: bytes | bytearray) -> None:
-        self._steps.do(functools.partial(self._write, piece), len(piece))
 
     def _create(self) -> int:
         if self._fd is None:
@@ -263,13 +246,11 @@ def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lo
     sync_directory(directory)
     seal = chunk.seal(source, now)
     lock.check()
-    publish_bytes(seal.encode(), target, lock.workplace.path(target.name))
+    publish_bytes(seal.encode(), target, lock.path(target.name))
 
 
 def publish_end(directory: Path, chunks: int, samples: int, source: Any, temporary: Path) -> None:
     """Ends the stream after so many published chunks; `source` is the position behind all that was read."""
-    data = End(chunks, samples, source).encode()
-    if len(data) > MAX_PLAIN_BYTES:
-        # Readers refuse such a file, and can do without the position.
-        data = End(chunks, samples).encode()
+    # Readers refuse a file that is too large, and can do without the position.
+    data = next(data for one in (source, None) if len(data := End(chunks, samples, one).encode()) <= MAX_PLAIN_BYTES)
     publish_bytes(data, directory / END, temporary)

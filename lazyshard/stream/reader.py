@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 import time
@@ -19,25 +18,21 @@ from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.head import format_seconds, next_poll, next_report
 from lazyshard.stream.listing import Published, invalid
-from lazyshard.stream.node_poll import HEAD_SLOT, RETIRED_SLOT, NodePoll, decode_head, decode_retired
+from lazyshard.stream.node_poll import HEAD_SLOT, RETIRED_SLOT, NodePoll, decode_head
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 
+# How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
+# minute that a name did not exist
 GRACE_S: Final = 60.0
-"""How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
-minute that a name did not exist."""
-
+# How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed
 _LET_GO_S: Final = 1.0
-"""How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed."""
-
 _AHEAD_BYTES: Final = 512 << 10
+# Reading ahead starts small and doubles with every look that goes on where the last one stopped
 _FIRST_AHEAD_BYTES: Final = 16 << 10
-"""Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
-
 OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
-
+# Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row
 OPEN_ROWS: Final = 1 << 20
-"""Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
@@ -70,7 +65,7 @@ class StreamReader(Waiting):
         samples_per_chunk: rows in every chunk but possibly the last.
         arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
         encoding: what encoded rows were made with, facts by name; None for rows that are not encoded.
-        label, quiet, parent, on_wait, waited_s: see `Waiting`. In a pickle `parent` and `on_wait` are None.
+        label, quiet, parent, on_wait, seen, waited_s: see `Waiting`. In a pickle `parent` and `on_wait` are None.
         chunks_opened: how many times a chunk was opened.
         dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not.
     """
@@ -89,18 +84,13 @@ class StreamReader(Waiting):
         self._stream = stream = self._wait_for_stream(samples_per_chunk)
         self.samples_per_chunk, self.stream_id = stream.samples_per_chunk, stream.stream_id
         self.arrays, self.encoding = stream.arrays, stream.encoding
-        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=stream.mirror is not None)
+        self._chunks = OpenChunks(stream)
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what is of this process only; open files stay, too."""
-        fresh = {"_chunks": copy.copy(self._chunks), "waited_s": 0.0, "chunks_opened": 0}
+        fresh = {"_chunks": OpenChunks(self._stream), "waited_s": 0.0, "chunks_opened": 0}
         return self.__dict__ | fresh | {"parent": None, "on_wait": None}
-
-    @property
-    def seen(self) -> Published:
-        """What was published at the last look; costs nothing."""
-        return self._seen
 
     def refresh(self, wanted: int = 0) -> Published:
         """Looks what is published now; a foreign directory is listed where fewer than the samples `wanted` are known.
@@ -110,7 +100,7 @@ class StreamReader(Waiting):
             StreamInvalid: it has ended with fewer samples than were published.
             StreamMismatch: another stream is in its place.
         """
-        seen = self._seen
+        seen = self.seen
         try:
             path = self.directory if self.stream_id is None else self.directory / HEAD
             found = self._ask(lambda: self._stream.published(wanted), "reading %s", path)
@@ -119,18 +109,16 @@ class StreamReader(Waiting):
                 self._stream.check_identity()
         except FileNotFoundError as cause:
             what = f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its"
-            way = "filesystem unmounted? When it is there again, go on from the last checkpoint"
+            way = "filesystem unmounted? When it is there again, continue from the last checkpoint"
             raise StreamMissing(f"{what} {way}", directory=str(self.directory)) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
-        if found.samples >= seen.samples:
-            if found.ended or not seen.ended:
-                self._seen = found
-        elif found.ended:
+        news = found.ended or not seen.ended
+        if found.samples < seen.samples and found.ended:
             what = f"the stream has ended with {found.samples:,} samples, but {seen.samples:,} were published before"
             raise invalid(self.directory, f"{what}; restore what is missing from a copy")
-        elif found.gap is not None and self.stream_id is None and not seen.ended:
-            self._seen = found
-        return self._seen
+        if news and (found.samples >= seen.samples or (found.gap is not None and self.stream_id is None)):
+            self.seen = found
+        return self.seen
 
     def check_end(self) -> None:
         """Looks whether nothing lies behind the end of a foreign directory, for who leaves its last chunk out."""
@@ -142,22 +130,21 @@ class StreamReader(Waiting):
         While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing. Raises
         WaitTimeout: not within `max_wait`. StreamMissing: the stream's directory has gone.
         """
-        if self._seen.ended or self._seen.samples >= samples:
-            return self._seen
+        if self.seen.ended or self.seen.samples >= samples:
+            return self.seen
         poll = NodePoll(self.stream_id, self._identify, lambda: time.monotonic())
 
         def look(age: float) -> Published | None:
             poll.renew(HEAD_SLOT, age, lambda: self._look(samples), self._adopt)
-            if self._seen.ended or self._seen.samples >= samples:
-                return self._seen
+            if self.seen.ended or self.seen.samples >= samples:
+                return self.seen
             self._let_go(poll)
             return None
 
         return self._wait(look, samples, (samples - 1) // self.samples_per_chunk, poll)
 
     def _identify(self) -> os.stat_result:
-        mirror = self._stream.mirror
-        folder = self.directory if mirror is None else mirror.folder
+        folder = self.directory if self._stream.mirror is None else self._stream.mirror.folder
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
 
     def _look(self, wanted: int) -> bytes | None:
@@ -165,10 +152,10 @@ class StreamReader(Waiting):
         return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
-        seen, found = self._seen, decode_head(data, self.samples_per_chunk)
+        seen, found = self.seen, decode_head(data, self.samples_per_chunk)
         if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
             return False
-        self._seen = found
+        self.seen = found
         return True
 
     def read(self, sample: int) -> dict[str, Any]:
@@ -218,8 +205,7 @@ class StreamReader(Waiting):
         """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
         chunk, row = self._place(first)
         assert chunk.arrays is not None
-        last = min(row + stop - first, len(chunk))
-        return first - row + chunk.arrays.fit(row, last, at_least, _AHEAD_BYTES)
+        return first - row + chunk.arrays.fit(row, min(row + stop - first, len(chunk)), at_least, _AHEAD_BYTES)
 
     def arrays_published(self, first: int, stop: int) -> CheckedArrays:
         """Returns the checked bytes of the arrays of samples of one chunk. Raises as `lines_published`."""
@@ -232,8 +218,7 @@ class StreamReader(Waiting):
     def line(self, sample: int) -> bytes:
         """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
         self._check(sample)
-        chunk, row = self._place(sample)
-        return self.read_from(chunk, lambda: chunk.line(row))
+        return self.lines_published(sample, sample + 1)[0]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields all rows in order to the end of the stream, waiting for those to come. Raises as `read` does."""
@@ -245,8 +230,7 @@ class StreamReader(Waiting):
 
     def chunk(self, number: int) -> Chunk:
         """Returns a published chunk, open. Few stay open, see `OpenChunks`. Raises as `read_published` does."""
-        chunk = self._chunks.get(number)
-        if chunk is None:
+        if (chunk := self._chunks.used(number)) is None:
             chunk = self._open(number)
             self._let_go()
             self._chunks.add(chunk)
@@ -258,26 +242,24 @@ class StreamReader(Waiting):
 
     def _check(self, sample: int) -> None:
         if sample < 0 or self.wait_for(sample + 1).samples <= sample:
-            raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self._seen.samples} from 0 on")
+            raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self.seen.samples} from 0 on")
 
     def _open(self, number: int) -> Chunk:
-        started = self._clock()
-        reported = 0.0
+        started, reported = self._clock(), 0.0
         while True:
             try:
-                chunk = self._ask(
-                    lambda: self._stream.open_chunk(number), "opening chunk %d of %s", number, self.directory
-                )
+                where = "opening chunk %d of %s", number, self.directory
+                chunk = self._ask(lambda: self._stream.open_chunk(number), *where)
+                break
             except FileNotFoundError as cause:
-                waited = self._clock() - started
+                waited, file = self._clock() - started, str(cause.filename)
                 self.refresh()
-                if self._seen.gap is not None and self._seen.gap <= number and not self._seen.ended:
+                if self.seen.gap is not None and self.seen.gap <= number and not self.seen.ended:
                     # A foreign directory lacks a chunk among those that were counted.
                     self.wait_for(number * self.samples_per_chunk + 1)
                     started = self._clock()
                     continue
                 # Only here, so that a chunk which is there costs no more than before.
-                file = str(cause.filename)
                 self._check_retired(number, file, cause)
                 if waited > min(GRACE_S, self.max_wait):
                     what = f"{file}: chunk {number} is published, but this file of it has not appeared within"
@@ -289,17 +271,15 @@ class StreamReader(Waiting):
                     who = f"{self.label}: " if self.label else ""
                     _log.warning("%schunk %d is published, waiting for %s to appear", who, number, file)
                 self._pause(next_poll(waited, None, self._least_poll), time.sleep)
-                continue
-            self._check_rows(chunk)
-            self.chunks_opened += 1
-            self.dealt = chunk.dealt
-            return chunk
+        self._check_rows(chunk)
+        self.chunks_opened += 1
+        self.dealt = chunk.dealt
+        return chunk
 
     def _check_rows(self, chunk: Chunk) -> None:
-        rows, size = len(chunk), self.samples_per_chunk
-        if rows == size:
+        if (rows := len(chunk)) == (size := self.samples_per_chunk):
             return
-        seen = self._seen if self._seen.ended else self.refresh()
+        seen = self.seen if self.seen.ended else self.refresh()
         wanted = min(size, seen.samples - chunk.number * size) if seen.ended else size
         if rows != wanted:
             what = f"{chunk.path.name}: expected {wanted} rows, found {rows}; only the last chunk"
@@ -325,22 +305,20 @@ class StreamReader(Waiting):
             return
         self._let_go_at = now
 
-        def look() -> bytes:
-            retired = self._ask(self._stream.retired, "reading %s", self.directory / RETIRED)
-            self._chunks.close_below(retired)
-            return b"%d" % retired
+        def close(retired: int) -> int:
+            for number in [number for number in list(self._chunks) if number < retired]:
+                self._chunks.pop(number, None)
+            return retired
 
-        def adopt(data: bytes) -> bool:
-            if (retired := decode_retired(data)) is not None:
-                self._chunks.close_below(retired)
-            return retired is not None
+        def look() -> bytes:
+            return b"%d" % close(self._ask(self._stream.retired, "reading %s", self.directory / RETIRED))
 
         # What cannot be told now is told by whoever reads on.
         with contextlib.suppress(LazyShardError, OSError):
             if poll is None:
                 look()
             else:
-                poll.renew(RETIRED_SLOT, _LET_GO_S, look, adopt)
+                poll.renew(RETIRED_SLOT, _LET_GO_S, look, lambda data: close(int(data)) >= 0)
 
     def read_from(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
         """Returns what a call reads from an open chunk. Raises as `lines_published`."""
@@ -348,59 +326,45 @@ class StreamReader(Waiting):
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
             # A filesystem may not give what is open once it is deleted.
-            self._chunks.close(chunk.number)
+            self._chunks.pop(chunk.number, None)
             self._check_retired(chunk.number, str(chunk.path), cause)
             raise
         except ChunkCorrupt:
             if self._stream.mirror is not None:
                 # The object may be whole.
-                self._chunks.close(chunk.number)
+                self._chunks.pop(chunk.number, None)
                 self._stream.mirror.drop(chunk.number)
             raise
 
     def _check_retired(self, number: int, file: str, cause: OSError) -> None:
-        retired = self._stream.retired()
-        if number < retired:
-            what = (
-                f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: "
-                f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later "
-                f"checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes "
-                f"nothing before the consumer NAME has registered"
-            )
-            raise ChunkRetired(what, file=file, chunk=number, chunks_before=retired) from cause
+        if number < (retired := self._stream.retired()):
+            what = f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}:"
+            why = f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Continue from a later"
+            way = "checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes"
+            told = f"{what} {why} {way} nothing before the consumer NAME has registered"
+            raise ChunkRetired(told, file=file, chunk=number, chunks_before=retired) from cause
 
 
-class OpenChunks:
-    """The open chunks of one reader; those that were not used for longest are closed.
+class OpenChunks(dict[int, Chunk]):
+    """The open chunks of one reader, in the order of use; those that were not used for longest are closed.
 
-    Of an object store (`cached`) no more are held than are needed, as each is kept in the cache meanwhile: one at
-    first, and twice as many whenever a chunk has to be opened again that was closed only just before. With `arrays` a
-    chunk has two files, and a row twice as many numbers.
-
-    Several threads may share one, and it may be forked at any time: each step is atomic, so there is no lock. Open
-    files stay behind when it is pickled or copied.
+    Of an object store no more are held than are needed, as each is kept in the cache meanwhile: one at first, and twice
+    as many whenever a chunk has to be opened again that was closed only just before. Several threads may share one, and
+    it may be forked at any time: each step is atomic. (An OrderedDict breaks when the end of a value lets a thread in.)
     """
 
-    def __init__(self, samples_per_chunk: int, *, arrays: bool, cached: bool) -> None:
-        files = 1 + arrays
-        self._by_rows = max(1, OPEN_ROWS // files // samples_per_chunk)
-        self._most = 1 if cached else min(OPEN_CHUNKS // files, self._by_rows)
-        self._grows = cached
-        # In the order of use. (An OrderedDict breaks when the end of a value lets a thread in.)
-        self._chunks: dict[int, Chunk] = {}
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        files = 1 + stream.arrays
+        self._by_rows = max(1, OPEN_ROWS // files // stream.samples_per_chunk)
+        self._grows = stream.mirror is not None
+        self._most = 1 if self._grows else min(OPEN_CHUNKS // files, self._by_rows)
         self._closed: deque[int] = deque(maxlen=2)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_chunks": {}, "_closed": self._closed.copy()}
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def get(self, number: int) -> Chunk | None:
+    def used(self, number: int) -> Chunk | None:
         """Returns a chunk that is about to be used, None if it is not open."""
-        chunk = self._chunks.pop(number, None)
-        if chunk is not None:
-            self._chunks[number] = chunk
+        if (chunk := self.pop(number, None)) is not None:
+            self[number] = chunk
         return chunk
 
     def add(self, chunk: Chunk) -> None:
@@ -409,16 +373,7 @@ class OpenChunks:
             # It was closed too early: the reader goes to and fro between more of them.
             self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
             self._closed = deque(self._closed, maxlen=2 * self._most)
-        self._chunks[chunk.number] = chunk
-        for old in list(self._chunks)[: -self._most]:
-            self._chunks.pop(old, None)
+        self[chunk.number] = chunk
+        for old in list(self)[: -self._most]:
+            self.pop(old, None)
             self._closed.append(old)
-
-    def close(self, number: int) -> None:
-        """Closes a chunk, if it is open."""
-        self._chunks.pop(number, None)
-
-    def close_below(self, first: int) -> None:
-        """Closes all chunks before this one."""
-        for number in [number for number in list(self._chunks) if number < first]:
-            self._chunks.pop(number, None)

@@ -16,15 +16,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from lazyshard.errors import ChunkMissing, LazyShardError, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Encoding, End, Manifest, check_samples_per_chunk, differences
+from lazyshard.format.records import Encoding, End, Manifest, differences
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import clear_folder, publish_new_bytes, sync_directory
-from lazyshard.store.files import open_file, read_record, read_seal
-from lazyshard.stream.chunk_files import damaged
+from lazyshard.store.files import read_record, read_seal
+from lazyshard.stream.chunk import open_sealed
 from lazyshard.stream.head import Announcer
 from lazyshard.stream.listing import Listing, invalid, list_chunks, manifest_lost, read_manifest
 from lazyshard.stream.lock import WriterLock
@@ -47,12 +47,9 @@ class Recovered:
     closing: bool  # the last chunk is a partial one, so only `stream.end` is missing
 
 
-Opened: TypeAlias = tuple[Manifest, WriterLock, Announcer, Recovered]
-
-
 def open_for_writing(
     directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
-) -> Opened:
+) -> tuple[Manifest, WriterLock, Announcer, Recovered]:
     """Opens a stream for writing, made if it is not there, and tells the readers. Raises as `ChunkWriter` does."""
     # Refuses what can be refused before anything is made, and before another producer is fenced.
     find_manifest(directory, samples_per_chunk, arrays, encoding)
@@ -64,8 +61,20 @@ def open_for_writing(
         if manifest is None:
             assert samples_per_chunk is not None
             manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
-            _create_stream(directory, manifest, lock.workplace.path(MANIFEST))
-        return _open(directory, manifest, lock, clock)
+            _create_stream(directory, manifest, lock.path(MANIFEST))
+        found = recover(directory, manifest, lock)
+        chunks, samples = found.chunks, found.samples
+        announcer = Announcer(directory, lock.path, manifest.samples_per_chunk, samples, clock)
+        if found.closing:
+            publish_end(directory, chunks, samples, found.last and found.last.source, lock.path(END))
+        if found.ended or found.closing:
+            announcer.tell(chunks, samples, samples, "finished")
+            what = f"{directory}: the stream has ended with {samples:,} samples; nothing can be added to it. Write a"
+            raise StreamEnded(f"{what} new one to another directory", directory=str(directory), samples=samples)
+        # Looking through a long stream takes its time: another producer may have come meanwhile.
+        lock.check()
+        announcer.tell(chunks, samples, samples, "running")
+        return manifest, lock, announcer, found
     except BaseException as cause:
         try:
             # An error may come of another producer: a listing may be older than what that one has done.
@@ -88,27 +97,24 @@ def find_manifest(
         ValueError: samples_per_chunk is impossible, or missing for a new stream.
     """
     manifest = read_manifest(directory, samples_per_chunk)
-    if manifest is None and not _is_new(directory, samples_per_chunk):
-        # Made since by another producer, or what a network filesystem remembers as missing.
-        manifest = read_manifest(directory, samples_per_chunk)
-        if manifest is None:
-            raise _unseen(directory)
+    # Made since by another producer, or what a network filesystem remembers as missing.
+    unseen = manifest is None and not _is_new(directory, samples_per_chunk)
+    if unseen and (manifest := read_manifest(directory, samples_per_chunk)) is None:
+        raise _unseen(directory)
     if manifest is not None:
         _check_same(directory, manifest, arrays, encoding)
     return manifest
 
 
 def _check_same(directory: Path, manifest: Manifest, arrays: bool, encoding: Encoding | None) -> None:
-    was = manifest.encoding
-    expected, actual = _named(encoding), _named(was)
+    was, way = manifest.encoding, "go on with the encoding of before"
+    expected, actual = map(_named, (encoding, was))
+    what = ""
     if was is not None and encoding is not None:
-        found = differences(was, encoding)
-        what = "its rows are encoded otherwise: " + "; ".join(found) if found else ""
-    elif was is not None:
-        what = "its rows are encoded, and those that are to come are not"
-    else:
-        what = "" if encoding is None else "its rows are not encoded, and those that are to come are"
-    way = "go on with the encoding of before"
+        if found := differences(was, encoding):
+            what = f"its rows are encoded otherwise: {'; '.join(found)}"
+    elif was is not encoding:
+        what = f"its rows are {'not ' * (was is None)}encoded, and those to come are{' not' * (was is not None)}"
     if not what and manifest.arrays != arrays:
         what = f"it was made {'to hold arrays' if manifest.arrays else 'without arrays'}"
         way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True"
@@ -126,7 +132,6 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
     """Returns whether a stream can be made there; False where a manifest is listed."""
     if samples_per_chunk is None:
         raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
-    check_samples_per_chunk(samples_per_chunk)
     with contextlib.suppress(FileNotFoundError):
         listing = list_chunks(directory)
         names = os.listdir(directory)
@@ -160,27 +165,10 @@ def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None
         raise _unseen(directory) from cause
 
 
-def _open(directory: Path, manifest: Manifest, lock: WriterLock, clock: Callable[[], float]) -> Opened:
-    found = recover(directory, manifest, lock)
-    chunks, samples, source = found.chunks, found.samples, None if found.last is None else found.last.source
-    announcer = Announcer(directory, lock.workplace, manifest.samples_per_chunk, samples, clock)
-    if found.closing:
-        publish_end(directory, chunks, samples, source, lock.workplace.path(END))
-    if found.ended or found.closing:
-        announcer.tell(chunks, samples, samples, "finished")
-        what = f"{directory}: the stream has ended with {samples:,} samples; nothing can be added to it. Write a"
-        raise StreamEnded(f"{what} new one to another directory", directory=str(directory), samples=samples)
-    # Looking through a long stream takes its time: another producer may have come meanwhile.
-    lock.check()
-    announcer.tell(chunks, samples, samples, "running")
-    return manifest, lock, announcer, found
-
-
 def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
     """Clears what was never published and returns what was. The caller holds the writer's lock.
 
-    What was never published when it was looked for, another producer may have published since: so it is taken out in a
-    way in which only the owner can. Raises ProducerFenced, StreamInvalid, ChunkCorrupt, ChunkMissing, FormatInvalid.
+    Another producer may publish it meanwhile, so it is taken out in a way in which only the owner can.
     """
     sync_directory(directory)
     listing = _list(directory, manifest, lock)
@@ -200,14 +188,13 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
 def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
     """Lists the stream, and waits where the listing is older than what can be seen by name.
 
-    Network filesystems remember listings, for 20 s say. By an old one a chunk that another machine's producer has
-    sealed meanwhile would be taken for one that was never published, and deleted.
+    By an old one a chunk that another machine's producer has sealed meanwhile would be deleted as never published.
     """
     started, told = time.monotonic(), False
     while True:
         listing = list_kept(directory, manifest.stream_id, arrays=manifest.arrays)
-        open_chunks = {listing.sealed, *listing.data, *listing.arrays} - {*listing.seals}
-        unlisted = next((chunk for chunk in sorted(open_chunks) if os.path.lexists(directory / seal_name(chunk))), None)
+        open_chunks = sorted({listing.sealed, *listing.data, *listing.arrays} - {*listing.seals})
+        unlisted = next((chunk for chunk in open_chunks if os.path.lexists(directory / seal_name(chunk))), None)
         if unlisted is None:
             return listing
         lock.check()
@@ -216,20 +203,20 @@ def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
             what = f"{name} is there, but no listing has shown it for {waited:.0f} s; start again when one does"
             raise invalid(directory, f"{what}, or mount the filesystem with shorter caches", unlisted)
         if not told:
-            told = True
             _log.warning("%s/%s: is there, but not listed yet; waiting for the filesystem to list it", directory, name)
+        told = True
         time.sleep(min(1.0, max(0.01, waited / 10)))
 
 
 def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
-    sealed = listing.sealed
-    way = "restore it from a copy, a producer goes on from the position in the last of all seals"
+    sealed, missing = listing.sealed, ""
     if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
-        what = f"{seal_name(sealed)} is missing although {listing.seals[min(beyond)]} is there; {way}"
-        raise invalid(directory, what, sealed)
-    if sealed == listing.first > 0:
-        what = f"{seal_name(sealed)} is missing, the first that {RETIRED} says was not deleted; {way}"
-        raise invalid(directory, what, sealed)
+        missing = f"although {listing.seals[min(beyond)]} is there"
+    elif sealed == listing.first > 0:
+        missing = f", the first that {RETIRED} says was not deleted"
+    if missing:
+        way = "restore it from a copy, a producer continues from the position in the last of all seals"
+        raise invalid(directory, f"{seal_name(sealed)} is missing {missing}; {way}".replace(" ,", ","), sealed)
     kinds = [("data file", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
     for chunk in range(listing.first, sealed):
         for kind, names, name_of in kinds:
@@ -243,10 +230,8 @@ def _last_seal(directory: Path, listing: Listing) -> Seal | None:
     if (chunk := listing.sealed - 1) < listing.first:
         return None
     seal = read_seal(directory, chunk, listing.seals[chunk])
-    sizes = {listing.data[chunk]: seal.size} | ({} if seal.arrays is None else {arrays_name(chunk): seal.arrays.size})
-    for name, sealed in sizes.items():
-        if (size := open_file(directory / name).size) != sealed:
-            raise damaged(directory / name, chunk, None, None, f"{sealed} bytes as sealed", f"{size} bytes")
+    # Which looks whether its files are as long as sealed.
+    open_sealed(directory / listing.data[chunk], seal)
     return seal
 
 
@@ -266,6 +251,6 @@ def _clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
     for names in (listing.data, listing.arrays):
         for chunk, name in names.items():
             if chunk not in listing.seals:
-                lock.workplace.take_out(directory / name)
+                lock.take_out(directory / name)
     # What was written there by versions that had no directories of their own.
     clear_folder(directory / TEMPORARY)

@@ -26,12 +26,7 @@ from lazyshard.stream.listing import Listing, invalid, list_chunks, read_manifes
 
 
 def retire(
-    directory: Path,
-    chunks_before: int,
-    published_chunks: int,
-    *,
-    clock: Callable[[], float] = time.time,
-    check: Callable[[], Path | None] = lambda: None,
+    directory: Path, chunks_before: int, published_chunks: int, *, check: Callable[[], Path | None] = lambda: None
 ) -> int:
     """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one; returns how many.
 
@@ -41,7 +36,6 @@ def retire(
         directory: the stream's directory, whose writer's lock the caller holds.
         chunks_before: no consumer needs the chunks below this number.
         published_chunks: how many chunks have ever been published, the retired ones included.
-        clock: returns seconds since 1970.
         check: is called before anything is changed; raises if the stream is another producer's now, and returns the
             directory from which this one may publish. None for who keeps others away by himself.
     """
@@ -56,7 +50,7 @@ def retire(
         return 0
     folder = check()
     if target > marked:
-        _write_mark(directory, folder, Retired(manifest.stream_id, target, clock()))
+        _write_mark(directory, folder, Retired(manifest.stream_id, target, time.time()))
     else:
         # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
         sync_directory(directory)

@@ -26,10 +26,7 @@ def course_of(state: RunState) -> Course:
 
 
 def draws_of(state: RunState, consumed: int) -> int:
-    """Returns how many positions each lane of the current part has drawn once `consumed` samples are trained.
-
-    Raises ValueError: there is no such moment: it lies before the current part, or lanes would differ.
-    """
+    """Returns the draws of a lane of the current part after so many samples. ValueError: before it, or in a step."""
     part = state.parts[-1]
     before = state.consumed - part.dp * part.draws
     draws, more = divmod(consumed - before, part.dp)
@@ -50,8 +47,7 @@ def with_consumed(state: RunState, consumed: int) -> RunState:
 def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> RunState:
     """Returns the state of a run that goes on with these ranks: in the same part if nothing changes, else in a new one.
 
-    `draws_per_step`: positions of a lane in a step; 0 where it is not known. `step`: steps trained so far; None to
-    count them by the part that ends, where it knows.
+    `draws_per_step`: 0 where it is not known. `step`: steps trained so far; None to count them by the part that ends.
     """
     parts = resumed_parts(state.parts, dp, batch_size, draws_per_step=draws_per_step, step=step)
     return state if parts is state.parts else replace(state, parts=parts)
@@ -91,13 +87,9 @@ def parts_without(parts: tuple[Part, ...], ranges: Iterable[tuple[int, int]]) ->
 def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
     """Returns the state of a run that leaves out what the steps [start, stop) would train, counted as the run goes now.
 
-    The first step of a run is step 1, and checkpoint-40 lies before step 41. Steps that would come next are passed over
-    as a part that is not trained. Of later ones the samples are left out, so the steps of these numbers then train what
-    would have followed. `total`: the end of the stream, None while it is not known.
-
-    Raises:
-        ValueError: the state does not know its steps, the range is empty or lies before what is trained already, or it
-            is too long.
+    The first step is step 1. Steps that would come next are passed over as a part that is not trained; of later ones
+    the samples are left out, and steps of these numbers train what would have followed. `total`: the end of the stream,
+    or None. ValueError: the state does not know its steps, or the range is empty, too long, or already trained.
     """
     if start != _draws_of_steps(state.parts[-1], start, stop)[0]:
         return without_samples(state, ranges_of_steps(state, start, stop, total))
@@ -111,8 +103,7 @@ def parts_behind_steps(parts: tuple[Part, ...], start: int, stop: int) -> tuple[
     if start != now:
         raise ValueError(f"steps {start}:{stop}: expected those from the next one on, {now}; name samples instead")
     out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now - 1)
-    after = replace(part, draws=0, epoch=None, skip=(), first_step=now - 1)
-    return _behind(_behind(parts, out), after)
+    return _behind(_behind(parts, out), replace(part, draws=0, epoch=None, skip=(), first_step=now - 1))
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
@@ -125,9 +116,8 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
     _, samples = course_of(state).draws(np.arange(dp)[:, None], np.arange(first, last), total)
     numbers = np.unique(samples)
     ends = np.flatnonzero(np.diff(numbers) != 1)
-    starts = numbers[np.r_[0, ends + 1]].tolist()
-    stops = (numbers[np.r_[ends, len(numbers) - 1]] + 1).tolist()
-    return list(zip(starts, stops, strict=True))
+    starts, stops = numbers[np.r_[0, ends + 1]], numbers[np.r_[ends, len(numbers) - 1]] + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def check_fits(state: RunState, now: RunState, where: str) -> None:
@@ -144,11 +134,10 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
     }
     for field, way_out in ways.items():
-        expected, actual = getattr(state, field), getattr(now, field)
+        expected, actual = str(getattr(state, field)), str(getattr(now, field))
         if expected != actual:
             what = f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}"
-            fields = {"field": field, "expected": str(expected), "actual": str(actual)}
-            raise StateMismatch(what, directory=where, **fields)
+            raise StateMismatch(what, directory=where, field=field, expected=expected, actual=actual)
 
 
 def _draws_of_steps(part: Part, start: int, stop: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Which sequences the rows of streams make, one window after the other, by their lengths alone.
+"""Which sequences the rows of streams make, one window after the other, by their lengths in tokens alone.
 
 Rows are numbered in the order in which one rank draws them, of one stream or of a blend. Training makes its sequences
 by this; who traces a run makes the same ones again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -31,6 +31,9 @@ ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # One stream is a blend of o
 _KEPT: Final = 4  # Windows of which the rows are known: what is left over of one is needed with the next
 
 _Numbers = npt.NDArray[np.int64]
+_Lengths = npt.NDArray[np.uint32]
+_Meet = Callable[[int, int, int], None]
+_Made = tuple[list[SplitSequence], Cut]
 
 
 class RowDraws(NamedTuple):
@@ -57,16 +60,16 @@ class SequenceRows:
     def __init__(
         self,
         name: str,
-        readers: Iterable[StreamReader],
-        limits: Sequence[int | None],
+        readers: list[StreamReader],
+        limits: list[int | None],
         rows: int,
         samples: int | None,
         stopping: str,
     ) -> None:
-        self.name, self.readers, self.rows = name, list(readers), rows
+        self.name, self.readers, self.rows = name, readers, rows
         self._limits, self._samples, self._stopping = limits, samples, stopping
         self._lengths = [ChunkLengths(reader) for reader in self.readers]
-        self._known: dict[tuple[int, int], tuple[RowDraws, npt.NDArray[np.uint32]]] = {}
+        self._known: dict[tuple[int, int], tuple[RowDraws, _Lengths]] = {}
 
     def order(self, epoch: int) -> RowOrder:
         """Returns what gives the rows of an epoch."""
@@ -78,7 +81,7 @@ class SequenceRows:
         self.readers[stream].wait_for(needed if limit is None else min(needed, limit))
         return self._total_seen(stream)
 
-    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
+    def lengths(self, window: int, epoch: int) -> _Lengths:
         """Returns the lengths of a window's rows, fewer at their end. Waits, and raises, as a draw does."""
         return self._window(window, epoch)[1]
 
@@ -113,11 +116,10 @@ class SequenceRows:
 
     def _total_seen(self, stream: int) -> int | None:
         seen, limit = self.readers[stream].seen, self._limits[stream]
-        if seen.ended:
-            return seen.samples if limit is None else min(seen.samples, limit)
-        return limit if limit is not None and seen.samples >= limit else None
+        total = seen.samples if limit is None else min(seen.samples, limit)
+        return total if seen.ended or total == limit else None
 
-    def _window(self, window: int, epoch: int) -> tuple[RowDraws, npt.NDArray[np.uint32]]:
+    def _window(self, window: int, epoch: int) -> tuple[RowDraws, _Lengths]:
         if (found := self._known.get((epoch, window))) is not None:
             return found
         first = window * self.rows
@@ -159,9 +161,7 @@ class SequenceRows:
         return not all(self._exhausted(stream, counts[stream] + 1, epoch) for stream in streams)
 
     def _exhausted(self, stream: int, drawn: int, epoch: int) -> bool:
-        if not drawn:
-            return False
-        total = self.total(stream, drawn - 1, epoch)
+        total = self.total(stream, drawn - 1, epoch) if drawn else None
         return total is not None and drawn > self.order(epoch).courses[stream].epoch_length(total)
 
 
@@ -189,16 +189,11 @@ class SequencePlanner:
     """
 
     def __init__(
-        self,
-        rows: SequenceRows,
-        form: Form,
-        seed: int | None,
-        where: str,
-        meet_too_long: Callable[[int, int, int], None] = lambda row, epoch, tokens: None,
+        self, rows: SequenceRows, form: Form, seed: int | None, where: str, meet_too_long: _Meet | None = None
     ) -> None:
         self.skips: Callable[[int], list[tuple[int, Gaps]]] = lambda epoch: []
         self._source, self._form, self._seed, self._where = rows, form, seed, where
-        self._meet_too_long = meet_too_long
+        self._meet_too_long = meet_too_long or (lambda row, epoch, tokens: None)
 
     def plan(self, place: WindowPlace, epoch: int, skips: Sequence[tuple[int, Gaps]] | None = None) -> PlannedWindow:
         """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
@@ -244,10 +239,7 @@ class SequencePlanner:
         return place.position // self._source.rows
 
     def check(self, state: SequenceState) -> None:
-        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not.
-
-        How many there are before the window of the state is taken as the state says, since only all lengths tell.
-        """
+        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not."""
         place, epoch, consumed = state.place, state.epoch, state.consumed
         begin = place.window * self._source.rows
         possible, most = place.position <= begin, consumed
@@ -262,10 +254,8 @@ class SequencePlanner:
         if not possible or self.digest(place, epoch, consumed) != state.lengths:
             if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
                 raise self._beyond(consumed, f"all else in it says {place.before}")
-            why = (
-                f"has made its sequences of other lengths of the rows from {place.position} on: take the stream of "
-                f"before, or begin an epoch anew"
-            )
+            why = f"has made its sequences of other lengths of the rows from {place.position} on: take the stream of"
+            why += " before, or begin an epoch anew"
             raise misfit(self._where, why, "lengths", state.lengths, "others")
         if consumed == place.before:
             return
@@ -275,7 +265,7 @@ class SequencePlanner:
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
     def in_order(self, window: int, epoch: int) -> _Numbers:
-        """Returns the numbers of the rows of a window, in the order in which its sequences are made of them."""
+        """Returns the rows of a window, in the order in which its sequences are made of them."""
         count = len(self._source.lengths(window, epoch))
         order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
         return window * self._source.rows + order
@@ -286,29 +276,23 @@ class SequencePlanner:
         return int(self._source.lengths(window, epoch)[within])
 
     def _rows(self, place: WindowPlace, epoch: int) -> tuple[_Numbers, _Numbers]:
-        """Returns the rows from a place on up to the end of its window, in their order, and their lengths."""
         size, first = self._source.rows, self.first_window(place)
-        rows, lengths = [], []
-        for window in range(first, place.window + 1):
-            rows.append(own := self.in_order(window, epoch))
-            lengths.append(self._source.lengths(window, epoch).astype(np.int64)[own - window * size])
+        windows = range(first, place.window + 1)
+        rows = [self.in_order(window, epoch) for window in windows]
+        lengths = [self._source.lengths(at, epoch)[own - at * size] for at, own in zip(windows, rows, strict=True)]
         skip = place.position - first * size
-        return np.concatenate(rows)[skip:], np.concatenate(lengths)[skip:]
+        return np.concatenate(rows)[skip:], np.concatenate(lengths).astype(np.int64)[skip:]
 
     def _check_begins(self, place: WindowPlace, epoch: int) -> None:
-        """Refuses a window before which the rows have ended, as far as it was looked at."""
         begin, total = place.window * self._source.rows, self._source.ended(epoch)
         if total is not None and begin > total:
-            raise self._beyond(
-                place.before, f"those that follow begin with row {begin}, and the stream has ended with {total}"
-            )
+            why = f"those that follow begin with row {begin}, and the stream has ended with {total}"
+            raise self._beyond(place.before, why)
 
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
-        why = (
-            f"stands behind {consumed} sequences of its epoch, but {reason}: nothing that follows can be told from it. "
-            f"Was the state changed, or the stream cut or restored from an older copy? Go on from the state as it was "
-            f"saved, with the stream as it was then, or begin an epoch anew"
-        )
+        why = f"stands behind {consumed} sequences of its epoch, but {reason}: nothing that follows can be told from it"
+        why += ". Was the state changed, or the stream cut or restored from an older copy? Go on from the state as it"
+        why += " was saved, with the stream as it was then, or begin an epoch anew"
         return misfit(self._where, why, "consumed", reason, consumed)
 
 
@@ -326,12 +310,10 @@ class _Making(NamedTuple):
     form: Form
     last: bool
 
-    def of(self, own: _Numbers, offset: int, *, begun: bool) -> tuple[list[SplitSequence], Cut]:
-        """Returns what rows make, from a token of the first of them on, and where what is left over begins."""
+    def of(self, own: _Numbers, offset: int, *, begun: bool) -> _Made:
         names = self.rows[own].tolist()
-        made, (document, offset) = make_sequences(
-            self.lengths[own].tolist(), self.form, Cut(0, offset), last=self.last, begun=begun
-        )
+        lengths, start = self.lengths[own].tolist(), Cut(0, offset)
+        made, (document, offset) = make_sequences(lengths, self.form, start, last=self.last, begun=begun)
         # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
         sequences = [
             SplitSequence(tuple([Piece(names[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
@@ -339,9 +321,7 @@ class _Making(NamedTuple):
         ]
         return sequences, Cut(int(own[document]) if document < len(own) else len(self.rows), offset)
 
-    def without(
-        self, made: tuple[list[SplitSequence], Cut], begin: int, start: Cut, kept: npt.NDArray[np.bool_], *, begun: bool
-    ) -> tuple[list[SplitSequence], Cut]:
+    def without(self, made: _Made, begin: int, start: Cut, kept: npt.NDArray[np.bool_], *, begun: bool) -> _Made:
         """Returns the same of the rows that are kept, from the sequence `begin` on; those before stay as they are."""
         (sequences, cut), own = made, np.flatnonzero(kept)
         before = sequences[:begin]

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch
-from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
-from lazyshard.format.records import Encoding, End, Head, Manifest
+from lazyshard.format.records import FORMAT, End, Head, Manifest
 from lazyshard.store.durable import refused
 from lazyshard.store.files import again_if_stale, is_there, read_record, read_seal
 from lazyshard.store.urls import UrlPath
@@ -54,13 +53,8 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
 
 def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
-    """Opens the stream in a directory; of a foreign one None takes the rows of its first chunk for all but the last.
-
-    Raises as `open_stream` and `rows_of_first_chunk`, and StreamMissing: there is none.
-    """
-    if samples_per_chunk is None:
-        samples_per_chunk = rows_of_first_chunk(directory)
-    if (stream := open_stream(directory, samples_per_chunk)) is None:
+    """Opens what is in a directory now, a foreign one by its first chunk. Raises as `open_stream`; StreamMissing."""
+    if (stream := open_stream(directory, samples_per_chunk or rows_of_first_chunk(directory))) is None:
         raise listing.stream_missing(directory)
     return stream
 
@@ -68,9 +62,7 @@ def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
 def rows_of_first_chunk(directory: Path) -> int | None:
     """Returns how many rows the first chunk of a foreign directory has; None if it is none, or has no marker at all.
 
-    One with an owner counts as none: it may have been a stream of ours that has lost its manifest.
-
-    Raises StreamInvalid: its first chunk is not complete, or has no rows.
+    One with an owner counts as none: it may be ours. StreamInvalid: its first chunk is not complete, or has no rows.
     """
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):
@@ -80,21 +72,18 @@ def rows_of_first_chunk(directory: Path) -> int | None:
         return None
     if not scan.seals:
         return None
-    path = directory / scan.data_name(0)
-    if scan.complete and (rows := len(open_foreign(path, 0))):
-        return rows
-    what = f"{path.name} holds no rows" if scan.complete else "chunk 0 is not complete"
+    path, what = directory / scan.data_name(0), "chunk 0 is not complete"
+    if scan.complete:
+        if rows := len(open_foreign(path, 0)):
+            return rows
+        what = f"{path.name} holds no rows"
     raise invalid(directory, f"{what}, so nothing tells how many samples a chunk has; give their number", 0)
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
+    of_store, ours = isinstance(directory, UrlPath), _there(directory, (MANIFEST, HEAD, OWNER))
     # With the first chunk under its usual names, and no file of ours, a directory need not be listed to be read.
-    if (
-        samples_per_chunk is not None
-        and not isinstance(directory, UrlPath)
-        and _is_complete(directory, 0, chunk_name(0))
-        and not any(_there(directory, (MANIFEST, HEAD, OWNER)))
-    ):
+    if samples_per_chunk is not None and not of_store and _is_complete(directory, 0, chunk_name(0)) and not any(ours):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
@@ -104,13 +93,13 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     if MANIFEST in found.ours or not (found.data or found.seals):
         return None
     # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
-    beside = HEAD if HEAD in found.ours else OWNER if OWNER in found.ours and samples_per_chunk is None else None
-    if beside is not None:
-        raise listing.manifest_lost(directory, beside)
+    for beside in (HEAD, OWNER) if samples_per_chunk is None else (HEAD,):
+        if beside in found.ours:
+            raise listing.manifest_lost(directory, beside)
     if not found.seals:
         what = f"{directory}: {found.data} chunk files, but no .completed marker, so nothing tells which are complete"
         raise FileInvalid(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
-    if isinstance(directory, UrlPath):
+    if of_store:
         what = f"there is no {MANIFEST}, and in an object store only streams of ours are read, not what other programs"
         way = "Copy it into a directory, and make a stream of that: `lazyshard-producer run --source DIR --out URL`"
         raise invalid(directory, f"{what} put there. {way}")
@@ -128,8 +117,7 @@ def look_foreign(directory: Path) -> Scan:
     started = time.monotonic()
     # What is in an object store is refused, or not there yet.
     ended = not isinstance(directory, UrlPath) and any(_there(directory, (END,)))
-    found = scan_chunks(directory)
-    now = time.monotonic()
+    found, now = scan_chunks(directory), time.monotonic()
     # Listing may take a twentieth of the time; who waits lists again after a minute at the latest.
     again_at = now + min(20 * (now - started), 60.0)
     return replace(found, ended=ended, listed=found.complete, again_at=again_at)
@@ -154,13 +142,10 @@ class ForeignStream:
     """
 
     arrays = False
-    stream_id = None
-    encoding = None
-    mirror = None
+    stream_id = encoding = mirror = None
 
     def __init__(self, directory: Path, samples_per_chunk: int, found: Scan = _NOTHING) -> None:
-        self.directory = directory
-        self.samples_per_chunk = samples_per_chunk
+        self.directory, self.samples_per_chunk = directory, samples_per_chunk
         self._known = found
         self._newest: tuple[int, int] | None = None
 
@@ -171,22 +156,20 @@ class ForeignStream:
     def published(self, wanted: int | None = None) -> Published:
         """Looks how many chunks are complete, and counts the rows of the newest one; without `wanted` it lists."""
         self._known = known = self._look(wanted)
-        gap, size, chunks = known.gap, self.samples_per_chunk, known.complete
+        gap, size, chunks, short = known.gap, self.samples_per_chunk, known.complete, None
         if known.ended and gap is None and known.data > chunks:
             # Rows that were written but never marked complete: the end must not drop them in silence.
             gap = chunks
-        ended = known.ended and gap is None
-        rows = size
-        if chunks:
-            try:
-                rows = self._rows_of_newest(chunks - 1)
-            except FileNotFoundError:
-                # Listed, but the filesystem still remembers that it was not there.
-                return Published(chunks - 1, (chunks - 1) * size, False, gap=chunks - 1)
+        ended, rows = known.ended and gap is None, size
+        try:
+            rows = self._rows_of_newest(chunks - 1) if chunks else size
+        except FileNotFoundError:
+            # Listed, but the filesystem still remembers that it was not there.
+            chunks, ended, gap = chunks - 1, False, chunks - 1
         if rows < size and not ended:
             # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
-            return Published(chunks - 1, (chunks - 1) * size, ended, gap=gap, short=rows)
-        return Published(chunks, chunks * size - (size - rows), ended, gap=gap)
+            chunks, short, rows = chunks - 1, rows, size
+        return Published(chunks, chunks * size - (size - rows), ended, gap=gap, short=short)
 
     def check_identity(self) -> None:
         """Does nothing: a foreign stream has no identity."""
@@ -234,33 +217,30 @@ class ForeignStream:
         # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms.
         if known is _NOTHING and found.complete >= _MANY:
             return replace(found, ended=ended)
-        if known.ended != ended or (known.ended and found is not known):
-            return look_foreign(self.directory)
-        if wanted > found.complete * self.samples_per_chunk and not known.ended and time.monotonic() >= known.again_at:
+        missing = wanted > found.complete * self.samples_per_chunk and time.monotonic() >= known.again_at
+        if known.ended != ended or (found is not known if ended else missing):
             return look_foreign(self.directory)
         return found
 
     def _look_up(self, known: Scan) -> Scan:
         """Returns what is known with the chunks that have been completed since; the same where there are none."""
-
-        def is_there(chunk: int) -> bool:
-            return _is_complete(self.directory, chunk, known.data_name(chunk))
-
         # Those that come one by one are looked up one by one: they may come out of order.
         complete, step, growth = known.complete, 1, 1 if known.complete else 2
-        while is_there(complete + step - 1):
+        while self._is_there(complete + step - 1):
             complete, step = complete + step, growth * step
         # The first that is missing is less than `step` further on.
         while step := step // 2:
-            complete += step * is_there(complete + step - 1)
+            complete += step * self._is_there(complete + step - 1)
         if complete == known.complete:
             return known
         return replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
 
+    def _is_there(self, chunk: int) -> bool:
+        return _is_complete(self.directory, chunk, self._known.data_name(chunk))
+
     def _rows_of_newest(self, chunk: int) -> int:
         if self._newest is None or self._newest[0] != chunk:
-            rows, most = len(self._open(chunk)), self.samples_per_chunk
-            if rows > most:
+            if (rows := len(self._open(chunk))) > (most := self.samples_per_chunk):
                 what = f"chunk {chunk}: expected at most {most} rows (samples_per_chunk), found {rows}"
                 raise invalid(self.directory, what, chunk)
             self._newest = (chunk, rows)
@@ -271,11 +251,9 @@ class NativeStream:
     """A stream with a manifest. Looking costs one open and one read, or one request, however long the stream."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory = directory
-        self.arrays = manifest.arrays
-        self.encoding: Encoding | None = manifest.encoding
+        self.directory, self.samples_per_chunk = directory, manifest.samples_per_chunk
+        self.arrays, self.encoding = manifest.arrays, manifest.encoding
         self.stream_id: str | None = manifest.stream_id
-        self.samples_per_chunk = manifest.samples_per_chunk
         self.mirror: Mirror | None = None
         if isinstance(directory, UrlPath):
             # The machinery of object stores, which readers of directories need not import.
@@ -297,34 +275,33 @@ class NativeStream:
             head = read_record(self.directory / HEAD, Head.decode)
         except (FileNotFoundError, FileInvalid):
             return self._listed()
-        self._check_samples(HEAD, head.chunks, head.samples, head.ended)
-        return Published(head.chunks, head.samples, head.ended, head)
+        return self._checked(HEAD, Published(head.chunks, head.samples, head.ended, head))
 
-    def _check_samples(self, name: str, chunks: int, samples: int, ended: bool) -> None:
-        if not are_whole(chunks, samples, ended, self.samples_per_chunk):
+    def _checked(self, name: str, found: Published) -> Published:
+        if not are_whole(found.chunks, found.samples, found.ended, size := self.samples_per_chunk):
             self.check_identity()
-            path, expected = str(self.directory / name), str(chunks * self.samples_per_chunk)
-            what = f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples}"
-            fields = {"file": path, "field": "samples", "expected": expected, "actual": str(samples)}
+            path, expected, actual = str(self.directory / name), str(found.chunks * size), str(found.samples)
+            what = f"{path}: expected {found.chunks} chunks of {size} samples, found {actual}"
+            fields = {"file": path, "field": "samples", "expected": expected, "actual": actual}
             raise FileInvalid(f"{what}; start the producer again, or restore the file from a copy", **fields)
+        return found
 
     def _listed(self) -> Published:
         found = list_kept(self.directory, self.stream_id)
         try:
             end = read_record(self.directory / END, End.decode)
         except FileNotFoundError:
+            chunks, gap, size = found.complete, found.gap, self.samples_per_chunk
+        else:
+            return self._checked(END, Published(end.chunks, end.samples, True))
+        if chunks > found.first:
             # The last seal may be that of a partial chunk whose stream.end is still to come.
-            chunks, gap = found.complete, found.gap
-            if chunks > found.first:
-                try:
-                    rows = len(self.open_chunk(chunks - 1))
-                except FileNotFoundError:
-                    # Listed, but the filesystem still remembers that it was not there.
-                    rows, gap = 0, chunks - 1
-                chunks -= rows < self.samples_per_chunk
-            return Published(chunks, chunks * self.samples_per_chunk, False, gap=gap)
-        self._check_samples(END, end.chunks, end.samples, True)
-        return Published(end.chunks, end.samples, True)
+            try:
+                chunks -= len(self.open_chunk(chunks - 1)) < size
+            except FileNotFoundError:
+                # Listed, but the filesystem still remembers that it was not there.
+                chunks = gap = chunks - 1
+        return Published(chunks, chunks * size, False, gap=gap)
 
     def check_identity(self) -> None:
         """Compares the manifest. Raises StreamMismatch: another stream is in its place."""
@@ -343,7 +320,14 @@ class NativeStream:
         Raises FileNotFoundError: a file of it is not there (yet). ChunkCorrupt, SealInvalid, FileRefused, OSError.
         """
         try:
-            opened = self._open(chunk)
+            if self.mirror is not None:
+                seal, file, arrays = self.mirror.open(chunk)
+                opened = open_copy(file, seal, arrays)
+            else:
+                if (found := self._identify()) != self._manifest_file:
+                    self.check_identity()
+                    self._manifest_file = found
+                opened = open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
             if (opened.arrays is not None) is not self.arrays:
                 # Of another format than the manifest: its rows would be read wrongly.
                 path = str(self.directory / seal_name(chunk))
@@ -354,16 +338,6 @@ class NativeStream:
             error.args = (f"{error}; restore the file from a copy",)
             raise
         return opened
-
-    def _open(self, chunk: int) -> Chunk:
-        if self.mirror is not None:
-            seal, file, arrays = self.mirror.open(chunk)
-            return open_copy(file, seal, arrays)
-        found = self._identify()
-        if found != self._manifest_file:
-            self.check_identity()
-            self._manifest_file = found
-        return open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
 
     def retired(self) -> int:
         """Reads which chunks were deleted by the stream's own rules: those of the half-open range [0, n)."""

@@ -6,7 +6,6 @@ Of each chunk its seal is read, some 30 bytes a row; every process that asks rea
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,11 @@ from lazyshard.stream.stream import Stream
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
 
+_Lengths = npt.NDArray[np.uint32]
 
-def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
-    """Returns the lengths in tokens of so many published samples of a stream of ours: u32 of shape (samples,).
 
-    Raises LengthUnknown: those of a chunk are not known, or deleted.
-    """
+def read_lengths(stream: Stream, samples: int) -> _Lengths:
+    """Returns the tokens of so many published samples, u32. Raises LengthUnknown: not known of a chunk, or deleted."""
     directory = stream.directory
 
     def seal(chunk: int) -> Seal:
@@ -38,19 +36,14 @@ def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
             what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
             raise LengthUnknown(what, directory=str(directory), chunk=chunk) from None
 
-    return _gather(directory, 0, samples, stream.samples_per_chunk, seal)
+    lengths = [_tokens(directory, seal(chunk)) for chunk in range(-(-samples // stream.samples_per_chunk))]
+    return np.concatenate([np.zeros(0, np.uint32), *lengths])[:samples]
 
 
-def _gather(directory: Path, first: int, stop: int, size: int, seal: Callable[[int], Seal]) -> npt.NDArray[np.uint32]:
-    """Returns the lengths of the samples [first, stop), of which the first begins a chunk."""
-    lengths = np.zeros(max(0, stop - first), np.uint32)
-    for chunk in range(first // size, -(-stop // size)):
-        if (found := seal(chunk).tokens) is None:
-            raise lengths_missing(directory, chunk)
-        begin = chunk * size - first
-        part = found[: stop - first - begin]
-        lengths[begin : begin + len(part)] = part
-    return lengths
+def _tokens(directory: Path, seal: Seal) -> _Lengths:
+    if seal.tokens is None:
+        raise lengths_missing(directory, seal.chunk)
+    return seal.tokens
 
 
 class ChunkLengths:
@@ -60,22 +53,17 @@ class ChunkLengths:
         if reader.stream_id is None:
             raise lengths_not_ours(reader.directory)
         self._reader = reader
-        self._kept: dict[int, npt.NDArray[np.uint32]] = {}
+        self._kept: dict[int, _Lengths] = {}
 
-    def of(self, chunk: int) -> npt.NDArray[np.uint32]:
-        """Returns u32 of shape (rows,), waiting until the chunk is published; of none behind the end of the stream.
-
-        Raises LengthUnknown, ChunkRetired, WaitTimeout, SealInvalid, OSError.
-        """
-        if (known := self._kept.get(chunk)) is not None:
-            return known
-        size = self._reader.samples_per_chunk
-        first, stop = chunk * size, (chunk + 1) * size
-        stop = min(stop, self._reader.wait_for(stop).samples)
-        lengths = _gather(self._reader.directory, first, stop, size, self._seal)
-        if len(self._kept) >= 4:
-            self._kept.pop(min(self._kept), None)
-        self._kept[chunk] = lengths
+    def of(self, chunk: int) -> _Lengths:
+        """Returns u32 of shape (rows,), waiting until the chunk is published; of none behind the end of the stream."""
+        if (lengths := self._kept.get(chunk)) is None:
+            first, size = chunk * self._reader.samples_per_chunk, self._reader.samples_per_chunk
+            rows = min(size, self._reader.wait_for(first + size).samples - first)
+            lengths = _tokens(self._reader.directory, self._seal(chunk))[:rows] if rows > 0 else np.zeros(0, np.uint32)
+            if len(self._kept) >= 4:
+                self._kept.pop(min(self._kept), None)
+            self._kept[chunk] = lengths
         return lengths
 
     def source(self, chunk: int) -> Any:

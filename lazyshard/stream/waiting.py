@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
     from watchdog.observers.api import BaseObserver
 
-_FOLLOW_S: Final = 2.0
-_STUCK_S: Final = 10.0
-"""How often to look whether the process worked for is there; how long after its end this one may still be at work."""
-
+_FOLLOW_S: Final = 2.0  # how often to look whether the process worked for is there
+_STUCK_S: Final = 10.0  # how long after its end this one may still be at work
+# What a look at the filesystem takes beyond this is no time in which a producer could have been waited for
 _ANSWER_S: Final = 5.0
-"""What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
-
 NO_ANSWER_S: Final = 60.0  # far longer than a device, a network or a function takes that works
 
 _T = TypeVar("_T")
@@ -62,20 +59,10 @@ class Watchdog:
         advice: stands behind what is told of one that takes too long.
     """
 
-    def __init__(
-        self,
-        tell: Callable[[str], None] = lambda text: None,
-        no_answer_s: float = NO_ANSWER_S,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        again: bool = False,
-        advice: str = "",
-    ) -> None:
-        self.no_answer_s = no_answer_s
-        self._tell = tell
-        self._clock = clock
-        self._again = again
-        self._advice = advice
+    def __init__(self, tell: Callable[[str], object] = str, *, again: bool = False, advice: str = "") -> None:
+        self.no_answer_s = NO_ANSWER_S
+        self._tell, self._again, self._advice = tell, again, advice
+        self._clock = time.monotonic
         self.forget()
 
     def forget(self) -> None:
@@ -98,11 +85,10 @@ class Watchdog:
         """Tells of what takes too long."""
         now = self._clock()
         for asked in list(self._asked.values()):
-            if now - asked.since < asked.due_s:
-                continue
-            asked.told = True
-            self._tell(f"no answer for {asked.due_s:.0f} s: {asked.what()}{self._advice}")
-            asked.due_s = 2 * asked.due_s if self._again else math.inf
+            if now - asked.since >= asked.due_s:
+                asked.told = True
+                self._tell(f"no answer for {asked.due_s:.0f} s: {asked.what()}{self._advice}")
+                asked.due_s = 2 * asked.due_s if self._again else math.inf
 
     def start(self) -> None:
         """Begins to look now and then, if it does not already."""
@@ -138,28 +124,25 @@ class Waiting:
         parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
             wants nothing more, the wait ends.
         on_wait: is called while this reader waits, at least about once a second.
+        seen: what was published at the last look.
         waited_s: seconds spent waiting for the producer.
     """
 
     stream_id: str | None = None
 
     def __init__(self, directory: Path, max_wait: float) -> None:
-        self.directory = directory
-        self.max_wait = max_wait
-        self.label = ""
-        self.quiet = False
+        self.directory, self.max_wait = directory, max_wait
+        self.label, self.quiet = "", False
         self.parent: Parent | None = None
         self.on_wait: Callable[[], None] | None = None
-        self.waited_s = 0.0
-        self._seen = Published(0, 0, False)
+        self.waited_s = self._hung_s = 0.0
+        self.seen = Published(0, 0, False)
         self._least_poll = heads.FIRST_REQUEST_S if isinstance(directory, UrlPath) else heads.FIRST_POLL_S
-        self._hung_s = 0.0
 
     def _wait(self, look: Callable[[float], _T | None], samples: int, chunk: int | None, poll: NodePoll | None) -> _T:
         """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
 
-        `look` may rest on what was seen so many seconds before; wanted are so many samples, the last of them in this
-        `chunk`, or a stream where that is None; `poll` shares what is seen with the other processes of this node.
+        `look` may rest on what was seen so many seconds before; `chunk` has the last of the samples, None for a stream.
         """
         started = self._clock()
         reported = age = 0.0
@@ -181,7 +164,7 @@ class Waiting:
                     reported = next_report(reported)
                     if not self.quiet:
                         _log.warning("%s", self._describe(samples, chunk, waited))
-                age = next_poll(waited, expected_wait(samples, self._seen), self._least_poll)
+                age = next_poll(waited, expected_wait(samples, self.seen), self._least_poll)
                 due = age if poll is None else poll.pause(HEAD_SLOT, age)
                 pause = min(due, self.max_wait - waited, next_report(reported) - waited)
                 # For longer waits than this it is worth to start watching the directory.
@@ -195,7 +178,7 @@ class Waiting:
         if chunk is None:
             hint = _path_hint(self.directory)
             return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
-        seen, head, now = self._seen, self._seen.head, time.time()
+        seen, head, now = self.seen, self.seen.head, time.time()
         gone, open_rows, end = False, None, ""
         if head is not None and head.state in ("running", "waiting"):
             # A producer of this machine has ended, or is silent and has no process.
@@ -210,17 +193,14 @@ class Waiting:
         return f"{who}waiting for chunk {chunk} of {self.directory} {so_far}: {producer}{end}"
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
-        head = self._seen.head
+        head = self.seen.head
         hint = "start its producer" if head is None else "see to its producer"
         what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}, or wait longer with max_wait"
-        fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self._seen, time.time())}
+        fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self.seen, time.time())}
         return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)
 
     def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
-        """Sleeps until the next look is due, with an eye on the parent; returns whether something has come before.
-
-        Raises WaitTimeout: the parent wants nothing more. Nobody gets to hear it.
-        """
+        """Sleeps, with an eye on the parent; returns whether something has come. WaitTimeout: nobody wants more."""
         if self.parent is None and self.on_wait is None:
             return bool(sleep(seconds))
         due = time.monotonic() + seconds
@@ -239,8 +219,7 @@ class Waiting:
 
     def _ask(self, call: Callable[[], _T], what: str, *of: object) -> _T:
         """Calls the filesystem; where no answer comes, says what was asked for, `what % of`."""
-        asked = time.monotonic()
-        quiet = self.quiet
+        asked, quiet = time.monotonic(), self.quiet
         if not quiet:
             READERS.start()
             READERS.ask(lambda: f"{self.label}: {what % of}" if self.label else what % of)
@@ -275,14 +254,10 @@ class Waker:
         self._tried = isinstance(directory, UrlPath)
 
     def sleep(self, seconds: float) -> bool:
-        """Sleeps for so many seconds, or until something that matters is written; returns whether to look before.
-
-        Returns at once where it has only just begun to watch: what was written before that woke nobody.
-        """
+        """Sleeps, or until something is written; returns whether to look: at once where it has just begun to watch."""
         if not self._tried and self._start():
             return True
-        woken = self._woken.wait(seconds)
-        if woken:
+        if woken := self._woken.wait(seconds):
             self._woken.clear()
         return woken
 
@@ -295,13 +270,11 @@ class Waker:
             self._woken.set()
 
     def _start(self) -> bool:
-        if not self._directory.is_dir():
+        # Where no inotify instance is left, or another platform's observer fails, polling alone will do. It is not
+        # tried again, since watchdog up to 6 loses three descriptors each time.
+        if Waker._refused or not self._directory.is_dir():
             return False
         self._tried = True
-        # No inotify instance left, or another platform's observer failing: polling alone will do. It is not tried
-        # again, since watchdog up to 6 loses three descriptors each time.
-        if Waker._refused:
-            return False
         # Who never waits need not import it.
         from watchdog.observers import Observer
 
@@ -327,14 +300,12 @@ class Waker:
 
 def _path_hint(directory: Path) -> str:
     """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
-    found = ""
-    if not isinstance(directory, UrlPath):
-        try:
-            found = other_files(list_names(directory))
-        except FileNotFoundError:
-            return "; there is no such directory yet, so see whether the path is right"
-        except OSError:
-            pass
+    try:
+        found = "" if isinstance(directory, UrlPath) else other_files(list_names(directory))
+    except FileNotFoundError:
+        return "; there is no such directory yet, so see whether the path is right"
+    except OSError:
+        found = ""
     return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""
 
 
@@ -360,8 +331,7 @@ class Parent:
     def follow(self) -> None:
         """Has this process end soon after the other one has, wherever it may be stuck then.
 
-        A DataLoader's workers leave by themselves, unless one of them was killed while it held the lock of the queue
-        that they share: then the others wait for that lock, and stay for ever with all their memory.
+        Where one worker was killed with the lock of the queue that all share, the others would wait for it for ever.
         """
         threading.Thread(target=self._follow, name="lazyshard-parent", daemon=True).start()
 

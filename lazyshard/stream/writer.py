@@ -92,13 +92,12 @@ class ChunkWriter:
                 raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
         opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays, encoding)
         manifest, self._lock, self._announcer, found = opened
-        self.arrays = arrays
-        self.stream_id, self.samples_per_chunk = manifest.stream_id, manifest.samples_per_chunk
+        self.arrays, self.stream_id, self.samples_per_chunk = arrays, manifest.stream_id, manifest.samples_per_chunk
         self.full_chunks = self.published_chunks = found.chunks
         self.published_samples = self._handed_over = found.samples
         self.source: Any = None if found.last is None else found.last.source
-        self.publish_s = 0.0
         self._row_source = self.source  # the position after the last row
+        self.publish_s = 0.0
         self._state: ProducerState = "running"
         self._clock = clock
         self._failure: BaseException | None = None
@@ -232,7 +231,7 @@ class ChunkWriter:
         Returns a directory from which files are renamed into the stream, until another producer takes that over.
         """
         self._lock.check(closely=True)
-        return self._lock.workplace.directory
+        return self._lock.place
 
     def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None, note: str = "") -> None:
         """Closes the writer. Closing a closed one does nothing.
@@ -259,8 +258,7 @@ class ChunkWriter:
             if end:
                 raise self._forked()
             return
-        if source is not None:
-            self._row_source = source
+        self._row_source = self._row_source if source is None else source
         try:
             if end:
                 self._check_open()
@@ -292,12 +290,11 @@ class ChunkWriter:
         self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
 
     def _begin_chunk(self) -> None:
-        self._chunk = OpenChunk(self.full_chunks, self._lock.workplace.path, self._steps, arrays=self.arrays)
+        self._chunk = OpenChunk(self.full_chunks, self._lock.path, self._steps, arrays=self.arrays)
         self._dropped = weakref.finalize(self, _warn_unpublished, self.directory, self._chunk, self._pid)
 
     def _added(self, source: Any) -> None:
-        if source is not None:
-            self._row_source = source
+        self._row_source = self._row_source if source is None else source
         if len(self._chunk) == self.samples_per_chunk:
             self._publish()
 
@@ -334,7 +331,7 @@ class ChunkWriter:
         self._steps.wait()
         self._lock.check()
         end = self.published_chunks, self.published_samples, self._row_source
-        publishing.publish_end(self.directory, *end, self._lock.workplace.path(END))
+        publishing.publish_end(self.directory, *end, self._lock.path(END))
         self._tell("finished")
 
     def _leave(self, state: ProducerState, note: str) -> None:
@@ -380,7 +377,7 @@ class ChunkWriter:
             raise cause
         told: LazyShardError | None = None
         if isinstance(cause, OSError) and not isinstance(cause, LazyShardError):
-            told = self._failed(cause.strerror or str(cause), "make room or mend the filesystem, then open")
+            told = self._failed(cause.strerror or str(cause), "make room or fix the filesystem, then open")
             # A producer that takes over removes this one's directory, which is no fault of the filesystem.
             self._failure = told = self._lock.lost() or told
         self._leave("failed", _why(told or cause))
@@ -402,7 +399,7 @@ class ChunkWriter:
     def _failed(self, reason: str, remedy: str) -> WriterFailed:
         samples = self.published_samples
         what = f"{self.directory}: {reason}. {samples:,} samples are published and safe, the rows after them are not"
-        way = f"{remedy} the stream again, or start its producer again: it goes on from there"
+        way = f"{remedy} the stream again, or start its producer again: it continues from there"
         return WriterFailed(f"{what}; {way}", directory=str(self.directory), published_samples=samples)
 
     def _forked(self) -> RuntimeError:

@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
-from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.retention import read_retired, retire

@@ -10,7 +10,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Census, DiskUse, Survey, chunk_files
 from lazyshard.part import Part
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 
 NOW: Final = 1_700_000_000.0
 ID: Final = "0" * 32

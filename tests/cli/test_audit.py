@@ -230,7 +230,7 @@ def test_cursors_that_are_not_looked_at_are_named(history: History) -> None:
     stream, _, _, _, state = history
     plain = stream.parent / "checkpoint-4" / "lazyshard.json"
     plain.parent.mkdir()
-    plain.write_bytes(state.encode())
+    plain.write_text(json.dumps(state.to_dict()))
     commit(stream, state, consumer="other")
     save(stream.parent / "named", 4, state, consumer="gone")
     for arguments, names in (([plain], ["other, sft"]), ([stream.parent / "named"], ["gone", "other, sft"])):
@@ -249,8 +249,8 @@ def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(tmp_path: P
     # With steps it is found, where something says how many there were.
     seeing = run_of(stream_id, Part(2, 1, 3, draws_per_step=1), Part(2, 1, 6, first_step=3, draws_per_step=1))
     save(tmp_path / "seeing", 12, seeing)
-    (tmp_path / "out" / "checkpoint-12" / "lazyshard.json").write_bytes(seeing.encode())
-    (tmp_path / "state.json").write_bytes(seeing.encode())
+    (tmp_path / "out" / "checkpoint-12" / "lazyshard.json").write_text(json.dumps(seeing.to_dict()))
+    (tmp_path / "state.json").write_text(json.dumps(seeing.to_dict()))
     codes = [report(tmp_path / "stream", tmp_path / name)[0] for name in ("seeing", "out/checkpoint-12", "state.json")]
     assert codes == [5, 5, 9]
 
@@ -300,7 +300,7 @@ def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(tmp
     for step, part in ((6, two_ranks(6)), (8, replace(two_ranks(2), epoch=1))):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        (folder / "lazyshard.json").write_bytes(run_of(stream_id, part).encode())
+        (folder / "lazyshard.json").write_text(json.dumps(run_of(stream_id, part).to_dict()))
     code, values = audited(tmp_path / "stream", tmp_path, "--state", tmp_path / "checkpoint-8")
     assert (code, [one["relation"] for one in values["states"]]) == (9, ["audited", "another epoch"])
     assert [(one["epoch"], one["trained"], one["to_come"]["samples"]) for one in values["epochs"]] == [(1, 8, 16)]

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.cli.forget import freed
 from lazyshard.cli.main import main
-from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.retention import retire
 from tests.cli.commands import lazyshard
 from tests.cli.looks import consumer

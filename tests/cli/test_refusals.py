@@ -1,5 +1,6 @@
 """What each command refuses: in one line that names it, with a code, with nothing on stdout and nothing changed."""
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -126,7 +127,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put("chunk_0.jsonl")(foreign(here / "doubled", b"{}\n"))
     fill(here / "bare")
     foreign(here / "plain", *[b'{"id":0}\n{"id":1}\n{"id":2}\n'] * 4)
-    (here / "unnamed").write_bytes(run_of(None, two_ranks(1)).encode())
+    (here / "unnamed").write_text(json.dumps(run_of(None, two_ranks(1)).to_dict()))
     put("stream.json", b'{"format":3}')(stream(here / "later"))
     rows = ids([1, 2], [3], [4, 5, 6])
     tokens(here / "tokens", rows)
@@ -137,8 +138,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commit(here / "run", state)
     (here / "unsaid" / "step-5").mkdir(parents=True)
     (here / "unsaid" / "step-5" / "lazyshard.json").write_text("{}")
-    (here / "other").write_bytes(run_of("f" * 32, two_ranks(2)).encode())
-    (here / "blind").write_bytes(run_of(stream_id, Part(2, 1, 4)).encode())
+    (here / "other").write_text(json.dumps(run_of("f" * 32, two_ranks(2)).to_dict()))
+    (here / "blind").write_text(json.dumps(run_of(stream_id, Part(2, 1, 4)).to_dict()))
     return here
 
 

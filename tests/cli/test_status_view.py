@@ -16,7 +16,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, OpenWindow
 from lazyshard.inspection.survey import DiskUse, Lines, Survey
 from lazyshard.part import Part
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told
 
 

@@ -32,8 +32,7 @@ from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import count_refusals
 from lazyshard.inspection.survey import DiskUse, Lines
 from lazyshard.part import Part
-from lazyshard.stream.consumers import Consumer, write_reading
-from lazyshard.stream.cursor import write_cursor
+from lazyshard.stream.cursor import Consumer, write_cursor, write_reading
 from tests.cli.commands import contents
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.stream.streams import foreign, produce

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
 from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
-from lazyshard.format.fields import pack
-from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
+from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired, encode, in_file, pack, parse_object
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
@@ -56,6 +55,15 @@ class Record:
     newest: int = 1  # format
     optional: tuple[str, ...] = ()  # fields that may be missing
     error: type[FormatInvalid] = FileInvalid
+
+
+def read_state(data: bytes, file: str = "lazyshard.json") -> RunState:
+    with in_file(file, StateInvalid):
+        return RunState.read(parse_object(data))
+
+
+def written(value: Any) -> bytes:
+    return encode(value.to_dict()) if isinstance(value, RunState) else bytes(value.encode())
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -254,7 +262,7 @@ RECORDS: Final = {
     "cursor of a run": Record(
         "cursors/sft.json",
         lambda data, *file: Cursor.decode(data, "sft", *file),
-        CURSOR_GOLDEN[:-2] + b',"state":' + CURSOR_STATE.encode()[:-1] + b',"owner":"' + OWNER.encode() + b'"}\n',
+        CURSOR_GOLDEN[:-2] + b',"state":' + written(CURSOR_STATE)[:-1] + b',"owner":"' + OWNER.encode() + b'"}\n',
         replace(CURSOR, state=CURSOR_STATE, owner=OWNER),
         [
             *wrong("state", 5),
@@ -333,7 +341,7 @@ RECORDS: Final = {
     ),
     "state": Record(
         "lazyshard.json",
-        lambda data, file="lazyshard.json": RunState.decode(data, file),
+        read_state,
         b'{"format":1,"stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","samples_per_chunk":100,"unit":10,"window":20,'
         b'"seed":7,"max_total_samples":null,"parts":['
         b'{"dp":4,"batch_size":2,"draws":100,"epoch":null,"trained":true,"skip":[],"first_step":0,"draws_per_step":10},'

@@ -224,16 +224,6 @@ values = json_of(
 )
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["x", "y"]), values, max_size=2), min_size=1, max_size=4))
-def test_rows_come_out_of_a_pack_as_they_went_in(rows: list[dict[str, Any]]) -> None:
-    made = encode_encoded_pack([encoded(row) for row in rows], [1] * len(rows))
-    row = check_row(made.line)
-    fill_row(row, np.frombuffer(made.arrays, np.uint8))
-    pack = decode_pack(row)
-    assert pack is not None
-    assert plain(pack.rows) == plain(rows)
-
-
 def test_what_is_no_encoding_is_refused_and_differences_are_named() -> None:
     was: dict[str, Any] = {"template": "qwen", "max_length": 512, "flag": True, "system": "a" * 100, "gone": 1}
     now: dict[str, Any] = {"template": "qwen", "max_length": 1024, "flag": 1, "system": None, "new": "x"}

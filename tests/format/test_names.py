@@ -1,6 +1,3 @@
-from hypothesis import given
-from hypothesis import strategies as st
-
 from lazyshard.format import names
 from tests.stream.streams import raised
 
@@ -26,11 +23,3 @@ def test_chunk_number_has_five_digits_and_grows_and_any_other_name_is_no_chunk()
     like = [f"chunk_{number}.jsonl" for number in numbers] + [f"chunk_00001{suffix}" for suffix in suffixes]
     for name in [*like, *others]:
         assert names.parse_chunk_name(name) is None, name
-
-
-@given(st.integers(0, 10**18), st.text())
-def test_names_round_trip_and_any_other_is_parsed_without_error(chunk: int, name: str) -> None:
-    assert names.parse_chunk_name(names.chunk_name(chunk)) == (chunk, False)
-    assert names.parse_chunk_name(names.seal_name(chunk)) == (chunk, True)
-    names.parse_chunk_name(name)
-    names.parse_chunk_name(f"chunk_{name}.jsonl")

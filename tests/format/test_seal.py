@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from lazyshard.format.fields import pack
+from lazyshard.format.records import pack
 from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SealedArrays, SourceRows, mixed_sources
 from tests.format.cases import changed, refusal, without
 from tests.format.records import RECORDS, numbers

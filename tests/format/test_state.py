@@ -19,7 +19,7 @@ from lazyshard.format.cursor import BlendShare, Cursor, CursorToken, ReadingHint
 from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import Part
 from tests.format.cases import refusal, with_field
-from tests.format.records import CURSOR, OWNER, RECORDS
+from tests.format.records import CURSOR, OWNER, RECORDS, written
 from tests.format.test_records import anything
 from tests.stream.streams import raised
 
@@ -85,7 +85,7 @@ def test_state_with_any_field_replaced_is_refused_or_says_just_that(path: str, v
     values = with_field(GOLDEN, path, value)
     with suppress(FormatInvalid):
         # As JSON, where 1, 1.0 and true are three things.
-        assert RunState.from_dict(values, "f").encode() == orjson.dumps(values) + b"\n"
+        assert written(RunState.from_dict(values, "f")) == orjson.dumps(values) + b"\n"
 
 
 def test_owner_is_a_token_or_a_strangers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.stream import write_cursor
-from lazyshard.stream.consumers import write_reading
+from lazyshard.stream.cursor import write_reading
 from tests.stream.damage import edit
 
 PLAN = {"dp_size": 1, "batch_size": 1, "unit": 2, "window": 2, "seed": 0}

@@ -15,7 +15,7 @@ from lazyshard.inspection.inspection import FEW_ROWS, Overview, Training, advise
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.part import Part
 from lazyshard.stream import Published
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 
 ID: Final = "0" * 32
 

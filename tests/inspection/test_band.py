@@ -15,7 +15,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make_band, open_window
 from lazyshard.inspection.survey import Census, chunk_files
 from lazyshard.part import Part
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.run_state import course_of
 from tests.cli.looks import ID, consumer, told
 

@@ -12,7 +12,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.outlook import Growth, Looks, Remainder, Supply, outlook_of_reader, producer_state, remainder
 from lazyshard.inspection.survey import DiskUse, Survey
 from lazyshard.part import Part
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from tests.cli.looks import ID, NOW
 from tests.cli.looks import consumer as made_up_consumer
 from tests.cli.looks import survey as made_up

@@ -202,7 +202,7 @@ def test_a_checkpoint_tells_its_step_and_consumer(tmp_path: Path) -> None:
     # A state under `data`, and one alone.
     assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
     alone = tmp_path / "state.json"
-    alone.write_bytes(STATE.encode())
+    alone.write_text(json.dumps(STATE.to_dict()))
     found = read_state(alone)
     assert (found.state, found.step, found.consumer, found.folder_step) == (STATE, None, None, None)
     assert found.saved_at == alone.stat().st_mtime

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer import loop as loops
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display import Display, Outcome, Tally
@@ -177,7 +175,7 @@ class Listening(Display):
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "Watchdog", lambda tell: Watchdog(tell, 0.05))
+    monkeypatch.setattr("lazyshard.stream.waiting.NO_ANSWER_S", 0.05)
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(

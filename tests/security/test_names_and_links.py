@@ -16,8 +16,14 @@ from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner
-from lazyshard.stream.consumers import forget_consumer, list_consumers, read_reading, write_reading
-from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
+from lazyshard.stream.cursor import (
+    forget_consumer,
+    list_consumers,
+    read_cursor,
+    read_reading,
+    write_cursor,
+    write_reading,
+)
 from lazyshard.stream.retention import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal
@@ -180,13 +186,13 @@ def test_lock_files_are_neither_followed_nor_overwritten(tmp_path: Path, elsewhe
         put(stream / ".producer.lock", plant)
         with pytest.raises(OSError):
             ChunkWriter(stream, 2)
-        put(stream / "cursors" / lock_name("sft"), plant)
+        put(stream / "cursors" / ".sft.lock", plant)
         with pytest.raises(OSError):
             CursorOwner(stream, "sft")
     put(stream / ".producer.lock", guards.second_name_of(elsewhere / "secret"))
     ChunkWriter(stream, 2).close(end=False)
     # The token of a run is written into its lock file: not into a second name of somebody's file.
-    put(stream / "cursors" / lock_name("sft"), guards.second_name_of(elsewhere / "secret"))
+    put(stream / "cursors" / ".sft.lock", guards.second_name_of(elsewhere / "secret"))
     CursorOwner(stream, "sft").close()
     assert guards.unchanged(elsewhere)
 

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -95,8 +96,9 @@ def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
     held, second = WriterLock(tmp_path), WriterLock(tmp_path)
     held.acquire(0.0)
     edit(tmp_path / "stream.owner", host=ESCAPES)
+    calls: list[Callable[[], None]] = [held.check, lambda: second.acquire(0.0)]
     try:
-        for call in (held.check, lambda: second.acquire(0.0)):
+        for call in calls:
             with pytest.raises(ProducerFenced) as caught:
                 call()
             assert shown(str(caught.value)) == ""

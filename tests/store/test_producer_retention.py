@@ -10,7 +10,7 @@ from lazyshard.format.cursor import ReadingHint
 from lazyshard.format.names import chunk_name
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader
-from lazyshard.stream.consumers import write_reading
+from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.shipping.shipper import Shipper
 from lazyshard_producer.shipping.spool import Spool
 from lazyshard_producer.shipping.store import look

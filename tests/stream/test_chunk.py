@@ -341,15 +341,6 @@ def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_ow
     assert memory.size == 4 * SIZE
 
 
-def test_memory_that_is_kept_for_ever_does_not_hide_what_is_free() -> None:
-    memory = RowMemory()
-    taken = [memory.take(SIZE) for _ in range(40)]
-    free = {address(taken.pop(20)) for _ in range(5)}
-    found = [memory.take(SIZE) for _ in range(5)]
-    assert {address(data) for data in found} & free
-    assert not {address(data) for data in found} & {address(data) for data in taken}
-
-
 @pytest.mark.parametrize(
     "look",
     [

@@ -20,7 +20,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.verification_files import read_files
 from lazyshard.part import Part
 from lazyshard.store import durable
-from lazyshard.stream import CursorOwner, consumers, forget_consumer, list_consumers, read_cursor, write_cursor
+from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.stream import streams
 from tests.stream.streams import foreign, forked, names, produce, raised, raising, refusal_of, wait_until
@@ -138,7 +138,7 @@ NEW_MARK = replace(OLD_MARK, window=1, needs_chunks=8, updated_at=1700000009.0)
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "_told", set())
+    monkeypatch.setattr("lazyshard.stream.cursor._told", set())
 
 
 def test_mark_is_read_as_it_was_written_and_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,6 @@ from tests.stream.streams import (
     produce,
     python,
     raised,
-    raising,
-    recorded,
     refusal_of,
     rows,
     seal,
@@ -254,7 +252,7 @@ def test_one_that_meets_a_later_one_as_it_starts_gives_up(tmp_path: Path, monkey
     for stream, other in [(produce(tmp_path / other, 2, end=False), other) for other in others]:
         before = owner(stream)
 
-        def met(temporary: Path, least: int, token: str, other: str = other) -> lock.Workplace:
+        def met(temporary: Path, least: int, token: str, other: str = other) -> int:
             found = make(temporary, least, token)
             (temporary / other).mkdir()
             return found
@@ -284,41 +282,6 @@ def test_failed_rename_may_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (named if done else source).read_bytes() == b"new"
     # To remove what is not there is no error.
     durable.remove(tmp_path / "missing")
-
-
-def test_short_writes_go_on_to_the_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Mock(side_effect=lambda fd, data, write=os.write: write(fd, data[:3]))
-    monkeypatch.setattr(os, "write", write)
-    durable.publish_bytes(b"12345678", tmp_path / "file", tmp_path / "temporary")
-    assert (tmp_path / "file").read_bytes() == b"12345678"
-    assert write.call_count == 3
-
-
-def test_publish_replaces_the_content_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, temporary = tmp_path / "file", tmp_path / "temporary"
-    file.write_bytes(b"a longer old content")
-    temporary.write_bytes(b"left behind by a crash")
-    calls = recorded(monkeypatch)
-    with file.open("rb") as reader:
-        durable.publish_bytes(b"new", file, temporary)
-        assert reader.read() == b"a longer old content"
-    assert file.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["file"]
-    assert calls == ["unlink temporary", "sync temporary", "rename file", f"sync {tmp_path.name}"]
-    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EIO, "bad disk")))
-    refusal_of(OSError, "bad disk", durable.publish_bytes, b"newer", file, temporary)
-    assert file.read_bytes() == b"new"
-
-
-def test_writing_back_is_a_hint_that_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fd = durable.create(tmp_path / "a")
-    durable.write_all(fd, b"abc")
-    durable.start_writing_back(fd, 0, 3)
-    os.close(fd)
-    durable.start_writing_back(fd, 0, 3)
-    monkeypatch.setattr(durable, "_sync_file_range", None)
-    durable.start_writing_back(fd, 0, 3)
-    assert (tmp_path / "a").read_bytes() == b"abc"
 
 
 def test_link_out_of_the_stream_is_refused_and_one_within_it_is_followed(tmp_path: Path) -> None:

@@ -23,9 +23,19 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import head, node_poll
-from lazyshard.stream.head import RateMeter, next_poll
+from lazyshard.stream.head import next_poll
 from lazyshard.stream.listing import Published, has_unpublished_rows
-from lazyshard.stream.node_poll import ASKING_S, HEAD_SLOT, RETIRED_SLOT, Answer, NodeFile, NodePoll, file_name
+from lazyshard.stream.node_poll import (
+    ASKING_S,
+    HEAD_SLOT,
+    RETIRED_SLOT,
+    Answer,
+    NodeFile,
+    NodePoll,
+    decode_answer,
+    encode_answer,
+    file_name,
+)
 from lazyshard.stream.waiting import Waker
 from tests.stream import streams
 from tests.stream.damage import edit
@@ -184,7 +194,8 @@ def test_each_waits_no_longer_for_news_than_by_its_own_pace(node: Node) -> None:
 
 
 def _hold_the_right_to_ask(path: Path, mark: Path) -> None:
-    assert NodeFile(file_name(ID, os.stat(path))).lock(0)
+    file = NodeFile(file_name(ID, os.stat(path)))
+    assert file.lock(0)
     mark.touch()
     signal.pause()
 
@@ -250,8 +261,8 @@ def test_a_file_that_is_removed_while_it_is_opened_is_made_anew(memory: Path, mo
 
     monkeypatch.setattr(fcntl, "flock", late)
     with contextlib.closing(NodeFile(NAME)) as one, contextlib.closing(NodeFile(NAME)) as other:
-        one.write(0, Answer(1.0, b"told"))
-        assert other.read(0) == Answer(1.0, b"told")
+        one.write(0, (1.0, b"told"))
+        assert other.read(0) == (1.0, b"told")
 
 
 def huge(path: Path) -> None:
@@ -271,8 +282,6 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
         ("file", lambda path: path.write_bytes(os.urandom(2 * node_poll.SLOT_BYTES))),
         ("file", huge),
         ("file", lambda path: path.symlink_to(path.parents[2] / "target")),
-        ("file", lambda path: (path.touch(), path.chmod(0o666))),
-        pytest.param("file", lambda path: make_anothers(path, Path.touch), marks=needs_root),
         ("file", os.mkfifo),
         ("file", os.mkdir),
         ("folder", Path.touch),
@@ -302,38 +311,35 @@ def test_what_is_planted_changes_nothing(place: str, plant: Callable[[Path], obj
         assert not [name for name in shared_files(memory) if len(name) == 32]
 
 
-answers = st.builds(Answer, st.floats(allow_nan=False), st.binary(max_size=300))
+answers = st.tuples(st.floats(allow_nan=False), st.binary(max_size=300))
 
 
 @given(st.binary(max_size=400))
-def test_other_bytes_are_no_answer_no_head_and_no_mark(data: bytes) -> None:
-    assert Answer.decode(data, NAME) is None
+def test_other_bytes_are_no_answer_and_no_head(data: bytes) -> None:
+    assert decode_answer(data, NAME) is None
     assert node_poll.decode_head(data, 2) is None
-    assert node_poll.decode_retired(data) is None or data.isdigit()
 
 
 @given(answers, answers, st.data())
 def test_half_an_answer_over_another_one_is_none_or_whole(new: Answer, old: Answer, data: st.DataObject) -> None:
-    after, before = new.encode(NAME), old.encode(NAME)
+    after, before = encode_answer(new, NAME), encode_answer(old, NAME)
     # Whole, it is read whatever lies behind it, in the file of its name alone.
-    assert Answer.decode(after + before[len(after) :], NAME) == new
-    assert Answer.decode(after, "e" * 32) is None
+    assert decode_answer(after + before[len(after) :], NAME) == new
+    assert decode_answer(after, "e" * 32) is None
     cut = data.draw(st.integers(0, len(after)))
-    assert Answer.decode(after[:cut] + before[cut:], NAME) in (None, new, old)
+    assert decode_answer(after[:cut] + before[cut:], NAME) in (None, new, old)
 
 
 def head_of(chunks: int, samples: int, ended: bool = False) -> bytes:
     return Head(chunks, samples, ended, "running", 1.0, "node", 7, 1.0).encode()
 
 
-def test_a_head_that_contradicts_the_stream_and_a_mark_that_is_no_number_are_none() -> None:
+def test_a_head_that_contradicts_the_stream_is_none() -> None:
     for data, samples in ((head_of(3, 6), 6), (head_of(3, 5, True), 5)):
         found = node_poll.decode_head(data, 2)
         assert found is not None and found.samples == samples
     for data in (head_of(3, 5), head_of(3, 4, True), head_of(3, 7), b'{"format": 2}'):
         assert node_poll.decode_head(data, 2) is None
-    assert [node_poll.decode_retired(b"%d" % chunks) for chunks in (0, 7, 10**15)] == [0, 7, 10**15]
-    assert [node_poll.decode_retired(data) for data in (b"9" * 20, b"-1", b"")] == [None] * 3
 
 
 def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) -> None:
@@ -409,7 +415,7 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> N
     other.renew(RETIRED_SLOT, 1.0, lambda: b"1", lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
-    assert list(reader._chunks._chunks) == [1]
+    assert list(reader._chunks) == [1]
     for one in (other, looks):
         one.close()
 
@@ -417,31 +423,6 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> N
 def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0, **more: Any) -> Published:
     head = Head(5, 10, state == "finished", state, rate, "node7", 42, updated_at, **more)
     return Published(5, 10, head.ended, head)
-
-
-def test_pause_is_a_tenth_of_what_is_waited_or_expected_within_bounds_and_reports_come_ever_more_rarely() -> None:
-    for waited, pause in {0.0: 0.005, 1.0: 0.1, 49.0: 4.9, 10_000.0: 5.0}.items():
-        assert head.next_poll(waited, None) == pytest.approx(pause)
-    for expected, pause in {1.0: 0.1, 0.0: 0.005, 1e300: 5.0}.items():
-        assert head.next_poll(0.0, expected) == pytest.approx(pause)
-    for waited, expected, pause in ((100.0, 0.0, 1.0), (100.0, 20.0, 2.0), (1e9, 0.0, 5.0)):
-        assert head.next_poll(waited, expected) == pytest.approx(pause)
-    due = [0.0]
-    for _ in range(9):
-        due.append(head.next_report(due[-1]))
-    assert due[1:] == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430]
-
-
-def test_expected_wait_by_rate_and_state() -> None:
-    working: tuple[ProducerState, ...] = ("running", "waiting")
-    assert [head.expected_wait(14, published(state, 2.0)) for state in working] == [2.0, 2.0]
-    assert head.expected_wait(3, published("running", 2.0)) == 0.0
-    unknown = [published("running", rate) for rate in (0.0, 1e-320, 1e-9)]
-    unknown += [published("idle"), published("failed"), published("finished"), Published(1, 2, False)]
-    assert [head.expected_wait(14, one) for one in unknown] == [None] * 7
-    seconds = (0.4, 59.4, 59.6, 125, 4800, 360_000, float("inf"))
-    texts = ["0 s", "59 s", "1 min 0 s", "2 min 5 s", "1 h 20 min", "100 h 0 min", "no limit"]
-    assert [head.format_seconds(one) for one in seconds] == texts
 
 
 @pytest.mark.parametrize(
@@ -475,20 +456,6 @@ def test_producer_is_described_with_what_to_do(what: Published, now: float, part
         assert head.heartbeat_age(what, now) == max(0.0, now - what.head.updated_at)
     elif what.head is None:
         assert head.heartbeat_age(what, now) is None
-
-
-def test_rate_follows_the_clock_and_bears_one_that_stands_still() -> None:
-    meter = RateMeter(10.0, 5)
-    assert meter.update(10.0, 6) == 0.0
-    assert meter.update(20.0, 25) == pytest.approx(2.0)
-    assert meter.update(20.0, 99) == pytest.approx(2.0)
-    assert meter.update(15.0, 99) == pytest.approx(2.0)
-    assert 2.0 < meter.update(30.0, 65) < 4.0
-    # Idle for days: no overflow.
-    for hour in range(1, 100):
-        rate = meter.update(3600.0 * hour, 65)
-    assert 0 <= rate < 1e-300
-    assert "is waiting" in head.describe_producer(published("waiting", rate), 14, 100.0)
 
 
 def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -49,7 +50,8 @@ def test_chunks_below_the_number_go_and_the_others_stay(stream: Path) -> None:
     assert retire(stream, 2, 5) == 2
     assert chunk_files(stream) == files(2, 3, 4)
     assert read_retired(stream) == 2
-    assert retire(stream, 4, 5, clock=lambda: 1700000000.5) == 2
+    with mock.patch("time.time", return_value=1700000000.5):
+        assert retire(stream, 4, 5) == 2
     # Again, and with an older number: nothing comes back, nothing goes.
     assert [retire(stream, chunks, 5) for chunks in (4, 1, 0)] == [0, 0, 0]
     assert (chunk_files(stream), read_retired(stream)) == (files(4), 4)

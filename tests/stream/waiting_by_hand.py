@@ -11,7 +11,8 @@ class World:
     def __init__(self, **options: Any) -> None:
         self.now = 0.0
         self.told: list[str] = []
-        self.watchdog = Watchdog(self.told.append, 60.0, lambda: self.now, **options)
+        self.watchdog = Watchdog(self.told.append, **options)
+        self.watchdog._clock = lambda: self.now
 
     def look_at(self, now: float) -> list[str]:
         """Returns what it tells at that moment."""

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_typ
 from lazyshard.errors import StreamMissing
 from lazyshard.format.arrays import LEAST_CACHE_BYTES
 from lazyshard.format.cursor import check_consumer
-from lazyshard.format.fields import parse_size
 from lazyshard.format.names import MANIFEST, parse_chunk_name
+from lazyshard.format.records import parse_size
 from lazyshard.plan.deal import UNIT_NAMES
 from lazyshard.store.urls import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused

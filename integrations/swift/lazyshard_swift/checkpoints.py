@@ -22,7 +22,7 @@ import orjson
 
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.fields import in_file, parse_object, take
+from lazyshard.format.records import in_file, parse_object, take
 from lazyshard.format.state import BLEND, BlendState, RunState
 from lazyshard.part import BOOLEAN, NUMBER, TEXT, Kind, Part, integer
 from lazyshard.plan.deal import window_positions

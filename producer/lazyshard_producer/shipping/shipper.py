@@ -34,7 +34,7 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
-from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.retention import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals

@@ -47,11 +47,15 @@ def check_bytes(target: FileFormat, data: bytes) -> bool:
         assert len(str(error)) <= MAX_MESSAGE, f"a message of {len(str(error))} characters"
         str(error).encode()
         return False
-    again = bytes(value.encode())
+    again = _bytes_of(value)
     second = target.decode(again)
     assert same(second, value), f"{target.name}: {data[:300]!r} is taken, and written otherwise: {again[:300]!r}"
-    assert second.encode() == again
+    assert _bytes_of(second) == again
     return True
+
+
+def _bytes_of(value: Any) -> bytes:
+    return orjson.dumps(value.to_dict()) if isinstance(value, RunState) else bytes(value.encode())
 
 
 def mutated(target: FileFormat, random: Random) -> bytes:
@@ -90,7 +94,7 @@ def _states() -> list[bytes]:
     consumed = parts[0].dp * parts[0].draws
     states += [replace(state, seed=7, parts=parts[:2], consumed=consumed) for state in states]
     most = replace(states[-1], seed=2**63 - 1, max_total_samples=2**62, parts=parts, consumed=consumed + 2**31)
-    return [state.encode() for state in (*states, most)]
+    return [_bytes_of(state) for state in (*states, most)]
 
 
 def _state_of_dict(data: bytes) -> RunState:
@@ -114,7 +118,7 @@ FORMATS: Final = {
         FileFormat("seal", _SEAL, lambda data: Seal.decode(data, 1, FILE), errors.SealInvalid),
         FileFormat("cursor", _written("cursors/run0.json"), lambda data: Cursor.decode(data, "run0", FILE)),
         FileFormat("reading", _READING, lambda data: ReadingHint.decode(data, "run0", FILE)),
-        FileFormat("state", _states(), lambda data: RunState.decode(data, FILE), errors.StateInvalid),
+        FileFormat("state", _states(), _state_of_dict, errors.StateInvalid),
         FileFormat("state-dict", _states(), _state_of_dict, errors.StateInvalid),
     )
 }

@@ -8,18 +8,18 @@ from unittest.mock import patch
 
 from lazyshard import part
 from lazyshard.data import commits as state_checks
-from lazyshard.format import fields, row
+from lazyshard.format import records, row
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
 from lazyshard.store import files
-from lazyshard.stream import chunk, consumers
+from lazyshard.stream import chunk, cursor
 from tests.harness.fuzz.damage import ID
 
 
 def _any_size(
     self: Any, file: Any, number: int, starts: Any, digests: Any, arrays: Any = None, dealt: Any = None
 ) -> None:
-    self.number, self.arrays, self.dealt = number, arrays, dealt
+    self.number, self.path, self.arrays, self.dealt = number, file.path, arrays, dealt
     self._file, self._offsets, self._digests = file, starts, digests
 
 
@@ -28,7 +28,7 @@ _decode_seal = Seal.decode
 
 def _seal_of_any_chunk(data: bytes, number: int, file: str = "") -> Seal:
     """Passes over the number in the seal."""
-    return _decode_seal(fields.encode(fields.parse_object(data) | {"chunk": number}), number, file)
+    return _decode_seal(records.encode(records.parse_object(data) | {"chunk": number}), number, file)
 
 
 def _any_integer(self: part.Kind, field: str, value: Any) -> Any:
@@ -59,7 +59,7 @@ MUTANTS: Final = {
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
     "negative counts accepted": Mutant("formats", "got -1", ((part.Kind, "check", _any_integer),)),
     # Counts a cursor that is ahead of the data, or of another stream.
-    "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _nothing),)),
+    "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((cursor, "_problem", _nothing),)),
     "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", lambda *_: _CURSOR),)),
     # Opens whatever is there, and waits for whoever writes to it.
     "a pipe is waited for": Mutant("corpus", "no end within", (_WAITS,)),

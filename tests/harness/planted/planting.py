@@ -8,7 +8,7 @@ from typing import Any
 
 from lazyshard.store import durable
 from lazyshard.stream import recovery
-from lazyshard.stream.lock import Workplace
+from lazyshard.stream.lock import WriterLock
 
 
 def everywhere(original: Any, broken: Any) -> None:
@@ -29,10 +29,10 @@ def around(owner: Any, name: str, instead: Callable[..., Any]) -> None:
 def keep_begun(suffix: str) -> None:
     """Has files of names with this end outlive a kill, and the next run add to them."""
     around(
-        Workplace,
+        WriterLock,
         "path",
         lambda path, self, name: (
-            self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else path(self, name)
+            self.place.parent.with_name(f"{name}.part") if name.endswith(suffix) else path(self, name)
         ),
     )
     everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))

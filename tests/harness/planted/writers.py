@@ -9,7 +9,7 @@ from unittest import mock
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import Workplace
+from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.publishing import OpenChunk, WriteSteps
 from lazyshard.stream.writer import ChunkWriter
 from tests.harness.planted import points
@@ -43,7 +43,7 @@ def data_in_place() -> None:
 def end_before_last_chunk() -> None:
     def end(original: Any, self: ChunkWriter) -> None:
         chunks = self.published_chunks + (self.samples > self.published_samples)
-        publishing.publish_end(self.directory, chunks, self.samples, None, self._lock.workplace.path("end"))
+        publishing.publish_end(self.directory, chunks, self.samples, None, self._lock.path("end"))
         original(self)
 
     around(ChunkWriter, "_end", end)
@@ -114,11 +114,11 @@ MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int, int]]] = {
     # Leaves it to those who came before to look at the owner before each rename, as the code once did.
     "others_stay": (lambda: _put(lock, "destroy", lambda directory: None), "sealed", 42, 11),
     # Removes what is not sealed in a way in which somebody fenced can, too.
-    "unsealed_unlinked": (lambda: _put(Workplace, "take_out", lambda _, path: durable.remove(path)), "sealed", 14, 23),
+    "unsealed_unlinked": (lambda: _put(WriterLock, "take_out", lambda _, path: durable.remove(path)), "sealed", 14, 23),
     # Fences the owner, and nobody who is about to become it.
     "owner_alone_believed": (lambda: _put(lock, "list_workplaces", lambda temporary: {}), "sealed", 6, 29),
     "owner_first": (owner_first, "nobody has got through", 5, 9),
     # Takes a directory that is gone for a mistake of the filesystem, as the code once did.
-    "missing_file_told": (lambda: _put(Workplace, "is_gone", lambda self: False), "No such file", 0, 5),
+    "missing_file_told": (lambda: _put(WriterLock, "is_gone", lambda self: False), "No such file", 0, 5),
 }
 """Of races: how to make it, what is said of it, and before which change of each of two writers it is stopped first."""

@@ -11,7 +11,7 @@ from lazyshard.errors import ProducerFenced
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import ChunkWriter, write_cursor
-from lazyshard.stream.consumers import forget_consumer, write_reading
+from lazyshard.stream.cursor import forget_consumer, write_reading
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import SILENT_S, Holdback, Shelf, Stock, retry_s

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.format.cursor import Cursor, ReadingHint
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import Hold, Holdback, Shelf, Stock

@@ -10,7 +10,7 @@ from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
-from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import (

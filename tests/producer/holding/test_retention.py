@@ -13,7 +13,7 @@ import pytest
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
-from lazyshard.stream.consumers import write_reading
+from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands

@@ -42,8 +42,7 @@ class Cost:
     per_token_squared: float = PER_TOKEN_SQUARED
 
     def __post_init__(self) -> None:
-        for name in ("per_token", "per_token_squared"):
-            value = getattr(self, name)
+        for name, value in (("per_token", self.per_token), ("per_token_squared", self.per_token_squared)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
         if not self.per_token and not self.per_token_squared:

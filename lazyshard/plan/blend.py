@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LONGEST: Final = 1 << 14  # Longest period of some streams: shares are then met within 1/32768
-_LONGEST_OF_MANY: Final = 1 << 13
-_MANY: Final = 64  # From so many streams on a period is shorter, as each draw looks at all of them
+_MANY: Final = 64  # From so many streams on it is half as long, as each draw looks at all of them
 _PARTS_EACH: Final = 8  # Of very many streams each has about so many draws in a period at least
 _LISTED: Final = 4096  # Draws of later periods that are listed, so that a list of streams is seldom put together
 
@@ -37,9 +36,8 @@ _Integers = npt.NDArray[np.int64]
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
     """Returns the weights divided by their sum. Raises ValueError: one is not a finite number above 0."""
-    for weight in weights:
-        if not (math.isfinite(weight) and weight > 0):
-            raise ValueError(f"a weight is a finite number above 0, got {weight}")
+    if wrong := [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]:
+        raise ValueError(f"a weight is a finite number above 0, got {wrong[0]}")
     total = sum(weights)
     if not 0 < total < math.inf:
         raise ValueError(f"weights need a finite sum above 0, got {list(weights)}")
@@ -63,11 +61,11 @@ def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[i
     Weights such as 0.8, 12 or 1/3 give their exact shares, but where the period would be longer than `longest`: then
     they are rounded by the largest remainder, each stream keeping one part at least.
     """
-    of = shares(weights)
+    count = len(shares(weights))
     if longest is None:
-        longest = max(_LONGEST if len(of) < _MANY else _LONGEST_OF_MANY, _PARTS_EACH * len(of))
-    if len(of) > longest:
-        raise ValueError(f"a period of {longest} has no part for each of {len(of)} streams")
+        longest = max(_LONGEST if count < _MANY else _LONGEST // 2, _PARTS_EACH * count)
+    if count > longest:
+        raise ValueError(f"a period of {longest} has no part for each of {count} streams")
     exact = [_simplest(weight) for weight in weights]
     shared = math.lcm(*(one.denominator for one in exact))
     parts = [one.numerator * (shared // one.denominator) for one in exact]
@@ -159,10 +157,7 @@ _table = lru_cache(maxsize=256)(BlendTable)
 
 
 class BlendPiece(NamedTuple):
-    """A stretch of a blend with the same weights, from a position on.
-
-    `parts` are the draws of each stream in a period, `offset` how far into its table it begins.
-    """
+    """A stretch of a blend from a position on: draws of each stream in a period, how far into its table it begins."""
 
     first: int
     parts: tuple[int, ...]
@@ -188,6 +183,7 @@ class BlendCourse:
         self.pieces = tuple(BlendPiece(*piece) for piece in pieces)
         self._firsts = [piece.first for piece in self.pieces]
         self._tables = [piece.table for piece in self.pieces]
+        self._shifts = [piece.offset - piece.first for piece in self.pieces]
         # Draws of each stream before each piece that are not its table's own, shape (pieces, streams).
         self._before: list[_Integers] = []
         drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
@@ -199,25 +195,23 @@ class BlendCourse:
     def draw(self, position: int) -> tuple[int, int]:
         """Returns which stream a position draws from, and which draw of that stream it is."""
         place = bisect_right(self._firsts, position) - 1
-        piece = self.pieces[place]
-        stream, drawn = self._tables[place].draw(position - piece.first + piece.offset)
+        stream, drawn = self._tables[place].draw(position + self._shifts[place])
         return stream, drawn + int(self._before[place][stream])
 
     def streams_of(self, first: int, stop: int) -> list[int]:
         """Returns which stream each of the positions [first, stop) draws from."""
         streams: list[int] = []
         while first < stop:
-            place = bisect_right(self._firsts, first)
-            piece, end = self.pieces[place - 1], min([stop, *self._firsts[place : place + 1]])
-            streams += piece.table.streams(first + piece.offset - piece.first, end + piece.offset - piece.first)
+            place = bisect_right(self._firsts, first) - 1
+            shift, end = self._shifts[place], min([stop, *self._firsts[place + 1 : place + 2]])
+            streams += self._tables[place].streams(first + shift, end + shift)
             first = end
         return streams
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Returns how many draws of each stream come before a position."""
         place = bisect_right(self._firsts, position) - 1
-        piece = self.pieces[place]
-        return tuple((self._before[place] + piece.table.counts(position - piece.first + piece.offset)).tolist())
+        return tuple((self._before[place] + self._tables[place].counts(position + self._shifts[place])).tolist())
 
     def position(self, stream: int, draw: int) -> int | None:
         """Returns the position of a stream's draw, counted from 0; None if it is never drawn so often."""
@@ -235,17 +229,12 @@ _PLACES: Final = 512  # Of a table that are looked at as beginnings of a piece
 
 
 class BlendSchedule:
-    """Which weights hold from which step on, each until the next.
-
-    Raises ValueError: the points do not begin at step 0 and follow each other, or weights are wrong: 0 or more, not all
-    0.
-    """
+    """Which weights, 0 or more, not all 0, hold from which step on. Raises ValueError: points do not follow from 0."""
 
     def __init__(self, points: Sequence[tuple[int, Sequence[float]]]) -> None:
         steps = [step for step, _ in points]
-        for step in steps:
-            if type(step) is not int:
-                raise ValueError(f"the steps of a schedule are integers, got {step!r}")
+        if wrong := [step for step in steps if type(step) is not int]:
+            raise ValueError(f"the steps of a schedule are integers, got {wrong[0]!r}")
         if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(f"the points of a schedule begin at step 0 and follow each other, got {steps}")
         streams = len(points[0][1])

@@ -1,18 +1,16 @@
 """The course of a run: what each rank draws, through any number of changes of the number of ranks.
 
-What a part of a run draws follows from the parts before it, each by three integers: how many lanes, its micro batch,
-and how many positions each lane drew. That history is all the state there is. In an epoch each lane draws as many
-positions, in whole micro batches. Where a part begins in the middle of an epoch, what is left of that is dealt anew
-(`lazyshard.plan.segment`); every later epoch is whole. Positions are counted from the beginning of a part::
+What a part of a run draws follows from the parts before it, each by its lanes, its micro batch, and how many positions
+each lane drew: that is all the state there is. In an epoch each lane draws as many positions, in whole micro batches.
+What is left of an epoch in whose middle a part begins is dealt anew (`lazyshard.plan.segment`); later ones are whole.
+Positions are counted from the beginning of a part::
 
     part 0, 2 lanes                    part 1, 3 lanes
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
                                        what is left of epoch 1
 
-A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order. A part
-that ends exactly where an epoch does is still in that epoch, so it makes no difference whether the end was known.
-
-Throughout, `total` is the end of the samples once it is known, None while the stream grows.
+A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order; one that
+ends exactly where an epoch does is still in that epoch. `total` is the end of the samples, None while the stream grows.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class Place(NamedTuple):
 class Begin:
     """Where a part begins, given a total: at the position `offset` of a segment, perhaps that of the part before.
 
-    `length` and `full` are positions of each lane in that epoch and in a later one, `_OPEN` and 0 as long as that is
-    open.
+    `length` and `full` are positions of each lane in that epoch and in a later one; `_OPEN` and 0 while that is open.
     """
 
     segment: Segment
@@ -113,11 +110,9 @@ class Course:
     """
 
     def __init__(self, rules: Rules, parts: Sequence[Part]) -> None:
-        self.rules = rules
-        self.parts = tuple(parts)
+        self.rules, self.parts = rules, tuple(parts)
         self.current = self.parts[-1]
-        self.dp = self.current.dp
-        self.batch_size = self.current.batch_size
+        self.dp, self.batch_size = self.current.dp, self.current.batch_size
         self._begins: dict[int | None, list[Begin]] = {}
 
     @property
@@ -145,9 +140,8 @@ class Course:
     def epoch_stop(self, drawn: int, total: int) -> int:
         """Returns the position behind the epoch of a run that has drawn so many; at its end still that one."""
         begin = self.begin(total)
-        if drawn <= begin.length or not begin.full:
-            return begin.length
-        return begin.length - (begin.length - drawn) // begin.full * begin.full
+        later = drawn > begin.length and begin.full > 0
+        return begin.length - ((begin.length - drawn) // begin.full * begin.full if later else 0)
 
     def full_epoch_length(self, total: int) -> int:
         """Returns how many positions each lane draws in a later, whole epoch."""
@@ -211,10 +205,7 @@ class Course:
         return Run(first - shift, stop - shift, segment.sample(lane, first), segment.epoch)
 
     def window_stop(self, lane: int, position: int, total: int | None) -> int:
-        """Returns the position behind those that `lane` draws from one window, in one epoch, with this one.
-
-        What is carried over counts as one window. None of them needs more samples published than `position` does.
-        """
+        """Returns the position behind those of its window and epoch, none of which needs more published."""
         segment, shift, limit = self._around(position, total)
         return min(limit, segment.window_stop(lane, position + shift) - shift)
 
@@ -233,9 +224,9 @@ class Course:
             raise outside("sample", sample, None)
         found: tuple[int, int] | None = None
         before: Segment | None = None
-        last = len(self.parts) - 1
-        for number, begin in enumerate(self._all(total)):
-            turns, drawn = epoch - begin.segment.epoch, _OPEN if number == last else self.parts[number].draws
+        ends = [*(part.draws for part in self.parts[:-1]), _OPEN]
+        for number, (begin, drawn) in enumerate(zip(self._all(total), ends, strict=True)):
+            turns = epoch - begin.segment.epoch
             first = begin.length + (turns - 1) * begin.full if turns else 0
             if turns < 0 or (turns and (not begin.full or first >= drawn)):
                 continue

@@ -18,13 +18,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import index as as_int
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 _Integers = npt.NDArray[np.int64]
+_N = TypeVar("_N", int, _Integers)
 
 
 def check_field(name: str, value: object, low: int, stop: int | None = None) -> None:
@@ -115,12 +117,9 @@ class Gaps:
         self.ranges = tuple(joined)
         self._starts = [start for start, _ in joined]
         self._stops = [stop for _, stop in joined]
-        # Of each range: how many samples are left out by the end of it, and how many are kept before it.
-        self._before = [0]
-        self._kept = []
-        for start, stop in joined:
-            self._kept.append(start - self._before[-1])
-            self._before.append(self._before[-1] + stop - start)
+        # Of each range: how many samples are left out before it, and how many are kept.
+        self._before = [0, *accumulate(stop - start for start, stop in joined)]
+        self._kept = [start - out for start, out in zip(self._starts, self._before, strict=False)]
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -137,20 +136,14 @@ class Gaps:
         """Returns how many samples of [start, stop) are kept; 0 if stop <= start."""
         return max(0, self._kept_before(stop) - self._kept_before(start))
 
-    def nth(self, start: int, number: int) -> int:
-        """Returns the sample of that number, from 0, among those kept from `start` on."""
+    def nth(self, start: int, number: _N) -> _N:
+        """Returns the sample of that number, from 0, among those kept from `start` on; of an array for each."""
         if not self.ranges:
             return start + number
-        rank = self._kept_before(start) + number
-        return rank + self._before[bisect_right(self._kept, rank)]
-
-    def nth_all(self, start: int, numbers: _Integers) -> _Integers:
-        """Returns `nth` for each."""
-        if not self.ranges:
-            return numbers + start
-        ranks = numbers + self._kept_before(start)
-        at = np.searchsorted(np.array(self._kept, dtype=np.int64), ranks, side="right")
-        return np.asarray(ranks + np.array(self._before, dtype=np.int64)[at])
+        rank = number + self._kept_before(start)
+        if isinstance(rank, int):
+            return rank + self._before[bisect_right(self._kept, rank)]
+        return rank + np.array(self._before, np.int64)[np.searchsorted(self._kept, rank, side="right")]
 
     def _kept_before(self, sample: int) -> int:
         at = bisect_right(self._starts, sample) - 1
@@ -201,9 +194,8 @@ def auto_unit(
 ) -> int | None:
     """Returns the unit that "auto" stands for: a chunk if there is a full one for each rank, else a micro batch.
 
-    With fewer chunks the whole stream would be tail: each row a read of its own, and nothing drawn before the end is
-    known. None as long as what is still to come decides; then the same for every later `published` and `ended`, so
-    ranks agree.
+    With fewer chunks the whole stream would be tail: each row a read of its own. None as long as what is still to come
+    decides; then the same for every later `published` and `ended`, so ranks agree.
     """
     enough = dp * samples_per_chunk
     if limit is not None and limit < enough:
@@ -263,18 +255,15 @@ class Layout:
 class Sharding:
     """How a sequence is dealt to shards: in global batches, of which each shard has its own places.
 
-    The last one, if not full, is completed from the first one (`even_batches`), as by `IterableDatasetShard` of
-    `accelerate/data_loader.py`, so that all shards have equally many; or it is dropped (`drop_last`), or dealt as it
-    is::
+    The last one, if not full, is completed from the first one (`even_batches`), as by accelerate's
+    `IterableDatasetShard`; or it is dropped (`drop_last`), or dealt as it is::
 
         batches of 2, two shards       | 0 1 2 3 | 4 5 6 7 | 8 0 1 2 |
         shard 0                          0 1       4 5       8 0
         shard 1, strided                   1   3     5   7     0   2
 
-    `batch_size` is that of one shard, of all together with `split_batches`.
-
-    Raises:
-        ValueError: a number is outside its range, or a split batch has not as many places for each shard.
+    `batch_size` is that of one shard, of all together with `split_batches`. Raises ValueError: a number is outside its
+    range, or a split batch has not as many places for each shard.
     """
 
     shards: int
@@ -293,9 +282,8 @@ class Sharding:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is 1 or more, got {self.batch_size}")
         if self.split_batches and self.batch_size % self.shards:
-            raise ValueError(
-                f"with split_batches, batch_size is a multiple of num_shards, got {self.batch_size} for {self.shards}"
-            )
+            why = "with split_batches, batch_size is a multiple of num_shards"
+            raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")
 
     @property
     def batch(self) -> int:
@@ -325,7 +313,4 @@ class Sharding:
             return [(False, place) for place in self.own if place < left]
         # Without a full one before, the last batch is its own first one.
         size = self.batch if has_first else left
-        return [
-            (False, place) if place < left else (has_first, (place - left) % size if has_first else place % left)
-            for place in self.own
-        ]
+        return [(False, place) if place < left else (has_first, (place - left) % size) for place in self.own]

@@ -1,9 +1,8 @@
 """A segment: what is left of one epoch, dealt to the lanes of one part of a run.
 
-When the number of ranks changes, all lanes have drawn as many positions, and windows are open: drawn in part. What they
-still hold is **carried** over: lane after lane, in the order in which each would have drawn it, it is dealt to the new
-lanes in contiguous slices, the first ones longer by one. Behind the open windows, at a stripe boundary, a fresh deal
-begins. Here two lanes with `unit=3`, in order, become three after four draws::
+When the number of ranks changes, windows are open: drawn in part. What they still hold is **carried** over: lane after
+lane, as each would have drawn it, in contiguous slices, the first ones longer by one. Behind the open windows, at a
+stripe boundary, a fresh deal begins. Here two lanes with `unit=3`, in order, become three after four draws::
 
     before     lane 0:  0  1  2   6 |  7  8  12 ...         drawn: left of the bar
                lane 1:  3  4  5   9 | 10 11  15 ...         carried: 7 8 10 11; fresh: from 12 on
@@ -11,8 +10,8 @@ begins. Here two lanes with `unit=3`, in order, become three after four draws::
                lane 1:  10   | 15 16 17   24 ...
                lane 2:  11   | 18 19 20   27 ...
 
-A window that is open in one lane counts as open in all. The tail goes round from the lane behind the longer slices, so
-lanes differ by one sample at most. Nothing of what is carried is stored: a place in it is one of the segment before.
+A window open in one lane counts as open in all. The tail goes round from the lane behind the longer slices. Nothing of
+what is carried is stored: a place in it is one of the segment before.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ class Carried:
     __slots__ = ("_draws", "_kept_before", "_removed", "_rests", "size")
 
     def __init__(self, rests: Slices, draws: int, removed: Sequence[int] = ()) -> None:
-        self._rests = rests
-        self._draws = draws
-        self._removed = removed
+        self._rests, self._draws, self._removed = rests, draws, removed
         # Of each that is left out: how many are kept before it.
         self._kept_before = [offset - number for number, offset in enumerate(removed)]
         self.size = rests.size - len(removed)
@@ -119,11 +116,7 @@ class Segment:
         before: Segment | None = None,
         draws: int = 0,
     ) -> None:
-        self.rules = rules
-        self.dp = dp
-        self.epoch = epoch
-        self.total = total
-        self.gaps = gaps
+        self.rules, self.dp, self.epoch, self.total, self.gaps = rules, dp, epoch, total, gaps
         self.start = 0
         self._lowest = 0  # nothing below is carried
         self._over = Carried(Slices(0, 1), 0)
@@ -145,10 +138,10 @@ class Segment:
         # What the lane that drew the most fresh samples has opened, counts as open in all lanes.
         most = draws - before.carried // dp
         opened = -(-most // span) * span if most > 0 else 0
-        first, last = (before._open_length(lane, opened) - draws for lane in (0, dp - 1))
+        first, last = (before.lane_length(lane, opened) - draws for lane in (0, dp - 1))
         if last < 0:
             raise ValueError(f"{draws} positions were drawn of each of {dp} lanes, but one ends at {draws + last}")
-        longer = bisect_left(range(dp), True, key=lambda lane: before._open_length(lane, opened) - draws == last)
+        longer = bisect_left(range(dp), True, key=lambda lane: before.lane_length(lane, opened) - draws == last)
         rests = Slices(last * dp + (longer if first > last else 0), dp)
         if before._fresh is not None and before.total is not None and opened * dp >= before._fresh:
             self.start = before.total
@@ -161,15 +154,10 @@ class Segment:
             samples = before.samples(*self._over.places(np.arange(rests.size, dtype=np.int64))).tolist()
             self._over = Carried(rests, draws, [offset for offset, one in enumerate(samples) if one in self.gaps])
 
-    def _open_length(self, lane: int, opened: int) -> int:
-        """Returns how many positions of a lane lie before the end of its open windows."""
+    def lane_length(self, lane: int, opened: int = 2**63) -> int:
+        """Returns how many positions a lane has, or those of them before the end of its `opened` fresh windows."""
         fresh = opened if self._fresh is None else min(opened, self._deal.lane_length(lane, self._fresh))
         return self._slices.length(lane) + fresh
-
-    def lane_length(self, lane: int) -> int:
-        """Returns how many positions a lane has, once the end is known; lanes differ by at most one."""
-        assert self._fresh is not None
-        return self._slices.length(lane) + self._deal.lane_length(lane, self._fresh)
 
     @property
     def size(self) -> int | None:
@@ -178,10 +166,11 @@ class Segment:
 
     def sample(self, lane: int, position: int) -> int:
         """Returns the sample that `lane` draws at `position`, where there is one."""
-        fresh = position - self._slices.length(lane)
+        slices = self._slices
+        fresh = position - slices.each - (lane < slices.more)
         if fresh < 0:
             assert self.before is not None
-            return self.before.sample(*self._over.place(self._slices.start(lane) + position))
+            return self.before.sample(*self._over.place(slices.start(lane) + position))
         total = None if fresh < self._whole else self._fresh
         if window := self.rules.window:
             number, within = divmod(fresh, window)
@@ -204,8 +193,7 @@ class Segment:
         assert self.before is not None
         drawn, over = np.empty_like(positions), ~fresh
         drawn[fresh] = self._fresh_samples(lanes[fresh], behind[fresh])
-        numbers = positions[over] + self._slices.starts(lanes[over])
-        drawn[over] = self.before.samples(*self._over.places(numbers))
+        drawn[over] = self.before.samples(*self._over.places(positions[over] + self._slices.starts(lanes[over])))
         return drawn
 
     def _fresh_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
@@ -221,7 +209,7 @@ class Segment:
                 moves = self._order(lane, number, self._fresh)
                 drawn[own] = moves[positions[own] - number * window] + number * window
             positions = drawn
-        return self.gaps.nth_all(self.start, self._deal.samples(lanes, positions, self._fresh))
+        return self.gaps.nth(self.start, self._deal.samples(lanes, positions, self._fresh))
 
     def place(self, sample: int) -> tuple[int, int] | None:
         """Returns lane and position of a sample from `start` on; None if it is left out or past the end."""
@@ -235,19 +223,16 @@ class Segment:
 
     def take_over(self, lane: int, position: int) -> tuple[int, int] | None:
         """Returns where a place not drawn before is now; None if not carried, (-1, -1) if left out from here on."""
-        number = self._over.number(lane, position)
-        if number is None:
+        if (number := self._over.number(lane, position)) is None:
             return None
         return self._slices.find(number) if number >= 0 else (-1, -1)
 
     def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
         """Returns positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
-        own, unit = self._slices.length(lane), self.rules.unit
+        own, unit, alone = self._slices.length(lane), self.rules.unit, (position, position + 1)
         fresh = position - own
-        alone = position, position + 1
-        if self.rules.window or fresh < 0:
-            return alone
-        if self._fresh is not None and fresh >= self._deal.whole_positions(self._fresh):
+        tail = self._fresh is not None and fresh >= self._deal.whole_positions(self._fresh)
+        if self.rules.window or fresh < 0 or tail:
             return alone
         first = fresh // unit * unit
         stop = min(first + unit, limit - own)

@@ -53,7 +53,7 @@ class Pack:
     size: int
 
     def __post_init__(self) -> None:
-        _settle(self, 1, size=_TOKENS)
+        _settle(self, 1, "size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Pad:
     token: int = 0
 
     def __post_init__(self) -> None:
-        _settle(self, 1, size=_TOKENS, token=_ID)
+        _settle(self, 1, "size", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Split:
     def __post_init__(self) -> None:
         ids = [name for name in ("bos", "eos", "every_bos", "every_eos") if getattr(self, name) is not None]
         every = sum(name.startswith("every") for name in ids)
-        _settle(self, 1 + every, size=_TOKENS, **dict.fromkeys(ids, _ID), overlap=_TOKENS)
+        _settle(self, 1 + every, "size", *ids, "overlap")
         if self.overlap not in (0, 1):
             raise ValueError(f"overlap is 0 or 1, got {self.overlap}")
         if self.overlap and every:
@@ -124,17 +124,15 @@ class Split:
 
 Form = Pack | Pad | Split
 
-_TOKENS: Final = "a number of tokens"
-_ID: Final = "a token id"
 
-
-def _settle(form: Form, least: int, **fields: str) -> None:
+def _settle(form: Form, least: int, *names: str) -> None:
     """Has fields be ints. Raises TypeError: one is none; ValueError: the size is too small."""
-    for name, what in fields.items():
+    for name in names:
         value = getattr(form, name)
         try:
             object.__setattr__(form, name, operator.index(value))
         except TypeError:
+            what = "a number of tokens" if name in ("size", "overlap") else "a token id"
             raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
     if form.size < least:
         raise ValueError(f"size is a number of tokens from {least}, got {form.size}")
@@ -151,10 +149,7 @@ BEGINNING: Final = Cut(0, 0)  # Before the first document
 
 
 class Piece(NamedTuple):
-    """What a sequence has of one document: its BOS, its own tokens of the half-open interval [start, stop), its EOS.
-
-    `bos` and `eos` say whether these are among them, which `start` and `stop` do not count.
-    """
+    """What a sequence has of one document: perhaps its BOS, its own tokens [start, stop), and perhaps its EOS."""
 
     document: int
     start: int
@@ -174,10 +169,9 @@ class SplitSequence(NamedTuple):
 def make_sequences(
     lengths: Sequence[int], form: Form, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
 ) -> tuple[list[SplitSequence], Cut]:
-    """Returns the sequences made of documents, named by index, and where what is left over begins.
+    """Returns the sequences made of documents from the `start` that an earlier call has left, and what it left.
 
-    They are made from the `start` that an earlier call has left, where documents are cut. If no document follows
-    (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
+    If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
     """
     end = Cut(len(lengths), 0)
     if isinstance(form, Split):
@@ -202,10 +196,7 @@ def _whole(pieces: Sequence[Piece]) -> SplitSequence:
 
 
 def split_documents(lengths: Sequence[int], form: Split, start: Cut = BEGINNING) -> tuple[list[SplitSequence], Cut]:
-    """Returns the sequences that documents fill, and where what is left over begins.
-
-    With more documents behind that place it goes on from it, as `start`, as if all had been there at once.
-    """
+    """Returns the sequences that documents fill, and where what is left over begins: the `start` with more of them."""
     if any(length < 0 for length in lengths):
         raise ValueError(f"lengths are 0 or more, got {min(lengths)}")
     tokens = _Tokenised(lengths, form)
@@ -216,7 +207,8 @@ def split_documents(lengths: Sequence[int], form: Split, start: Cut = BEGINNING)
         stop = at + form.size + form.overlap - bos
         if stop > tokens.total:
             return sequences, tokens.cut(at)
-        eos = form.every_eos is not None and not (form.eos is not None and tokens.ends_document(stop))
+        ends = form.eos is not None and tokens.starts[bisect_left(tokens.starts, stop)] == stop
+        eos = form.every_eos is not None and not ends
         sequences.append(SplitSequence(tokens.pieces(at, stop - eos), bos, eos))
         # The place of an EOS was that of a token which the next sequence begins with.
         at = stop - 1 if eos or form.overlap else stop
@@ -225,7 +217,7 @@ def split_documents(lengths: Sequence[int], form: Split, start: Cut = BEGINNING)
 def split_rest(lengths: Sequence[int], form: Split, left: Cut, *, begun: bool) -> SplitSequence | None:
     """Returns what is left over as a sequence of its own, shorter than the others; None if no token is left.
 
-    With an overlap, and a sequence before (`begun`), that one has the first of these tokens too.
+    With an overlap the sequence before, if there is one (`begun`), has the first of these tokens too.
     """
     tokens = _Tokenised(lengths, form)
     at = tokens.position(left)
@@ -246,36 +238,32 @@ class _Tokenised:
 
     def __init__(self, lengths: Sequence[int], form: Split) -> None:
         self._form = form
-        self._starts = [0, *accumulate(form.framed(lengths))]
-        self.total = self._starts[-1]
+        self.starts = [0, *accumulate(form.framed(lengths))]
+        self.total = self.starts[-1]
 
     def position(self, cut: Cut) -> int:
         """Returns the token at a place. Raises ValueError: there is no such document, or it is not so long."""
         document, offset = cut
-        within = self._starts[document : document + 2] if document >= 0 else []
+        within = self.starts[document : document + 2] if document >= 0 else []
         if not within or not within[0] <= within[0] + offset <= within[-1]:
-            raise ValueError(f"start is a place in one of {len(self._starts) - 1} documents, got {cut}")
+            raise ValueError(f"start is a place in one of {len(self.starts) - 1} documents, got {cut}")
         return within[0] + offset
 
     def cut(self, at: int) -> Cut:
         """Returns the place of a token, or of the end."""
-        document = bisect_right(self._starts, at) - 1
-        return Cut(document, at - self._starts[document])
+        document = bisect_right(self.starts, at) - 1
+        return Cut(document, at - self.starts[document])
 
     def begins(self, at: int) -> bool:
         """Whether the sequence that begins there is given a BOS that is no document's."""
         return self._form.every_bos is not None and not (self._form.bos is not None and self.cut(at).offset == 0)
 
-    def ends_document(self, stop: int) -> bool:
-        """Whether a document ends there."""
-        return self._starts[bisect_left(self._starts, stop)] == stop
-
     def pieces(self, first: int, stop: int) -> tuple[Piece, ...]:
         """Returns the documents of the tokens [first, stop)."""
         bos, eos = self._form.bos is not None, self._form.eos is not None
         found = []
-        for document in range(self.cut(first).document, bisect_left(self._starts, stop)):
-            start, end = self._starts[document : document + 2]
+        for document in range(self.cut(first).document, bisect_left(self.starts, stop)):
+            start, end = self.starts[document : document + 2]
             begin, last = max(first, start), min(stop, end)
             if begin < last:
                 begins, ends = (min(max(place - start - bos, 0), end - start - bos - eos) for place in (begin, last))
@@ -286,9 +274,8 @@ class _Tokenised:
 def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> list[list[int]]:
     """Returns packs of samples, each sample whole in one of them, which lengths alone decide.
 
-    Packs come in the order in which the longest sample of each stands (of equally long ones the first), samples of a
-    pack in the order in which they stand. At most one pack is half empty or emptier. Raises ValueError: a length is not
-    from 1 to the capacity.
+    Packs come in the order of the longest sample of each, samples of a pack in their own. At most one pack is half
+    empty or emptier. Raises ValueError: a length is not from 1 to the capacity.
     """
     if capacity < 1:
         raise ValueError(f"capacity is a number of tokens from 1, got {capacity}")
@@ -306,17 +293,15 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     for sample, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         at = bisect_left(rooms, size)
         if at == len(rooms):
-            pack = [sample]
-            packs.append(pack)
-            room = capacity - size
+            room = capacity
+            packs.append(pack := [])
         else:
             room = rooms[at]
-            there = with_room[room]
-            pack = there.pop()
-            if not there:
+            pack = with_room[room].pop()
+            if not with_room[room]:
                 del rooms[at], with_room[room]
-            pack.append(sample)
-            room -= size
+        pack.append(sample)
+        room -= size
         if room >= shortest:
             if room not in with_room:
                 rooms.insert(bisect_left(rooms, room), room)
@@ -331,8 +316,8 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
 def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[SplitSequence]:
     """Returns as many sequences as one more micro batch of every rank has places, made of those left over.
 
-    Packs are taken apart, the longest first, where their halves are nearest to each other, until there are enough.
-    Where rows do not suffice, and with the other forms, sequences then come once more in turn.
+    Packs are taken apart into even halves, the longest first, until there are enough; then, and with the other forms,
+    sequences come once more in turn.
     """
     if not 0 < len(left) <= places:
         raise ValueError(f"from 1 to {places} sequences are completed, got {len(left)}")
@@ -342,15 +327,10 @@ def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[Sp
         if not apart:
             break
         longest = max(apart, key=lambda place: found[place][0])
-        halves = _halves(found[longest][1].pieces)
-        found[longest : longest + 1] = [(_tokens(pieces), _whole(pieces)) for pieces in halves]
+        whole, (pieces, *_) = found[longest]
+        cut = min(range(1, len(pieces)), key=lambda at: abs(whole - 2 * _tokens(pieces[:at])))
+        found[longest : longest + 1] = [(_tokens(half), _whole(half)) for half in (pieces[:cut], pieces[cut:])]
     return [found[place % len(found)][1] for place in range(places)]
-
-
-def _halves(pieces: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-    whole = _tokens(pieces)
-    cut = min(range(1, len(pieces)), key=lambda at: abs(whole - 2 * _tokens(pieces[:at])))
-    return pieces[:cut], pieces[cut:]
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:
@@ -379,12 +359,9 @@ def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str
 
     Token ids are padded with `token`, labels with -100; `attention_mask` is 1 where a token of the row is.
     """
-    free = size - len(tokens[INPUT_IDS])
-    ends = {INPUT_IDS: token, LABELS: NO_LABEL}
-    found = {name: np.pad(values, (0, free), constant_values=ends[name]) for name, values in tokens.items()}
-    mask = np.zeros(size, np.int64)
-    mask[: size - free] = 1
-    return found | {ATTENTION_MASK: mask}
+    count, ends = len(tokens[INPUT_IDS]), {INPUT_IDS: token, LABELS: NO_LABEL, ATTENTION_MASK: 0}
+    whole = {**tokens, ATTENTION_MASK: np.ones(count, np.int64)}
+    return {name: np.pad(values, (0, size - count), constant_values=ends[name]) for name, values in whole.items()}
 
 
 def cut_tokens(

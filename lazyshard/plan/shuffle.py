@@ -52,14 +52,17 @@ def mix64(*key: int) -> int:
         word = index(part)
         if not 0 <= word <= _MASK:
             raise ValueError(f"a key must be in [0, 2**64), got {word}")
-        mixed = _finalise(((mixed ^ word) + _GAMMA) & _MASK)
+        word = ((mixed ^ word) + _GAMMA) & _MASK
+        word = ((word ^ (word >> 30)) * _MULTIPLIER_1) & _MASK
+        word = ((word ^ (word >> 27)) * _MULTIPLIER_2) & _MASK
+        mixed = word ^ (word >> 31)
     return mixed
 
 
 def permutation(size: int, *key: int) -> _Integers:
     """Returns the permutation of [0, size) that belongs to `key`: element i is where i goes; int64, read-only.
 
-    A smaller size of the same key has the same order, with the numbers from `size` on left out. The last 16 are kept.
+    A smaller size of the same key has the same order, without the numbers from `size` on. The last 16 are kept.
     """
     return _permutation(size, key)
 
@@ -69,28 +72,18 @@ def permutation(size: int, *key: int) -> _Integers:
 def _permutation(size: int, key: tuple[int, ...]) -> _Integers:
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
-    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-    words = _finalise_all(steps + np.uint64(mix64(*key)))
+    # Arrays of uint64 wrap silently, as wanted; numpy's scalars would warn. Shifts need uint64 on both sides, or numpy
+    # before 2.0 promotes to float64.
+    words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(mix64(*key))
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
+    words = words ^ (words >> np.uint64(31))
     # The order of np.argsort(words), 3.5 times as fast for thousands: numpy sorts 16-bit numbers by radix, and its
     # stable sort then finds the words all but in order, since few share their highest 16 bits.
     nearly = np.argsort((words >> np.uint64(48)).astype(np.uint16), kind="stable")
     order = nearly[np.argsort(words[nearly], kind="stable")].astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
-
-
-def _finalise(word: int) -> int:
-    word = ((word ^ (word >> 30)) * _MULTIPLIER_1) & _MASK
-    word = ((word ^ (word >> 27)) * _MULTIPLIER_2) & _MASK
-    return word ^ (word >> 31)
-
-
-def _finalise_all(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    # Arrays of uint64 wrap silently, as wanted; numpy's scalars would warn. Shifts need uint64 on both sides, or numpy
-    # before 2.0 promotes to float64.
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
-    return words ^ (words >> np.uint64(31))
 
 
 def window_for_distance(distance: int, samples_per_chunk: int) -> int:

@@ -44,8 +44,7 @@ class StepPlace(NamedTuple):
 class PartSteps:
     """The steps of one part, of whose lanes `draws` positions were drawn, trained or skipped, after `first_step`.
 
-    `draws_per_step` is 0 where it is not known. `cut` are the positions of each lane in the epoch in which the part
-    begins, and in every later one, where steps end with an epoch; None where they go on.
+    `draws_per_step` is 0 if not known. `cut`, where steps end with an epoch: its positions in the first one, in others.
     """
 
     first_step: int

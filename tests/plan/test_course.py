@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw, Place, Run
 from lazyshard.plan.deal import Rules
-from lazyshard.plan.segment import Carried, Slices
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
 
@@ -344,22 +343,6 @@ def test_parts_go_on_in_the_same_order_and_skipped_steps_are_drawn_by_nobody() -
     course, alone = (Course(Rules(3), [*before, Part(3, epoch=4)]) for before in ([Part(2, draws=5)], []))
     for lane in range(3):
         assert [course.draw(lane, p, 20) for p in range(9)] == [alone.draw(lane, p, 20) for p in range(9)]
-
-
-@PROPERTY
-@given(size=st.integers(0, 40), lanes=st.integers(1, 9), draws=st.integers(0, 5), data=st.data())
-def test_places_and_numbers_are_one_and_the_same(size: int, lanes: int, draws: int, data: st.DataObject) -> None:
-    every = [(lane, position) for lane in range(lanes) for position in range(Slices(size, lanes).length(lane))]
-    removed = data.draw(st.lists(st.integers(0, size - 1), unique=True).map(sorted) if size else st.just([]))
-    carried = Carried(Slices(size, lanes), draws, removed)
-    kept = [(lane, draws + position) for at, (lane, position) in enumerate(every) if at not in removed]
-    assert carried.size == len(kept)
-    found = carried.places(np.arange(carried.size))
-    assert list(zip(*(one.tolist() for one in found), strict=True)) == kept
-    assert [carried.place(number) for number in range(carried.size)] == kept
-    assert [carried.number(*place) for place in kept] == list(range(carried.size))
-    assert {carried.number(every[at][0], draws + every[at][1]) for at in removed} <= {-1}
-    assert carried.number(0, draws + Slices(size, lanes).length(0)) is None
 
 
 PLAIN = Course(Rules(3), [Part(2, draws=4), Part(3)])

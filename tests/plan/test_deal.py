@@ -62,7 +62,7 @@ def test_numbering_of_what_is_kept_equals_a_list(ranges: list[tuple[int, int]], 
     kept = [sample for sample in range(start, 100) if sample not in out]
     assert gaps.kept(start, stop) == len([sample for sample in kept if sample < stop])
     assert [gaps.nth(start, number) for number in range(20)] == kept[:20]
-    assert gaps.nth_all(start, np.arange(20)).tolist() == kept[:20]
+    assert gaps.nth(start, np.arange(20)).tolist() == kept[:20]
     assert [sample in gaps for sample in range(50)] == [sample in out for sample in range(50)]
     assert bool(gaps) == bool(out)
 

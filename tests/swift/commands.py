@@ -46,30 +46,17 @@ STACK: Final = ("ms-swift", "megatron-core", "mcore-bridge", "transformers", "to
 Option = str | int | float | bool | Path | Sequence[str | Path | float] | None
 
 BOTH: Final[dict[str, Option]] = {
-    "template": "qwen2_5",
-    "tuner_type": "full",
-    "torch_dtype": "float32",
-    "check_model": False,
-    "add_version": False,
-    "max_length": 512,
-    "logging_steps": 1,
-    "dataloader_num_workers": 1,
-    "dataloader_pin_memory": False,
+    **{"template": "qwen2_5", "tuner_type": "full", "torch_dtype": "float32", "max_length": 512, "logging_steps": 1},
+    **{"check_model": False, "add_version": False, "dataloader_num_workers": 1, "dataloader_pin_memory": False},
 }
 
 MEGATRON: Final[dict[str, Option]] = {
     **BOTH,
-    "fp16": False,  # float32 alone turns it on
-    "bf16": False,
-    "ddp_backend": "gloo",
-    "recompute_granularity": "none",
-    "micro_batch_size": 2,
-    "global_batch_size": 8,
+    **{"fp16": False, "bf16": False},  # float32 alone turns the first one on
+    **{"ddp_backend": "gloo", "recompute_granularity": "none", "micro_batch_size": 2, "global_batch_size": 8},
     # The last step is saved all the same. With these two (the first is ms-swift's default) only the weights are, which
     # takes 1 s, not 8.
-    "save_steps": 1_000_000,
-    "save_safetensors": True,
-    "no_save_optim": True,
+    **{"save_steps": 1_000_000, "save_safetensors": True, "no_save_optim": True},
 }
 
 RESUMABLE: Final[dict[str, Option]] = {"no_save_optim": False, "torch_dtype": "bfloat16", "bf16": True}
@@ -80,10 +67,7 @@ bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
 SWIFT: Final[dict[str, Option]] = {
     **BOTH,
     "use_cpu": True,  # or 2 processes train apart from each other, without a word
-    "report_to": "none",
-    "save_strategy": "no",
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 1,
+    **{"report_to": "none", "save_strategy": "no", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
 }
 
 

@@ -217,7 +217,7 @@ def test_failure_and_other_version_are_told_once_on_one_line(engine: Path, monke
         if version == "3.12.6":
             # Of one that is too old the launcher alone is touched, which refuses the flag.
             assert (ms_swift.outcomes, caplog.messages) == ({}, [])
-            load().__name__ = ms_swift.LAUNCHER
+            load().__name__ = "swift.cli.main"
             ms_swift.extend(load(), "engine_extension")
             assert (load().value, caplog.messages) == (2, [])
             continue

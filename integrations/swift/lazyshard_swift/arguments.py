@@ -1,23 +1,19 @@
-"""The arguments: added to ms-swift's `DataArguments`, from which all of its commands take theirs, and checked.
-
-The checks are decisions only: no ms-swift, no torch, and of files but the names.
-"""
+"""The arguments: added to ms-swift's `DataArguments`, from which all of its commands take theirs, and checked."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
-from lazyshard.format.arrays import LEAST_CACHE_BYTES
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.names import MANIFEST, parse_chunk_name
-from lazyshard.format.records import parse_size
-from lazyshard.plan.deal import UNIT_NAMES
+from lazyshard.plan.deal import UNIT_NAMES, check_field
 from lazyshard.store.urls import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.ms_swift import caution, is_megatron, notice
@@ -25,13 +21,11 @@ from lazyshard_swift.ms_swift import caution, is_megatron, notice
 OnEnd = Literal["stop", "repeat"]
 OnBadSample = Literal["substitute", "raise"]
 
+# Those that encode in advance, read each sample once, and take their batches from the ordinary data loader.
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
-"""Those that encode in advance, read each sample once, and take their batches from the ordinary data loader."""
-
 _TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
 
-_COLLECTIVE_SLACK_S: Final = 60.0
-"""A rank that gives up waiting needs a moment to say so before its peers' collectives time out."""
+_COLLECTIVE_SLACK_S: Final = 60.0  # For a rank that gives up to say so before its peers' collectives time out
 
 _Problems: TypeAlias = Iterator[tuple[str, str]]
 _Given: TypeAlias = Callable[[str], Any]
@@ -133,9 +127,8 @@ def check(args: Any) -> None:
     """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order."""
     names = [args.dataset] if isinstance(args.dataset, str) else args.dataset
     if not args.sharded_lazy:
-        for name in names:
-            if os.path.exists(os.path.join(name, MANIFEST)):
-                caution(f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it")
+        for name in (one for one in names if os.path.exists(os.path.join(one, MANIFEST))):
+            caution(f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it")
         return
     if not any(kind.__name__ in _TRAINING for kind in type(args).__mro__):
         notice("--sharded_lazy is for commands that train; it is put aside here")
@@ -150,16 +143,9 @@ def check(args: Any) -> None:
 
 def check_combinations(args: Any) -> None:
     """Refuses what cannot work, before anything is loaded."""
-
-    def given(name: str) -> Any:
-        return getattr(args, name, None)
-
-    parts = [_of_dataset, _of_data, _of_trainer, _of_order, _of_grouping, _of_values]
-    if is_megatron(args):
-        parts.remove(_of_trainer)
-    for part in parts:
-        for argument, why in part(given):
-            raise refused(argument, f"--{argument} {why}")
+    for part in (_of_dataset, _of_data, _of_order, _of_values):
+        for argument, why in part(vars(args).get):
+            raise refused(argument, why)
 
 
 def _of_dataset(given: _Given) -> _Problems:
@@ -206,10 +192,9 @@ def _of_data(given: _Given) -> _Problems:
         yield "sharded_lazy_skip", "names samples of one stream, --dataset has several: leave it out"
     if kind is not None and kind not in RLHF_TYPES:
         yield "rlhf_type", f"{kind} does not take encoded samples in their order, as {', '.join(RLHF_TYPES)} do"
-
-
-def _of_trainer(given: _Given) -> _Problems:
-    """What `swift` has and `megatron` has not."""
+    if given("micro_batch_size") is not None:
+        return
+    # What `swift` has and `megatron` has not.
     if (given("sequence_parallel_size") or 1) > 1:
         yield "sequence_parallel_size", "above 1 has its own sampler: use `megatron sft --context_parallel_size N`"
     if given("use_flash_ckpt"):
@@ -217,27 +202,18 @@ def _of_trainer(given: _Given) -> _Problems:
     if given("auto_find_batch_size"):
         yield "auto_find_batch_size", "true changes in mid-run which sample comes next: leave it out"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
-        yield (
-            "ignore_data_skip",
-            "true would train again what was trained: leave it out, or add --resume_only_model",
-        )
+        yield "ignore_data_skip", "true would train again what was trained: leave it out, or add --resume_only_model"
 
 
 def _of_order(given: _Given) -> _Problems:
     window, distance = "sharded_lazy_shuffle_window", "sharded_lazy_shuffle_distance"
-    for name, least, what in ((window, 0, "chunks, 0 for none"), (distance, 1, "samples from 1")):
-        value = given(name)
-        if value is not None and value < least:
-            yield name, f"is a number of {what}, got {value}"
-        if value and given("train_dataloader_shuffle") is False:
-            yield name, f"{value} shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+    for name in (window, distance) if given("train_dataloader_shuffle") is False else ():
+        if given(name):
+            yield name, f"{given(name)} shuffles, --train_dataloader_shuffle false does not: leave out one of them"
     if given(distance) is not None and given(window) is not None:
         yield distance, f"chooses the window, and --{window} {given(window)} is one: leave out one of them"
     if given(distance) is not None and len(given("dataset")) > 1:
         yield distance, f"is for one stream: give --{window}, which is in chunks of each"
-
-
-def _of_grouping(given: _Given) -> _Problems:
     name, leave_one = "group_by_length", "leave out one of them"
     if not given(name):
         return
@@ -256,65 +232,50 @@ def _of_grouping(given: _Given) -> _Problems:
 
 
 def _of_values(given: _Given) -> _Problems:
-    directory, size = given("sharded_lazy_encode_cache"), given("sharded_lazy_encode_cache_size")
+    from lazyshard.data.settings import BadRows, EncodeCache
+
+    directory = given("sharded_lazy_encode_cache")
     if directory is not None and (not directory or "\0" in directory):
         yield "sharded_lazy_encode_cache", "is a directory of this node"
-    if size is not None and directory is None:
-        yield "sharded_lazy_encode_cache_size", f"{size} bounds --sharded_lazy_encode_cache DIR: give both, or none"
     wait, timeout = given("sharded_lazy_max_wait"), given("ddp_timeout")
     if not wait > 0:
         yield "sharded_lazy_max_wait", f"is a number of seconds above 0, got {wait}"
     if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
         yield "sharded_lazy_max_wait", f"{wait:g} must end {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
-    samples = given("sharded_lazy_samples_per_chunk")
-    if samples is not None and samples < 1:
-        yield "sharded_lazy_samples_per_chunk", f"is a number from 1, got {samples}"
-    texts = {"encode_cache_size": _check_size, "consumer": check_consumer, "skip": parse_skips, "unit": parse_unit}
-    for name, parse in texts.items():
+    if given("sharded_lazy_on_end") not in get_args(OnEnd):
+        yield "sharded_lazy_on_end", f"is one of {', '.join(get_args(OnEnd))}, got {given('sharded_lazy_on_end')!r}"
+    checks: dict[str, Callable[[Any], object]] = {"consumer": check_consumer, "skip": parse_skips, "unit": parse_unit}
+    checks |= {"encode_cache_size": lambda size: EncodeCache(directory, size), "on_bad_sample": BadRows}
+    counts = {"shuffle_window": 0, "shuffle_distance": 1, "samples_per_chunk": 1}
+    checks |= {name: functools.partial(check_field, "it", low=low) for name, low in counts.items()}
+    for name, check_value in checks.items():
         value = given(f"sharded_lazy_{name}")
         try:
             if value is not None:
-                parse(value)
+                check_value(value)
         except ValueError as cause:
             yield f"sharded_lazy_{name}", f"{value!r}: {cause}"
-    for name, kinds in (("sharded_lazy_on_end", OnEnd), ("sharded_lazy_on_bad_sample", OnBadSample)):
-        value, choices = given(name), get_args(kinds)
-        if value is not None and value not in choices:
-            yield name, f"is one of {', '.join(choices)}, got {value!r}"
 
 
-def _check_size(text: str) -> None:
-    if parse_size(text) < LEAST_CACHE_BYTES:
-        raise ValueError(f"expected at least {LEAST_CACHE_BYTES} bytes: less keeps no sample")
-
-
-class Progress(NamedTuple):
-    """By what a run is measured: how many steps or epochs were asked for; None for the other."""
-
-    steps: int | None
-    epochs: float | None
-
-
-def progress_of(args: Any, live: bool) -> Progress:
-    """Returns whether steps or epochs decide how long the run is, as ms-swift would, but by steps on a live stream."""
+def progress_of(args: Any, live: bool) -> tuple[int | None, float | None]:
+    """Returns how many steps or epochs a run has, None for the other: as for ms-swift, but steps on a live stream."""
     megatron, epochs = is_megatron(args), args.num_train_epochs
     option = "train_iters" if megatron else "max_steps"
     steps = getattr(args, option)
-    if not steps or steps < 0:
-        steps = None
+    steps = steps if steps and steps > 0 else None
     if live:
         if steps is None:
-            why = "the stream is still being produced, so an epoch has no length yet"
-            raise refused(option, f"{why}: say with --{option} N how many steps to train at the most")
+            why = "an epoch of a stream that is still being produced has no length yet"
+            raise refused(option, f"says how many steps to train at the most, and is needed: {why}")
         for name in ("save_strategy", "eval_strategy"):
             if str(getattr(args, name, "")).rsplit(".", 1)[-1].lower() == "epoch":
-                raise refused(name, f"--{name} epoch: the stream is still being produced: use --{name} steps")
-        return Progress(steps, None)
+                raise refused(name, f"epoch: the stream is still being produced: use --{name} steps")
+        return steps, None
     if megatron and epochs is None and steps is None:
-        raise refused(option, "say how long to train, with --num_train_epochs N or --train_iters N")
+        raise refused(option, "N or --num_train_epochs N is needed: say how long to train")
     # ms-swift: Megatron's epochs count before its iterations, in the Hugging Face trainer steps count before epochs.
     by_epochs = epochs is not None if megatron else steps is None
-    return Progress(None, epochs) if by_epochs else Progress(steps, None)
+    return (None, epochs) if by_epochs else (steps, None)
 
 
 def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
@@ -327,31 +288,20 @@ def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
     return batch_size, batch_size * trainer.gradient_accumulation_steps * dp_size
 
 
-class Skip(NamedTuple):
-    """A half-open range of samples, chunks or steps, by number."""
+def parse_skips(text: str) -> dict[str, tuple[str, int, int]]:
+    """Reads ``--sharded_lazy_skip``: what each half-open range is of, its start and its stop, by how it is written.
 
-    kind: str
-    start: int
-    stop: int
-
-    def __str__(self) -> str:
-        """As on the command line."""
-        return f"{self.kind} {self.start}:{self.stop}"
-
-
-def parse_skips(text: str) -> tuple[Skip, ...]:
-    """Reads ``--sharded_lazy_skip``.
-
-    >>> [str(one) for one in parse_skips("samples 120:180, steps 41:61")]
-    ['samples 120:180', 'steps 41:61']
+    >>> parse_skips("samples 120:180, steps  41:61")
+    {'samples 120:180': ('samples', 120, 180), 'steps 41:61': ('steps', 41, 61)}
     """
-    found = []
+    found = {}
     for item in map(str.strip, text.split(",")):
         match = re.fullmatch(r"(samples|chunks|steps)\s+(\d{1,18}):(\d{1,18})", item)
         if match is None or int(match[2]) >= int(match[3]):
             raise ValueError(f'expected FIRST:STOP, such as "samples 120:180, chunks 7:8, steps 41:61", got {item!r}')
-        found.append(Skip(match[1], int(match[2]), int(match[3])))
-    return tuple(dict.fromkeys(found))
+        kind, start, stop = match[1], int(match[2]), int(match[3])
+        found[f"{kind} {start}:{stop}"] = kind, start, stop
+    return found
 
 
 def parse_unit(given: str | int | None) -> str | int | None:

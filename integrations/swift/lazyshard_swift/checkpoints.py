@@ -1,9 +1,7 @@
-"""What is kept at a checkpoint: the position of the run inside it, and the stream's cursor once it is durable.
+"""What is kept at a checkpoint: ``checkpoint-N/lazyshard.json``, a `Position`, and once it is durable the cursor.
 
-``checkpoint-N/lazyshard.json`` holds a JSON object with the fields of `Position`, written whole or not at all, and
-before the rest of the checkpoint. Format 1, which knew no changes of the number of ranks, is still read.
-
-One process owns the cursor of a run, to the end of the process: a lock keeps a second run of the same name out.
+The file is written whole or not at all, and before the rest. Format 1, which knew no changes of the number of ranks, is
+still read. One process owns the cursor of a run, to its end: a lock keeps a second run of the same name out.
 """
 
 from __future__ import annotations
@@ -14,17 +12,17 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
 
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.records import in_file, parse_object, take
+from lazyshard.format.records import in_file, parse_object, read, take
 from lazyshard.format.state import BLEND, BlendState, RunState
-from lazyshard.part import BOOLEAN, NUMBER, TEXT, Kind, Part, integer
+from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, Part, integer, or_null, tuples
 from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
@@ -62,9 +60,16 @@ def stream_id_of(stream: str) -> str | None:
     return None if stream.startswith(FOREIGN) else stream
 
 
+_Number = Annotated[int, integer(0, 2**63 - 1)]
+_Text = Annotated[str, TEXT]
+_LAYOUTS: Final = ("strided", "block", GROUPED)
+_LAYOUT: Final = Kind(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
+_TEXTS: Final = Kind("a list of strings", lambda value: type(value) is tuple and all(map(TEXT.fits, value)), tuples)
+
+
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where a run stands; the stream as in `run_plan.Facts`.
+class Position(Checked):
+    """Where a run stands; the stream as in `run_plan.Stream`.
 
     Attributes:
         consumed: samples trained so far, over all ranks and epochs.
@@ -74,24 +79,24 @@ class Position:
         state: the course of the run, of a blend that of its positions; None in an order of the stock sampler's own.
     """
 
-    stream: str
-    directory: str
-    samples_per_chunk: int
-    consumed: int
-    step: int
-    dp_size: int
-    batch_size: int
-    layout: str
-    window: int
-    seed: int
-    epoch_samples: int
-    by_steps: bool
-    consumer: str
-    saved_at: float
-    skipped: tuple[str, ...] = ()
+    stream: _Text
+    directory: _Text
+    samples_per_chunk: _Number
+    consumed: _Number
+    step: _Number
+    dp_size: _Number
+    batch_size: _Number
+    layout: Annotated[str, _LAYOUT]
+    window: _Number
+    seed: _Number
+    epoch_samples: _Number
+    by_steps: Annotated[bool, BOOLEAN]
+    consumer: _Text
+    saved_at: Annotated[float, NUMBER]
+    skipped: Annotated[tuple[str, ...], _TEXTS] = ()
     state: RunState | None = None
     blend: BlendState | None = None
-    grouping: str | None = None
+    grouping: Annotated[str | None, or_null(TEXT)] = None
 
     @property
     def unit(self) -> int:
@@ -100,58 +105,37 @@ class Position:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
-        values = {"format": _FORMAT} | {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        values["state"] = None if self.state is None else self.state.to_dict()
-        if self.blend is not None:
+        values = {"format": _FORMAT} | self.to_dict()
+        blend = values.pop("blend")
+        if blend is not None:
             # In the place of the state: it is what tells what was trained when.
-            values["positions"], values["state"] = values["state"], self.blend.to_dict()
-        del values["blend"]
+            values["positions"], values["state"] = values["state"], blend
         if self.grouping is None:
             del values["grouping"]
         return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-_STRINGS: Final = Kind(
-    "a list of strings", lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
-)
-
-
 def parse(data: bytes, file: str) -> Position:
     """Reads the content of the file."""
     try:
-        return _parse(data, file)
-    except (LazyShardError, ValueError) as cause:
-        why = str(cause).removeprefix(f"{file}: ")
-        anew = "take an older one, or start on the data anew from its weights alone"
-        text = f"{file}: {why}. This checkpoint cannot be gone on from exactly; {anew}"
-        raise PositionInvalid(text, file=file) from cause
-
-
-def _parse(data: bytes, file: str) -> Position:
-    read = {"str": TEXT, "float": NUMBER, "bool": BOOLEAN, "int": integer(0, 2**63 - 1)}
-    kinds = {entry.name: str(entry.type) for entry in fields(Position)}
-    with in_file(file):
-        found = parse_object(data, _FORMAT)
-        layouts = ("strided", "block", GROUPED)
-        take(found, "layout", Kind(f"one of {', '.join(layouts)}", lambda value: value in layouts))
-        position = Position(**{name: take(found, name, read[kind]) for name, kind in kinds.items() if kind in read})
-        if found["format"] > 1:
-            skipped = take(found, "skipped", _STRINGS)
-            position = replace(position, skipped=tuple(skipped))
+        with in_file(file):
+            found = parse_object(data, _FORMAT)
+            position = read(Position, found, {"grouping", *(["skipped"] if found["format"] == 1 else ())})
             if position.layout == GROUPED:
-                position = replace(position, grouping=take(found, "grouping", TEXT))
-    if position.layout != "strided":
-        return position
-    if found["format"] == 1:
-        return _with_state(position, _only_part(position))
-    state = found.get("state")
-    if not isinstance(state, dict) or state.get("kind") != BLEND:
-        return _with_state(position, RunState.from_dict(state, file, within="state"))
-    blend = BlendState.from_dict(state, file)
-    if blend.consumed != position.consumed:
-        raise ValueError(f"its state has consumed {blend.consumed}, and the rest of it {position.consumed}")
-    positions = RunState.from_dict(found.get("positions"), file, within="positions")
-    return replace(_with_state(position, positions), blend=blend)
+                take(found, "grouping", TEXT)
+        if position.layout != "strided":
+            return position
+        if found["format"] == 1:
+            return _with_state(position, _only_part(position))
+        blend: BlendState | None = None
+        state, within = found.get("state"), "state"
+        if isinstance(state, dict) and state.get("kind") == BLEND:
+            blend, state, within = BlendState.from_dict(state, file), found.get("positions"), "positions"
+        return _with_state(position, RunState.from_dict(state, file, within=within), blend)
+    except (LazyShardError, ValueError) as cause:
+        why = f"{str(cause).removeprefix(f'{file}: ')}. This checkpoint cannot be gone on from exactly"
+        anew = "take an older one, or start on the data anew from its weights alone"
+        raise PositionInvalid(f"{file}: {why}; {anew}", file=file) from cause
 
 
 def _only_part(position: Position) -> RunState:
@@ -165,22 +149,22 @@ def _only_part(position: Position) -> RunState:
     return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
 
 
-def _with_state(position: Position, state: RunState) -> Position:
+def _with_state(position: Position, state: RunState, blend: BlendState | None = None) -> Position:
     """Returns the position with its state, which must not contradict it."""
     size, part = position.samples_per_chunk, state.parts[-1]
-    told = {
-        "stream_id": (state.stream_id, stream_id_of(position.stream)),
-        "samples_per_chunk": (state.samples_per_chunk, size),
-        "consumed": (state.consumed, position.consumed),
-        "dp": (part.dp, position.dp_size),
-        "batch_size": (part.batch_size, position.batch_size),
-        "window": (state.window, window_positions(position.window, size, state.unit)),
-        "seed": (state.seed, position.seed),
-    }
-    for name, (there, here) in told.items():
+    for name, there, here in (
+        ("stream_id", state.stream_id, stream_id_of(position.stream)),
+        ("samples_per_chunk", state.samples_per_chunk, size),
+        ("consumed", (state if blend is None else blend).consumed, position.consumed),
+        ("consumed", state.consumed, position.consumed),
+        ("dp", part.dp, position.dp_size),
+        ("batch_size", part.batch_size, position.batch_size),
+        ("window", state.window, window_positions(position.window, size, state.unit)),
+        ("seed", state.seed, position.seed),
+    ):
         if there != here:
             raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
-    return replace(position, state=state)
+    return replace(position, state=state, blend=blend)
 
 
 class Checkpoints:
@@ -191,29 +175,25 @@ class Checkpoints:
     """
 
     def __init__(self, plan: RunPlan, output_dir: str) -> None:
-        self._plan = plan
-        self._output_dir = Path(output_dir)
+        self._plan, self._output_dir = plan, Path(output_dir)
         self.pending: list[tuple[Path, Position]] = []
-        self.last_step = -1
-        self._fenced = False
+        self.last_step, self._fenced = -1, False
 
     def register(self) -> None:
         """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
         if parallel.is_first():
-            consumed, step = (0, 0) if plan.saved is None else (plan.saved.consumed, plan.saved.step)
             try:
-                self._write(plan.position(consumed, step))
+                self._write(plan.position(plan.consumed, plan.step))
             except CursorTaken as error:
                 ways_out = "gives it another name, --sharded_lazy_take_over true takes the cursor over"
                 taken = f"{error} (--sharded_lazy_consumer NAME {ways_out})"
         if (taken := parallel.agree(taken)) is not None:
-            raise CursorTaken(taken, directory=plan.streams.where, consumer=plan.consumer)
+            raise CursorTaken(taken, directory=plan.directory, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
         """Returns whether this start has trained steps, up to this one, that no checkpoint of it holds."""
-        begun = 0 if self._plan.saved is None else self._plan.saved.step
-        return step not in (begun, self.last_step)
+        return step not in (self._plan.step, self.last_step)
 
     def folder(self, step: int) -> Path:
         """Returns the folder in which both trainers save a step."""
@@ -254,10 +234,10 @@ class Checkpoints:
             known = [begun, *(other for _, other in _saved_in(self._output_dir))]
             others = [other for other in known if other is not None and other.stream == position.stream]
             for directory, cursor in self._plan.cursors(position, others):
-                put_cursor(directory, cursor, take_over=self._plan.take_over)
+                put_cursor(directory, cursor, self._plan.take_over)
         except OSError as error:
-            before = "keeps chunks that are done with, or if there is none does not know of this run"
-            caution(f"the cursor could not be written ({error}); the producer goes by the one before: it {before}")
+            before = "it keeps more chunks than it needs to, or if there is none does not know of this run"
+            caution(f"the cursor could not be written ({error}); the producer goes by the one before: {before}")
 
 
 def _make_durable(folder: Path) -> None:
@@ -322,12 +302,11 @@ def resume_checkpoint(args: Any) -> str | None:
         return str(args.resume_from_checkpoint)
     # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
     for option in ("mcore_adapter", "mcore_model", "adapters", "model") if not args.finetune else ():
-        given = getattr(args, option)
-        folder = given[0] if option == "adapters" and given else given
-        if folder:
-            _check_whole(str(folder), option)
+        if given := getattr(args, option):
+            folder = str(given[0] if option == "adapters" else given)
+            _check_whole(folder, option)
             if os.path.exists(os.path.join(folder, _TRACKER)):
-                return str(folder)
+                return folder
     return None
 
 
@@ -336,27 +315,23 @@ def _check_whole(checkpoint: str, option: str) -> None:
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
         return
-    saved = [
-        (position.saved_at, str(folder))
-        for folder, position in _saved_in(Path(checkpoint).resolve().parent)
-        if is_whole(folder) and position.consumer == torn.consumer
-    ]
-    newest = max(saved)[1] if saved else None
+    saved = _saved_in(Path(checkpoint).resolve().parent)
+    whole = [(one.saved_at, str(folder)) for folder, one in saved if one.consumer == torn.consumer and is_whole(folder)]
+    newest = max(whole)[1] if whole else None
     way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
     if newest is None:
         way_out = f"No other one of this run is whole: start anew, without --{option}"
-    why = f"its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the trainer writes"
-    raise not_resumed(checkpoint, f"{why} last is not. {way_out}", newest)
+    why = f"its save was interrupted: {NAME} is there, what the trainer writes last is not"
+    raise not_resumed(checkpoint, f"{why}. {way_out}", newest)
 
 
 def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
     """Yields the checkpoints of all starts of a run, each of which has a folder of its own, that can be read."""
     path = Path(os.path.abspath(output_dir))
-    others = path.parent.glob("v*") if _VERSIONED.fullmatch(path.name) else ()
-    for folder in (path, *(other for other in others if _VERSIONED.fullmatch(other.name) and other != path)):
+    starts = {path, *(path.parent.glob("v*") if _VERSIONED.fullmatch(path.name) else ())}
+    for folder in (start for start in starts if start == path or _VERSIONED.fullmatch(start.name)):
         for file in folder.glob(f"checkpoint-*/{NAME}"):
-            position = load_if_there(file.parent)
-            if position is not None:
+            if (position := load_if_there(file.parent)) is not None:
                 yield file.parent, position
 
 
@@ -369,7 +344,7 @@ def consumer_name(output_dir: str) -> str:
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
-def put_cursor(directory: str, cursor: Cursor, *, take_over: bool = False) -> None:
+def put_cursor(directory: str, cursor: Cursor, take_over: bool) -> None:
     """Writes a cursor durably; the first time for this process, the run begins to own it."""
     key = (directory, cursor.consumer)
     if key not in _held:

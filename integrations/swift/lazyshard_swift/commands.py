@@ -1,8 +1,7 @@
 """ms-swift's commands: how they start the training, what `--help` shows, and the data set's way through the pipeline.
 
-Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves `torchrun` and the training
-behind as orphans; with the flag on it hands the signal down and waits. Its script of `swift sft` asks a small parser
-first, which answers `--help` with `--tuner_backend` only; before that it sets up the visible device, where we come in.
+Sent SIGTERM, ms-swift's command dies alone and leaves `torchrun` behind as an orphan; with the flag on it hands the
+signal down and waits. Its script of `swift sft` asks a small parser first, which answers `--help` with one option only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import REFUSED, refused
-from lazyshard_swift.ms_swift import is_stream, notice, wrap
+from lazyshard_swift.ms_swift import changed, is_stream, notice, tell, wrap
 
 
 def extend(module: ModuleType) -> None:
@@ -30,12 +29,9 @@ def extend(module: ModuleType) -> None:
     if module.__name__ == "swift.pipelines.train.sft":
         # The pipelines of pre-training, RLHF and Megatron inherit from it. Validation data take ms-swift's own way.
         data = "self train_dataset val_dataset"
-        ours = {
-            "_get_dataset self": _get_dataset,
-            "_post_process_datasets self datasets": _post_process_datasets,
-            f"_encode_dataset {data} pre_process": _encode_dataset,
-            f"_show_dataset {data}": _show_dataset,
-        }
+        ours: dict[str, Any] = {f"_encode_dataset {data} pre_process": _encode_dataset}
+        ours |= {f"_show_dataset {data}": _show_dataset, "_get_dataset self": _get_dataset}
+        ours |= {"_post_process_datasets self datasets": _post_process_datasets}
         wrap(module.SwiftSft, ours)
         return
     original = module.subprocess
@@ -63,12 +59,12 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
         return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
     if ms_swift.is_too_old(ms_swift.version()):
-        _tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
+        tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
         return subprocess.CompletedProcess(list(arguments), REFUSED)
     code = _wait_for_child(arguments)
     if code and (missing := _missing(arguments)):
         needs, names = f"`megatron` needs {' and '.join(missing)}", " ".join(missing)
-        _tell(f"{needs}, which this environment has not: pip install {names}; see `lazyshard doctor swift`")
+        tell(f"{needs}, which this environment has not: pip install {names}; see `lazyshard doctor swift`")
     # As a shell would say it.
     return subprocess.CompletedProcess(list(arguments), code if code >= 0 else 128 - code)
 
@@ -113,18 +109,11 @@ def _missing(arguments: Sequence[str]) -> list[str]:
     # 4.0 fetches Megatron-LM by itself.
     if version is None or len(needed) == 1 or not megatron:
         return []
-    return [name for name in needed if not _is_there(ms_swift.DEPENDENCIES[name])]
-
-
-def _is_there(module: str) -> bool:
-    with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec(module) is not None
-    return False
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"lazyshard: {text}", file=sys.stderr, flush=True)
+    found = set()
+    for name in needed:
+        with contextlib.suppress(ImportError, ValueError):
+            found |= {name} if importlib.util.find_spec(ms_swift.DEPENDENCIES[name]) is not None else set()
+    return [name for name in needed if name not in found]
 
 
 def _then_help(original: Any, *arguments: Any, **options: Any) -> Any:
@@ -148,11 +137,8 @@ def _get_dataset(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     _check_hooks("swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin")
     stream = open_train_stream(args, self.template)
     # With no training data to load, ms-swift loads the validation data alone.
-    names, args.dataset = args.dataset, []
-    try:
+    with changed(args, dataset=[]):
         return stream, original(self, *rest, **options)[1]
-    finally:
-        args.dataset = names
 
 
 def _encode_dataset(original: Any, self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
@@ -176,8 +162,7 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
     from lazyshard_swift.parallel import is_first
 
     if is_first():
-        sample = stream.first_sample()
-        if sample is None:
+        if (sample := stream.first_sample()) is None:
             notice("nothing of the stream is there to be shown yet")
         else:
             self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
@@ -196,4 +181,4 @@ def _check_hooks(trainer: str) -> None:
         reasons = f"{trainer} was imported before lazyshard could extend it"
     if reasons:
         why = f"cannot work with this ms-swift, {ms_swift.version()}: {reasons}. Supported is {ms_swift.SUPPORTED}"
-        raise refused("sharded_lazy", f"--sharded_lazy true {why}")
+        raise refused("sharded_lazy", f"true {why}")

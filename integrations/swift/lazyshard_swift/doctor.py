@@ -24,15 +24,10 @@ def examine() -> list[Finding]:
     """Returns the findings; the entry point of the group `lazyshard.doctor`."""
     version = ms_swift.version()
     needed = {"megatron sft": (*_ANY, *ms_swift.dependencies(version)), "swift sft": _ANY}
-    return [
-        *_versions(version, needed["megatron sft"]),
-        *_startup(),
-        *(Finding("extensions", name, f"extended by {extension}") for name, extension in hook.EXTENSIONS.items()),
-        *(
-            Finding("verdict", f"{command} --sharded_lazy true", *_verdict(version, names))
-            for command, names in needed.items()
-        ),
-    ]
+    found = [*_versions(version, needed["megatron sft"]), *_startup()]
+    found += [Finding("extensions", name, f"extended by {extension}") for name, extension in hook.EXTENSIONS.items()]
+    verdicts = {command: _verdict(version, names) for command, names in needed.items()}
+    return found + [Finding("verdict", f"{name} --sharded_lazy true", *one) for name, one in verdicts.items()]
 
 
 def _versions(version: str | None, needed: Sequence[str]) -> Iterator[Finding]:

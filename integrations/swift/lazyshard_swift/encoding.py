@@ -1,15 +1,11 @@
 """ms-swift's template: its samples as rows, the facts of it, and the cache of encoded samples on the node.
 
-What it has encoded becomes a row with numpy arrays, and that the same again, every list, tensor and number as it was:
-
     encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
     row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
 
-A list of numbers becomes an array, and arrays become lists again, which collators concatenate. Objects with one key
-that begins with "$" stand for what is neither a list nor JSON.
-
-What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, made of a template
-object on both sides: what is compared is what was used. Samples in a cache are found again by more facts.
+Arrays become lists again, which collators concatenate; an object with one key that begins with "$" is neither a list
+nor JSON. What decides about the encoding is kept as plain facts in the manifest of an encoded stream, made of a
+template object on both sides: what is compared is what was used. Samples in a cache are found by more facts.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,40 +25,27 @@ import xxhash
 
 from lazyshard.data import tensors
 from lazyshard.data.encode_cache import cache_place
-from lazyshard.data.rank import Stats
 from lazyshard.data.settings import EncodeCache
 from lazyshard.format.records import Encoding
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import refused
-from lazyshard_swift.ms_swift import notice
 
-_COUNTS: Final = ("length", "lengths")
-"""Keys that end so hold a number or two, which are shorter as they are."""
-
+# Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null.
 _ATTRIBUTES: Final = (
     *("max_length", "truncation_strategy", "_loss_scale", "is_binary_loss_scale", "mode", "task_type"),
     *("use_chat_template", "template_backend", "_agent_template", "norm_bbox", "max_pixels", "response_prefix"),
     *("enable_thinking", "preserve_thinking", "add_non_thinking_prefix", "remove_unused_columns"),
 )
-"""Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null."""
 
-OF_ROWS: Final = ("columns", "auto_columns")
-"""Facts about what is done to rows before the template gets them: nothing that a trainer of encoded rows does."""
-
+# How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
-"""How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals."""
-
+# By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`).
 _READ_BY_QWEN: Final = (
-    *("IMAGE_FACTOR", "MIN_PIXELS", "MAX_PIXELS", "MAX_RATIO", "FRAME_FACTOR", "SPATIAL_MERGE_SIZE"),
-    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MIN_FRAMES", "FPS_MAX_FRAMES"),
-    *("IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MIN_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "MODEL_SEQ_LEN"),
-    "FORCE_QWENVL_VIDEO_READER",
+    "IMAGE_FACTOR MIN_PIXELS MAX_PIXELS MAX_RATIO FRAME_FACTOR SPATIAL_MERGE_SIZE VIDEO_MIN_PIXELS VIDEO_MAX_PIXELS "
+    "VIDEO_TOTAL_PIXELS FPS FPS_MIN_FRAMES FPS_MAX_FRAMES IMAGE_MIN_TOKEN_NUM IMAGE_MAX_TOKEN_NUM VIDEO_MIN_TOKEN_NUM "
+    "VIDEO_MAX_TOKEN_NUM MODEL_SEQ_LEN FORCE_QWENVL_VIDEO_READER"
 )
-"""By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`)."""
-
-_PROCESSORS: Final = ("image_processor", "video_processor", "feature_extractor")
-"""Parts of a processor that make numbers of pictures and sounds."""
-
+_PLAIN: Final = (type(None), str, bool, int, float)
 _CACHE: Final = "sharded_lazy_encode_cache"
 
 
@@ -74,19 +56,18 @@ def pack(encoded: dict[str, Any]) -> dict[str, Any]:
         try:
             if type(name) is not str:
                 raise TypeError("a key that is no text")
-            row |= {name: value} if name.endswith(_COUNTS) else _pack({name: value})
+            # A number or two are shorter as they are.
+            row |= {name: value} if name.endswith(("length", "lengths")) else _pack({name: value})
         except TypeError as cause:
             raise TypeError(f"the template returned {cause} at {name!r:.80}, which no row can hold") from cause
     return row
 
 
-def _pack(value: dict[str, Any]) -> dict[str, Any]:
+def _pack(value: dict[str, Any]) -> Any:
     with contextlib.suppress(TypeError):
-        packed: dict[str, Any] = tensors.pack(value)
-        return packed
+        return tensors.pack(value)
     # What a subclass, or a tensor's gradient, says more is nothing for a row.
-    plain: dict[str, Any] = tensors.pack(_plain(value))
-    return plain
+    return tensors.pack(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -110,25 +91,24 @@ def fingerprint(template: Any) -> dict[str, Any]:
     """Returns the facts about a template of ms-swift, in its training mode."""
     meta, processor = template.template_meta, getattr(template, "processor", None)
     # What a template puts around messages; its class and functions are ms-swift's, whose version is a fact.
-    names = [field.name for field in dataclasses.fields(meta)] if dataclasses.is_dataclass(meta) else None
-    texts = {name: getattr(meta, name, None) for name in names or () if name != "default_system"}
+    names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
+    texts = {name: getattr(meta, name, None) for name in names - {"default_system"}}
     texts = {name: value for name, value in texts.items() if _is_text(value)}
-    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in _PROCESSORS}
+    # What makes numbers of pictures and sounds.
+    names_of_parts = ("image_processor", "video_processor", "feature_extractor")
+    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in names_of_parts}
     made = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
     facts: dict[str, Any] = {
         "kind": "swift",
         "ms_swift": ms_swift.version(),
         "template": meta.template_type,
         "system": meta.default_system,
-        "template_text": digest(None if names is None else texts),
+        "template_text": digest(texts if names else None),
         "tokenizer": digest(_tokenizer(template)),
         "processor": digest(made) if made else None,
     }
-    for name in _ATTRIBUTES:
-        value = getattr(template, name, None)
-        plain = value is None or type(value) in (str, int, float, bool)
-        facts[name.removeprefix("_")] = value if plain else str(value)
-    return facts
+    told = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES}
+    return facts | {name: value if type(value) in _PLAIN else str(value) for name, value in told.items()}
 
 
 def _is_text(value: Any) -> bool:
@@ -138,7 +118,7 @@ def _is_text(value: Any) -> bool:
 
 
 def of_producer(template: Any, columns: Any, auto_columns: bool) -> dict[str, Any]:
-    """Returns the facts about what a producer encodes with; see `lazyshard_swift.rows.RowEncoder`."""
+    """Returns the facts about what a producer encodes with, of `RowEncoder`."""
     mapping = orjson.dumps(columns, option=orjson.OPT_SORT_KEYS).decode() if columns else None
     return fingerprint(template) | {"columns": mapping, "auto_columns": auto_columns}
 
@@ -157,10 +137,9 @@ def _tokenizer(template: Any) -> Any:
     if backend is None:
         added = {str(number): str(token) for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         return {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab(), "added": added, "chat": chat}
-    rules = orjson.loads(backend.to_str())
     # How batches were last padded or cut is state, not a rule.
-    rules.pop("padding", None)
-    rules.pop("truncation", None)
+    told = orjson.loads(backend.to_str()).items()
+    rules = {name: value for name, value in told if name not in ("padding", "truncation")}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     return {"rules": rules, "special": special, "chat": chat}
 
@@ -177,32 +156,30 @@ def packing_length(args: Any) -> int | None:
         return None
     length: int | None = getattr(args, "packing_length", None) or args.max_length
     if length is None:
-        raise refused("packing", "--packing true needs to know the most tokens of a pack: give --packing_length N")
+        raise refused("packing", "true needs to know the most tokens of a pack: give --packing_length N")
     return length
 
 
 def encode_cache(args: Any, template: Any) -> EncodeCache:
     """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
-    directory, why = args.sharded_lazy_encode_cache, ""
+    directory = args.sharded_lazy_encode_cache
     if directory is None:
         return EncodeCache()
     if ms_swift.release(ms_swift.version()) is None:
-        why = "what is kept is found again by the version of ms-swift, which this one does not tell"
+        raise refused(_CACHE, "finds samples again by the version of ms-swift, which this one does not tell")
     if getattr(template, "use_model", False):
-        why = "the template encodes with the model itself, which training changes: leave it out"
+        raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: leave it out")
     try:
         for stream in args.dataset:
             cache_place(directory, stream)
     except ValueError as cause:
-        why = str(cause)
-    if why:
-        raise refused(_CACHE, f"--{_CACHE}: {why}")
+        raise refused(_CACHE, f"{directory}: {cause}") from cause
     return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
 
 
 def cache_facts(args: Any, template: Any) -> Encoding:
     """Returns all that decides about what is made of a row, as plain facts."""
-    kind, plugins = type(template), getattr(args, "external_plugins", None)
+    kind, plugins = type(template), getattr(args, "external_plugins", None) or ()
     # Plain ones, such as templates keep of their settings.
     settings = {name: value for name, value in vars(template).items() if _is_setting(name, value)}
     return {
@@ -212,33 +189,23 @@ def cache_facts(args: Any, template: Any) -> Encoding:
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "attributes": digest(settings),
         "environment": digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
-        "plugins": digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins or ())]),
+        "plugins": digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
     }
-
-
-def tell_cache(directory: object, stats: Sequence[Stats]) -> None:
-    """Tells how much of what a rank drew of its streams was in the cache."""
-    encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
-    left = sum(one.not_cached for one in stats)
-    more = f"; {left} of what it encoded could not be cached" if left else ""
-    notice(f"--{_CACHE} {directory}: this rank encoded {encoded} rows and found {found} encoded{more}")
 
 
 def _is_setting(name: str, value: Any) -> bool:
     if isinstance(value, list | tuple):
         return not name.startswith("_") and all(_is_setting(name, one) for one in value)
-    return not name.startswith("_") and (value is None or type(value) in (str, bool, int, float))
+    return not name.startswith("_") and type(value) in _PLAIN
 
 
 @functools.cache
 def _variables() -> frozenset[str]:
     """Returns the variables of the environment that the templates of the installed ms-swift read."""
     place = ms_swift.folder()
-    names = set(_READ_BY_QWEN)
-    for file in sorted((place / "template").rglob("*.py")) if place is not None else ():
-        for name in _READ.findall(file.read_text(encoding="utf-8")):
-            names |= {name, name.upper()}
-    return frozenset(names)
+    files = () if place is None else (place / "template").rglob("*.py")
+    names = {name for file in files for name in _READ.findall(file.read_text(encoding="utf-8"))}
+    return frozenset({*_READ_BY_QWEN.split(), *names, *map(str.upper, names)})
 
 
 def _content(name: str) -> str:

@@ -1,12 +1,10 @@
 """Errors of the integration, and how a rank ends that cannot go on: one message instead of a traceback, and a code.
 
-`torchrun` shows the codes in its report (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits
-with the rank's code:
+`torchrun` shows the codes (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits with the code:
 
     2   the arguments or the checkpoint do not fit the stream, another run has the cursor, or the object store refuses
     5   the stream is damaged, or too many of its rows are bad
-    75  what was waited for, or the object store's answer, did not come in time; the same command can be tried again
-        (EX_TEMPFAIL of sysexits.h)
+    75  what was waited for did not come in time; the same command can be tried again (EX_TEMPFAIL of sysexits.h)
     130 Ctrl-C
 """
 
@@ -21,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
@@ -32,12 +31,10 @@ DAMAGED: Final = 5
 TIMED_OUT: Final = 75
 INTERRUPTED: Final = 130
 
+# Ranks that wait for the same chunk give up within moments of each other. `torchrun` ends the others as soon as it sees
+# the first one end, so each stays this long for the others to come to their own end.
 _LINGER_S: Final = 3.0
-"""Ranks that wait for the same chunk give up within moments of each other. `torchrun` ends the others as soon as it
-sees the first one end, so each stays this long for the others to come to their own end."""
-
-_FINISH_S: Final = 10.0
-"""How long the interpreter may take to wind up (other libraries' exit handlers, communicators) before it is cut off."""
+_FINISH_S: Final = 10.0  # That the interpreter may take to wind up (exit handlers, communicators) before it is cut off
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -47,9 +44,9 @@ class SettingsRefused(LazyShardError, ValueError):
     argument: str | None = None
 
 
-def refused(argument: str, message: str) -> SettingsRefused:
-    """Returns the error of an argument, by its name without dashes."""
-    return SettingsRefused(message, argument=argument)
+def refused(argument: str, why: str) -> SettingsRefused:
+    """Returns the error of an argument, by its name without dashes, with which the message begins."""
+    return SettingsRefused(f"--{argument} {why}", argument=argument)
 
 
 class PositionInvalid(FormatInvalid):
@@ -60,8 +57,6 @@ class ResumeRefused(LazyShardError, ValueError):
     """A checkpoint that cannot be gone on from with these data and settings."""
 
     checkpoint: str | None = None
-    expected: str | None = None
-    actual: str | None = None
 
 
 def not_resumed(checkpoint: str | None, why: str, expected: object = None, actual: object = None) -> ResumeRefused:
@@ -72,9 +67,6 @@ def not_resumed(checkpoint: str | None, why: str, expected: object = None, actua
 
 class StreamTooShort(LazyShardError, ValueError):
     """The stream has ended with fewer samples than one step takes."""
-
-    directory: str | None = None
-    samples: int | None = None
 
 
 def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
@@ -99,8 +91,7 @@ def install_exits() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        code = _say(error)
-        if code is None:
+        if (code := _say(error)) is None:
             previous(kind, error, trace)
         else:
             _leave(code)
@@ -115,7 +106,11 @@ def install_exits() -> None:
 
 def end_within(seconds: float, error: BaseException) -> threading.Timer:
     """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
-    timer = threading.Timer(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
+    return _after(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
+
+
+def _after(seconds: float, act: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     return timer
@@ -135,20 +130,16 @@ def _ours(error: BaseException) -> LazyShardError | None:
     """Returns the last error of ours among this one and those that led to it: ms-swift's clean-up may fail after it."""
     link: BaseException | None = error
     seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        if isinstance(link, LazyShardError):
-            return link
+    while link is not None and id(link) not in seen and not isinstance(link, LazyShardError):
         seen.add(id(link))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return None
+    return link if isinstance(link, LazyShardError) else None
 
 
 def _say(error: BaseException) -> int | None:
-    code = code_of(error)
+    code, ours, told = code_of(error), _ours(error), "interrupted"
     if code is None:
         return None
-    ours, rank = _ours(error), os.environ.get("RANK")
-    told = "interrupted"
     if ours is not None:
         text, name = str(ours).strip(), f"\n{type(ours).__module__}.{type(ours).__qualname__}: "
         if text.startswith("Caught ") and name in text:
@@ -156,7 +147,7 @@ def _say(error: BaseException) -> int | None:
             text = text.partition(name)[2]
         # The library speaks of its own argument.
         told = "error: " + text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
-    who = "lazyshard" if rank is None else f"lazyshard: rank {rank}"
+    who = f"lazyshard: rank {os.environ['RANK']}" if "RANK" in os.environ else "lazyshard"
     # torch.distributed puts a buffer in the place of sys.stderr while it calls us, and loses it when we exit.
     print(f"\n{who}: {told} (exit code {code})", file=sys.__stderr__, flush=True)
     return code
@@ -170,9 +161,7 @@ def _leave(code: int) -> None:
     _kill_children()
     if code == TIMED_OUT and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         time.sleep(_LINGER_S)
-    timer = threading.Timer(_FINISH_S, _cut_off, (code,))
-    timer.daemon = True
-    timer.start()
+    _after(_FINISH_S, functools.partial(_cut_off, code))
     raise SystemExit(code)
 
 

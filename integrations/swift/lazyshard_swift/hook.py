@@ -1,11 +1,8 @@
 """Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
 
-Each start of the interpreter runs the `.pth` file. It imports the package, which puts a stand-in in the first place of
-`sys.meta_path`, that calls `install` here once something named swift is looked for. To import this module at each start
-would take twice as long (`scripts/bench startup`). All that is imported here is loaded at every start anyway.
-
-The `Finder` takes the loader that the other finders give, and has the module go through the extension's
-`extend(module)` once its own code has run. Not extended: a module that was imported before `install`, and `__main__`.
+Each start of the interpreter imports the package, whose stand-in in `sys.meta_path` calls `install` once something
+named swift is looked for: to import this module each time would take twice as long (`scripts/bench startup`). The
+`Finder` has a module go through the extension's `extend(module)` once its own code has run; not one imported before.
 """
 
 import sys

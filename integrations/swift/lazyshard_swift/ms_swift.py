@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -28,16 +28,12 @@ REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
 _OLDEST: Final = (4, 0)
 _NEWEST: Final = (4, 6)
 
+# The distributions that its Megatron needs, and what is imported of them; 4.0 needs the first alone.
 DEPENDENCIES: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
-"""The distributions that its Megatron needs, and what is imported of them; 4.0 needs the first alone."""
-
-LAUNCHER: Final = "swift.cli.main"
-
+# Environment variable that is set once the warning was given, for the processes that are started from here on.
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
-"""Environment variable that is set once the warning was given, for the processes that are started from here on."""
-
+# Environment variables that are 0 or unset in the one process that warns; RANK is unset in every launcher.
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
-"""Environment variables that are 0 or unset in the one process that warns; RANK is unset in every launcher."""
 
 outcomes: Final[dict[str, str]] = {}
 """By module that was imported so far, why it could not be extended the last time; empty where it was."""
@@ -61,18 +57,16 @@ def version() -> str | None:
         # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
         with contextlib.suppress(OSError, ValueError):
             text = (place / "version.py").read_text(encoding="utf-8")
-            line = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            return line[1] if line is not None else None
+            told = (re.findall(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE) or [None])[0]
     return told
 
 
 def distribution_version(name: str) -> str | None:
     """Returns the version of an installed distribution, None where it is not installed."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         # None where the metadata are damaged, whatever the annotation says.
         return importlib.metadata.version(name) or None
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def release(version: str | None) -> tuple[int, int] | None:
@@ -137,10 +131,9 @@ def _logger() -> Any:
 
 def extend(module: ModuleType, extension: str) -> None:
     """Calls `extend(module)` of an extension, records how it went, and warns if need be; raises nothing."""
-    installed = version()
-    too_old, reason = is_too_old(installed), ""
+    installed, reason = version(), ""
     # The launcher refuses the flag.
-    if too_old and module.__name__ != LAUNCHER:
+    if (too_old := is_too_old(installed)) and module.__name__ != "swift.cli.main":
         return
     try:
         importlib.import_module(extension).extend(module)
@@ -173,9 +166,13 @@ def warn_once() -> None:
     if logger.hasHandlers():
         logger.warning("%s", text)
     else:
-        # Whether or not anybody listens.
-        with contextlib.suppress(OSError, ValueError):
-            print(f"lazyshard: warning: {text}", file=sys.stderr, flush=True)
+        tell(f"warning: {text}")
+
+
+def tell(text: str) -> None:
+    """Prints a line on standard error, whether or not anybody listens."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"lazyshard: {text}", file=sys.stderr, flush=True)
 
 
 def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
@@ -187,12 +184,11 @@ def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
     for given, own in ours.items():
         name, *expected = given.split()
         require(owner, name)
-        original = vars(owner)[name]
-        found = list(inspect.signature(original).parameters)
+        found = list(inspect.signature(vars(owner)[name]).parameters)
         if found[: len(expected)] != expected:
             wanted = f"expected ({', '.join(expected)}, ...)"
             raise AttributeError(f"{owner.__name__}.{name} takes ({', '.join(found)}), {wanted}")
-        made[name] = _replacement(original, own)
+        made[name] = _replacement(vars(owner)[name], own)
     for name, replacement in made.items():
         setattr(owner, name, replacement)
 
@@ -210,3 +206,14 @@ def require(owner: Any, *names: str) -> None:
     missing = [name for name in names if not callable(vars(owner).get(name))]
     if missing:
         raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
+
+
+@contextlib.contextmanager
+def changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Gives attributes other values for a while, those that there are."""
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    vars(owner).update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(owner).update(before)

@@ -1,13 +1,11 @@
 """From a row of the stream to what the trainer takes: ms-swift's own preprocessing, then its template, row by row.
 
-On the ordinary path ms-swift first maps the whole data set (columns renamed, Alpaca and ShareGPT rows turned into
-`messages`) and encodes afterwards; here the same classes are applied to one row at a time. Of an encoded stream the
-template is not asked, but compared with what the rows were encoded with.
+Where ms-swift first maps the whole data set and encodes afterwards, the same classes are applied to one row at a time.
+Of an encoded stream the template is not asked, but compared with what the rows were encoded with.
 
-With ``--packing true`` the rows are packs already (`lazyshard-producer run --pack`), which become lists of encoded rows
-like those of ms-swift's own `PackingDataset`: its collator puts the rows of a micro batch one behind the other, each
-with positions from 0, from which the borders between them (`cu_seqlens`) follow. With ``--padding_free`` the same is
-made of sequences that were cut (`--split`). (ms-swift 4.6: `swift/dataset/packing.py`, `swift/template/base.py`.)
+With ``--packing true`` rows are packs (`lazyshard-producer run --pack`), which become lists of encoded rows like those
+of ms-swift's `PackingDataset`: its collator gives each positions from 0, from which the borders (`cu_seqlens`) follow.
+With ``--padding_free`` the same is made of sequences that were cut (`--split`).
 """
 
 from __future__ import annotations
@@ -28,36 +26,32 @@ from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.listing import read_manifest
 from lazyshard_swift import ms_swift
-from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, row_options, unpack
+from lazyshard_swift.encoding import fingerprint, of_producer, pack, row_options, unpack
 from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
 
+# The fact that says which rows the producer has cut or padded, and what it says.
 FORM: Final = "form"
-"""The fact that says which rows the producer has cut, "split", or padded, "pad"."""
 SPLIT: Final = "split"
 PAD: Final = "pad"
 
-_LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
-"""By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
+# By form, what need not be alike, besides what is done to rows before the template gets them. How long a row might be
+# before it was cut is nothing for who trains the pieces.
+_OF_ROWS: Final = ("columns", "auto_columns")
+_LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy", *_OF_ROWS), PAD: (FORM, *_OF_ROWS)}
 
+# Of the producer's process and its workers, where the user has not said otherwise: there are as many processes as are
+# wanted, and each has one core; each would tell the same of what is loaded.
 _CORES: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 _ENVIRONMENT: Final = _CORES | {"LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
-"""Of the producer's process and its workers, where the user has not said otherwise.
-
-There are as many processes as are wanted, and each has one core; each would tell the same of what is loaded.
-"""
-
-_MODES: Final = ("train", "rlhf")
-"""Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
 
 
 @dataclass(eq=False)
 class RowEncoder:
-    """Turns rows into encoded samples by ms-swift's template; an `encode_fn` for `LazyShardedDataset`.
+    """Turns rows into samples by ms-swift's template, packs of at most `packing_length` tokens into lists of them.
 
-    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`. Packs of at
-    most `packing_length` tokens become lists of encoded rows.
+    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
     """
 
     template: Any
@@ -144,19 +138,14 @@ def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
     except LazyShardError:
         # Whoever reads on there will say so.
         return
-    wrong = _mismatch(is_pack, packing)
-    if wrong is not None:
-        raise refused("packing", f"--dataset {reader.directory}: {wrong}")
+    if (wrong := _mismatch(is_pack, packing)) is not None:
+        raise refused("packing", f"and --dataset {reader.directory}: {wrong}")
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
-    """Returns what the collator takes for a row: it encoded, or for a pack of at most so many tokens a list of them.
-
-    A pack of which a row is to be skipped is left out whole.
-    """
+    """Returns a row encoded, or for a pack of at most so many tokens a list, skipped whole with one of its rows."""
     pack = decode_pack(row)
-    wrong = _mismatch(pack is not None, most is not None)
-    if wrong is not None:
+    if (wrong := _mismatch(pack is not None, most is not None)) is not None:
         raise ValueError(wrong)
     if pack is None or most is None:
         return encode_row(row)
@@ -166,14 +155,13 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
             samples.append(encode_row(inner))
         except Exception as cause:
             raise_if_short(cause)
-            if isinstance(cause, SkipSample):
-                raise SkipSample(f"row {number} of its pack: {cause}") from cause
-            raise ValueError(f"row {number} of its pack: {type(cause).__name__}: {cause}") from cause
+            skips = isinstance(cause, SkipSample)
+            why = f"row {number} of its pack: {'' if skips else f'{type(cause).__name__}: '}{cause}"
+            raise (SkipSample if skips else ValueError)(why) from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:
-        there = f"its rows have {lengths} as encoded here, and {pack.lengths} as they were packed"
-        text = f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}"
-        raise ValueError(f"{text}. Measure them with the template that is trained")
+        there = f"{lengths} as encoded here, and {pack.lengths} as they were packed: measure with this template"
+        raise ValueError(f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}")
     return samples
 
 
@@ -182,43 +170,34 @@ def _mismatch(is_pack: bool, packing: bool) -> str | None:
     if is_pack and not packing:
         return "its rows are packs (lazyshard-producer run --pack): give --packing true"
     instead = "or leave out --packing; with --padding_free true a micro batch is concatenated without padding"
-    produce = "produce the stream with `lazyshard-producer run --pack TOKENS`"
-    return None if is_pack == packing else f"its rows are no packs: {produce}, {instead}"
+    return None if is_pack == packing else f"its rows are no packs: produce it with --pack TOKENS, {instead}"
 
 
 def encoders(
     directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
 ) -> tuple[Encode, ...]:
-    """Returns what makes samples of the rows of each of these streams; of raw rows `raw` does.
-
-    The template is told where samples are lists of documents.
-    """
+    """Returns what makes samples of each stream, `raw` of raw rows; tells the template of lists of documents."""
     found: list[Encode] = []
-    forms: list[Any] = []
-    apart = bool(getattr(template, "padding_free", False))
+    others, apart = [], bool(getattr(template, "padding_free", False))
     for directory in directories:
         manifest = read_manifest(stream_path(directory), None)
         encoding = None if manifest is None else manifest.encoding
         if encoding is not None:
             _check_encoding(directory, encoding, fingerprint(template))
-        forms.append(None if encoding is None else encoding.get(FORM))
-        found.append(raw if encoding is None else EncodedRows(packing_length, forms[-1], apart=apart))
-    if SPLIT in forms and apart:
-        others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
+        form = None if encoding is None else encoding.get(FORM)
+        others += [] if form == SPLIT else [directory]
+        found.append(raw if encoding is None else EncodedRows(packing_length, form, apart=apart))
+    if apart and len(others) < len(directories):
         if others:
-            why = "with --padding_free true sequences (lazyshard-producer run --split) are blended with sequences alone"
-            way_out = f"{', '.join(others)} holds others: give --padding_free false"
-            raise refused("padding_free", f"--dataset {' '.join(directories)}: {why}, and {way_out}")
+            why = "sequences (lazyshard-producer run --split) are blended with sequences alone"
+            raise refused("padding_free", f"true: {why}, {', '.join(others)} holds others: give --padding_free false")
         template.packing = True
     return tuple(found)
 
 
 @dataclass(eq=False)
 class EncodedRows:
-    """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
-
-    With `apart` a row whose form is "split" becomes the list of the documents in it.
-    """
+    """Turns encoded rows into what the template has returned; with `apart` those "split" into lists of documents."""
 
     packing_length: int | None = None
     form: Any = None
@@ -257,16 +236,13 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
     """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
-    why = None
-    found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
+    found = differences(stream, own, leave_out=_LEFT_OUT.get(str(stream.get(FORM)), _OF_ROWS))
+    why = f"otherwise than this run would encode them: {'; '.join(found)} (there: the stream). Train with its settings"
     if stream.get("kind") != own.get("kind"):
-        kind = stream.get("function", stream.get("kind"))
-        why = f"encoded by {kind}, not by ms-swift's template: produce it anew with --encode swift, or without"
-    elif found:
-        way_out = "Train with the settings of the stream, or produce it anew with those of this run"
-        why = f"encoded otherwise than this run would encode them: {'; '.join(found)} (there: the stream). {way_out}"
-    if why is not None:
-        raise refused("dataset", f"--dataset {directory}: its rows were {why}")
+        found = [str(stream.get("function", stream.get("kind")))]
+        why = f"by {found[0]}, not by ms-swift's template: publish raw rows"
+    if found:
+        raise refused("dataset", f"{directory}: its rows were encoded {why}, or produce it anew with --encode swift")
 
 
 def open_encoder(
@@ -285,17 +261,17 @@ def open_encoder(
     except ImportError as cause:
         raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
     given = dict(options)
-    mode = given.pop("mode", _MODES[0])
-    if mode not in _MODES:
-        raise refused("mode", f"mode is one of {', '.join(_MODES)}, got {mode!r}")
+    mode = given.pop("mode", "train")
+    if mode not in ("train", "rlhf"):
+        raise SettingsRefused(f"mode is train, or rlhf for DPO and its like, got {mode!r}", argument="mode")
     asked = {"model": model, "template": template, "max_length": max_length, **given}
     flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
     args, left = parse_args(BaseArguments, flags)
     if left:
-        raise refused(left[0], f"ms-swift has no option {left[0]} for what it encodes with")
+        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
     if args.truncation_strategy == "split":
-        name, way_out = "truncation_strategy", "split long rows with --transform, or choose delete, left or right"
-        raise refused(name, f"{name} split makes several samples of one row: {way_out}")
+        why = "split makes several samples of a row: split rows with --transform, or choose delete, left or right"
+        raise refused("truncation_strategy", why)
     made = args.get_template()
     if made.use_model:
         kind = made.template_meta.template_type

@@ -1,24 +1,24 @@
-"""ms-swift's two trainers: a gate before each step, and the position beside each checkpoint.
+"""ms-swift's two trainers: a callback with a gate before each step, and the position beside each checkpoint.
 
-A trainer gets a callback. The Hugging Face trainer of `swift sft` counts steps, and makes its
-loader of classes of ours. Megatron's counts samples, and keeps its sampler; of it only what is the same in ms-swift 4.0
-to 4.6 is touched.
+The Hugging Face trainer of `swift sft` counts steps, and makes its loader of classes of ours. Megatron's counts
+samples, and keeps its sampler; of it only what is the same in ms-swift 4.0 to 4.6 is touched.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Subset
 
-from lazyshard_swift.ms_swift import is_stream, notice, require, wrap
+from lazyshard_swift.ms_swift import changed, is_stream, notice, require, wrap
 
 # Anything else is imported where it is needed: a run without the flag loads none of it.
 if TYPE_CHECKING:
+    from lazyshard_swift.run_plan import RunPlan
     from lazyshard_swift.stream import TrainStream
 
 
@@ -32,12 +32,10 @@ def extend(module: ModuleType) -> None:
     require(module, "MegatronPretrainingRandomSampler", "maybe_finalize_async_save")
     require(module, "should_disable_forward_pre_hook", "disable_forward_pre_hook")
     require(module.BaseMegatronTrainer, "call_event")
-    data = "self train_dataset val_dataset"
-    own: dict[str, Callable[..., Any]] = {
-        f"_prepare_dataloader {data}": _prepare_dataloader,
-        f"train {data}": functools.partial(_train, module),
-    }
-    wrap(module.BaseMegatronTrainer, own | {"save_checkpoint self": _save})
+    own: dict[str, Callable[..., Any]] = {"train": functools.partial(_train, module)}
+    own["_prepare_dataloader"] = _prepare_dataloader
+    ours = {f"{name} self train_dataset val_dataset": function for name, function in own.items()}
+    wrap(module.BaseMegatronTrainer, ours | {"save_checkpoint self": _save})
 
 
 class _Callback:
@@ -46,8 +44,7 @@ class _Callback:
     def __init__(self, trainer: Any, stream: TrainStream) -> None:
         from lazyshard_swift.checkpoints import Checkpoints
 
-        self.trainer, self.args = trainer, trainer.args
-        self.stream, self.plan = stream, stream.plan
+        self.trainer, self.stream, self.plan = trainer, stream, stream.plan
         self.checkpoints = Checkpoints(stream.plan, trainer.args.output_dir)
 
     def __getattr__(self, event: str) -> Callable[..., None]:
@@ -106,8 +103,8 @@ class _HuggingFaceCallback(_Callback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if self.stream.gate.stopped:
             self.stopped = control.should_training_stop = True
-            if self.checkpoints.last_step != state.global_step and args.save_strategy != "no":
-                control.should_save = True
+            missing = self.checkpoints.last_step != state.global_step and args.save_strategy != "no"
+            control.should_save = control.should_save or missing
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self.stream.tell_cache()
@@ -133,34 +130,34 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
     if plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
         self.args.max_steps = -(-plan.epoch_samples // plan.global_batch)
-    sampler = _batch_sampler(module.BatchSamplerShard, strided=plan.layout == "strided")
+    sampler = _batch_sampler(module.BatchSamplerShard, plan)
     loader = _gated_loader(module.DataLoaderShard, self._lazyshard)
-    with _changed(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
+    with changed(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
         made = original(self, *rest, **options)
     # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
     made.set_epoch(plan.counted(self.state.global_step) // plan.epoch_samples)
     return made
 
 
-def _batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
+def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
     """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
 
     Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
     """
+    strided = plan.layout == "strided"
 
     class EpochBatchSampler(original):  # type: ignore[misc]
-        _epoch = 0
+        lazyshard_epoch = 0
 
-        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            super().__init__(total_samples, *rest, **options | ({"shuffle": False} if strided else {}))
-            self._epoch_samples = total_samples
+        def __init__(self, *rest: Any, **options: Any) -> None:
+            super().__init__(*rest, **options | ({"shuffle": False} if strided else {}))
 
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
-            self._epoch = epoch
+            self.lazyshard_epoch = epoch
 
         def __iter__(self) -> Iterator[list[int]]:
-            first = self._epoch * self._epoch_samples if strided else 0
+            first = self.lazyshard_epoch * plan.epoch_samples if strided else 0
             for batch in super().__iter__():
                 yield [first + index for index in batch] if strided else batch
 
@@ -175,25 +172,24 @@ def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
         def __iter__(self) -> Iterator[Any]:
             sampler, skipped = self.batch_sampler, 0
             # After a resume accelerate's SkipBatchSampler is around ours.
-            while not hasattr(sampler, "_epoch_samples"):
+            while not hasattr(sampler, "lazyshard_epoch"):
                 skipped += sampler.skip_batches
                 sampler = sampler.batch_sampler
-            count, size = len(sampler), plan.batch_size
-            start = (sampler._epoch * plan.epoch_samples + plan.index_offset) // plan.rank.dp_size
+            count, number = len(sampler), skipped
+            start = (sampler.lazyshard_epoch * plan.epoch_samples + plan.index_offset) // plan.dp_size
             batches: Iterator[Any] | None = None
-            for number in range(skipped, count):
-                if number % accumulation == 0 or batches is None:
-                    first = start + number * size
-                    # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
-                    whole = accumulation - number % accumulation
-                    step = whole if plan.stop_at_end else min(whole, count - number)
-                    saves = run.args.save_strategy != "no" and run.checkpoints.is_due(run.trainer.state.global_step)
-                    if not gate.allows(first, first + step * size, saves=saves):
-                        return
-                if batches is None:
-                    # Workers start reading here, so not before the gate has let the first step through.
-                    batches = super().__iter__()
-                yield next(batches)
+            while number < count:
+                # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
+                whole = accumulation - number % accumulation
+                size, first = min(whole, count - number), start + number * plan.batch_size
+                stop = first + (whole if plan.stop_at_end else size) * plan.batch_size
+                due = run.checkpoints.is_due(run.trainer.state.global_step)
+                if not gate.allows(first, stop, saves=due and run.trainer.args.save_strategy != "no"):
+                    return
+                # Workers start reading here, so not before the gate has let the first step through.
+                batches = batches or super().__iter__()
+                yield from itertools.islice(batches, size)
+                number += size
 
     return GatedLoader
 
@@ -208,18 +204,17 @@ class _MegatronCallback(_Callback):
         args, state, plan = trainer.args, trainer.state, self.plan
         self.first_step, consumed = self.counts()
         stream.check_resume(consumed, self.first_step)
-        left = plan.steps_left()
-        if (
-            plan.saved is not None
-            and plan.layout == "strided"
-            and left not in (None, args.train_iters - state.iteration)
-        ):
+        left = plan.draws_left()
+        if plan.saved is None or plan.layout != "strided" or left is None:
+            return
+        steps, planned = left * plan.dp_size // plan.global_batch, args.train_iters
+        args.train_iters = state.iteration + steps
+        if args.train_iters != planned:
             # Epochs decide, and it goes on with other ranks or batches: ms-swift takes all steps, those trained already
             # too, for steps of this start.
-            planned, args.train_iters = args.train_iters, state.iteration + left
             if hasattr(state, "max_steps"):
                 state.max_steps = args.train_iters
-            epochs = f"{left} steps are left of {args.num_train_epochs} epochs"
+            epochs = f"{steps} steps are left of {args.num_train_epochs} epochs"
             notice(f"{epochs}: training ends after step {args.train_iters}, not {planned}")
 
     def on_step_begin(self, *rest: Any, **options: Any) -> None:
@@ -231,8 +226,9 @@ class _MegatronCallback(_Callback):
             # Those that --async_save has begun get on disk in order.
             self.checkpoints.commit(megatron_lm_utils._async_calls_queue.get_num_unfinalized_calls())
         step, consumed = self.counts()
-        first, size = (consumed - plan.consumed_before) // plan.rank.dp_size, plan.global_batch
-        if not self.stream.gate.allows(first, first + size // plan.rank.dp_size, saves=self.checkpoints.is_due(step)):
+        first = (consumed - plan.consumed_before) // plan.dp_size
+        stop = first + plan.global_batch // plan.dp_size
+        if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(step)):
             raise _Stopped
         self.stream.tell_progress(consumed)
 
@@ -263,7 +259,7 @@ def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: An
     steps = max(self.args.train_iters - step, 0)
     whole = Subset(stream, range(max(consumed + steps * plan.global_batch, plan.global_batch)))
     in_order = dict.fromkeys(("train_dataloader_shuffle", "data_sharding", "group_by_length"), False)
-    with _changed(self.args, **in_order), _changed(self.state, consumed_train_samples=consumed):
+    with changed(self.args, **in_order), changed(self.state, consumed_train_samples=consumed):
         return original(self, whole, *rest, **options)
 
 
@@ -284,7 +280,7 @@ def _train(module: ModuleType, original: Any, self: Any, stream: TrainStream, *r
 
 def _finish(run: _MegatronCallback, module: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
-    trainer, args, state = run.trainer, run.args, run.trainer.state
+    trainer, args, state = run.trainer, run.trainer.args, run.trainer.state
     planned, args.train_iters = args.train_iters, state.iteration
     metrics = getattr(trainer, "_train_metrics", None)
     if metrics and metrics.get("n_steps"):
@@ -300,13 +296,3 @@ def _finish(run: _MegatronCallback, module: Any) -> None:
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
     run.tell_stop(planned)
-
-
-@contextlib.contextmanager
-def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
-    vars(owner).update({name: values[name] for name in before})
-    try:
-        yield
-    finally:
-        vars(owner).update(before)

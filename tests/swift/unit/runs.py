@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 from unittest import mock
 
 import pytest
 
-from lazyshard import StreamReader
+from lazyshard import BadRows, EncodeCache, StreamReader
 from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import RunState
@@ -22,25 +22,17 @@ from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Position, save_position
 from lazyshard_swift.ms_swift import is_megatron
 from lazyshard_swift.opening import decide, open_train_stream, read_lengths
-from lazyshard_swift.rows import RowEncoder
-from lazyshard_swift.run_plan import Facts, RunPlan, Streams
+from lazyshard_swift.run_plan import RunPlan, Stream
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 
+_NAMES = (
+    "samples_per_chunk max_wait shuffle_window shuffle_distance unit consumer on_bad_sample on_end skip encode_cache "
+    "encode_cache_size take_over"
+)
 DEFAULTS: Final[dict[str, Any]] = {
-    "sharded_lazy": False,
-    "sharded_lazy_samples_per_chunk": None,
-    "sharded_lazy_max_wait": 600.0,
-    "sharded_lazy_shuffle_window": None,
-    "sharded_lazy_shuffle_distance": None,
-    "sharded_lazy_unit": None,
-    "sharded_lazy_consumer": None,
-    "sharded_lazy_on_bad_sample": None,
-    "sharded_lazy_on_end": "stop",
-    "sharded_lazy_skip": None,
-    "sharded_lazy_encode_cache": None,
-    "sharded_lazy_encode_cache_size": None,
-    "sharded_lazy_take_over": False,
+    **{"sharded_lazy": False, **dict.fromkeys(f"sharded_lazy_{name}" for name in _NAMES.split())},
+    **{"sharded_lazy_max_wait": 600.0, "sharded_lazy_on_end": "stop", "sharded_lazy_take_over": False},
 }
 """Our arguments and what they are if nobody gives them, in the order in which help shows them."""
 
@@ -86,8 +78,8 @@ def hugging_face(n_gpu: int = 1, **changes: Any) -> Any:
     return TrainArguments(**{**_BOTH, **nothing, **own, **off, **changes})
 
 
-def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) -> Facts:
-    return Facts("0123456789abcdef" * 2, samples_per_chunk, samples, ended)
+def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) -> Stream:
+    return Stream(DIRECTORY, "0123456789abcdef" * 2, samples_per_chunk, samples, ended)
 
 
 SAVED: Final[dict[str, Any]] = {
@@ -135,26 +127,26 @@ def checkpoint(folder: Path, saved: Position | None = None) -> str:
     return str(folder)
 
 
-def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
-    reader = StreamReader(directory, samples_per_chunk, max_wait=0)
+def facts_of(directory: Path) -> Stream:
+    reader = StreamReader(directory, max_wait=0)
     published = reader.refresh()
     assert reader.stream_id is not None
-    return Facts(reader.stream_id, reader.samples_per_chunk, published.samples, published.ended)
+    return Stream(str(directory), reader.stream_id, reader.samples_per_chunk, published.samples, published.ended)
 
 
-def decide_one(args: Any, directory: object, found: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
-    return decide(args, Streams((str(directory),), (found,)), found, rank, lengths)
+def decide_one(args: Any, found: Stream, rank: Rank, lengths: str | None = None) -> RunPlan:
+    return decide(args, (found,), found, rank, lengths)
 
 
 def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_chunk: int = 4) -> RunPlan:
-    return decide_one(args, DIRECTORY, facts(samples, ended, per_chunk), Rank(0, dp))
+    return decide_one(args, facts(samples, ended, per_chunk), Rank(0, dp))
 
 
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     found, lengths = facts_of(directory), None
     if args.group_by_length:
-        lengths = read_lengths(args, str(directory), found, sampler_of(is_megatron(args))).digest
-    return decide_one(args, directory, found, Rank(rank, dp), lengths)
+        _, lengths = read_lengths(found, {}, sampler_of(is_megatron(args)))
+    return decide_one(args, found, Rank(rank, dp), lengths)
 
 
 def sampler_of(megatron: bool) -> Any:
@@ -166,11 +158,11 @@ def sampler_of(megatron: bool) -> Any:
 
 def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     """Opens the stream of a plan. Its samples are the ids of the rows. What is not there yet is an error at once."""
-    encoder = cast("RowEncoder", lambda row: row["id"])
-    options: dict[str, Any] = {"max_wait": max_wait, "on_bad_sample": "raise", "samples_per_chunk": None}
+    lengths = None
     if run.grouping is not None:
-        options["lengths"] = lengths_by_sample(StreamReader(run.streams.where, max_wait=max_wait), run.total)
-    return TrainStream(run, (encoder,), **options)
+        lengths = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
+    own = {"max_wait": max_wait, "bad_rows": BadRows("raise"), "cache": EncodeCache()}
+    return TrainStream(run, (lambda row: row["id"],), own, lengths)
 
 
 def open_streams(args: Any, directory: Path, dp: int) -> list[TrainStream]:

@@ -15,7 +15,7 @@ import pytest
 
 from lazyshard.format.cursor import check_consumer
 from lazyshard_swift import arguments
-from lazyshard_swift.arguments import Progress, check_combinations, progress_of
+from lazyshard_swift.arguments import check_combinations, progress_of
 from lazyshard_swift.checkpoints import consumer_name
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.unit.runs import DEFAULTS, hugging_face, megatron, refused
@@ -238,10 +238,7 @@ VALUES: dict[str, list[Any]] = {
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("cached_dataset", {"cached_val_dataset": ["/cache"]}),
     ("sharded_lazy_skip", {"dataset": ["/a", "/b"], "sharded_lazy_skip": "samples 1:2"}),
-    (
-        "sharded_lazy_encode_cache_size",
-        {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "1 bag"},
-    ),
+    ("sharded_lazy_encode_cache_size", {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "1 bag"}),
     ("sharded_lazy_encode_cache_size", {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "4095"}),
     *(
         ("group_by_length", {"group_by_length": True, name: value})
@@ -325,14 +322,14 @@ def test_stream_of_validation_data_is_refused(tmp_path: Path) -> None:
 def test_progress() -> None:
     both = {"train_iters": 7, "num_train_epochs": 2}
     for args, live, expected in (
-        (megatron(train_iters=7), False, Progress(7, None)),
-        (megatron(num_train_epochs=2), False, Progress(None, 2)),
+        (megatron(train_iters=7), False, (7, None)),
+        (megatron(num_train_epochs=2), False, (None, 2)),
         # As ms-swift: epochs count before Megatron's iterations, steps before epochs in the other trainer.
-        (megatron(**both), False, Progress(None, 2)),
-        (megatron(**both), True, Progress(7, None)),
-        (hugging_face(max_steps=7), False, Progress(7, None)),
-        (hugging_face(), False, Progress(None, 3.0)),
-        (hugging_face(num_train_epochs=0.5), False, Progress(None, 0.5)),
+        (megatron(**both), False, (None, 2)),
+        (megatron(**both), True, (7, None)),
+        (hugging_face(max_steps=7), False, (7, None)),
+        (hugging_face(), False, (None, 3.0)),
+        (hugging_face(num_train_epochs=0.5), False, (None, 0.5)),
     ):
         assert progress_of(args, live) == expected
     # Without a length: the argument that would give one.
@@ -359,7 +356,7 @@ def test_live_stream_has_no_epochs_to_save_after(make: Any) -> None:
     ):
         args = make(train_iters=7, max_steps=7, **{name: strategy})
         if ok:
-            assert progress_of(args, live) == Progress(7, None)
+            assert progress_of(args, live) == (7, None)
             continue
         with refused(SettingsRefused, argument=name):
             progress_of(args, live)

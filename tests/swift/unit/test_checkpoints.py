@@ -251,14 +251,14 @@ def test_cursor_says_what_the_newest_checkpoint_holds(directory: Path, output: P
     save(Checkpoints(run, str(output)), output, 5)
     found = cursor(directory)
     # Positions 0 to 9 of two lanes are done: chunks 0 to 5, and a row of 6 and 7 each.
-    assert (found.consumer, found.stream_id, told(directory)) == (CONSUMER, run.facts.stream, (20, 6))
+    assert (found.consumer, found.stream_id, told(directory)) == (CONSUMER, run.stream, (20, 6))
     assert found.plan == {"dp_size": 2, "unit": 3, "window": 0, "seed": 42, "batch_size": 1}
     assert found.state is not None and found.owner
     (part,) = found.state.parts
     assert (part.dp, part.draws, part.draws_per_step) == (2, 10, 2)
     where = load_position(output / "checkpoint-5")
     assert where is not None
-    assert (where.consumed, where.step, where.stream) == (20, 5, run.facts.stream)
+    assert (where.consumed, where.step, where.stream) == (20, 5, run.stream)
 
 
 @pytest.mark.parametrize(("window", "live", "limit"), [(0, False, 1), (2, False, 3), (0, True, 3), (2, True, 1)])

@@ -15,11 +15,11 @@ import torch
 from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank, Stats
 from lazyshard_swift import encoding, ms_swift
-from lazyshard_swift.encoding import cache_facts, encode_cache, fingerprint, of_producer, pack, tell_cache, unpack
+from lazyshard_swift.encoding import cache_facts, encode_cache, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, encoders
-from lazyshard_swift.run_plan import Facts, Streams
-from lazyshard_swift.stream import open_data
+from lazyshard_swift.run_plan import Stream
+from lazyshard_swift.stream import TrainStream, open_data
 from tests.swift.unit.runs import hugging_face, refused
 from tests.swift.warm import run_warm
 
@@ -88,9 +88,8 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     found = encoders(directories, template(), of_raw)
     assert isinstance(found[0], EncodedRows)
     assert found[1] is of_raw
-    facts = tuple(Facts(name, 2, 4, True) for name in "ab")
-    streams = Streams(directories, facts, (0.5, 0.5), "all_exhausted")
-    blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {})
+    streams = [Stream(directory, directory, 2, 4, True, weight=0.5) for directory in directories]
+    blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {}, stopping="all_exhausted")
     samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
 
@@ -325,7 +324,9 @@ def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_was_found_is_told(notices: list[str]) -> None:
-    tell_cache("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, not_cached=2)])
+    data = SimpleNamespace(stats=lambda: Stats(0, 0, 0.0, encoded=4, from_cache=4, not_cached=2))
+    stream: Any = SimpleNamespace(_cache="/c", _dataset=data)
+    TrainStream.tell_cache(stream)
     (told,) = notices
     assert "this rank encoded 4 rows and found 4 encoded; 2 of what it encoded" in told
 

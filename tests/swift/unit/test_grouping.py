@@ -17,11 +17,11 @@ from lazyshard.stream.retention import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
-from lazyshard_swift.opening import check_retired, check_sampler, read_lengths
+from lazyshard_swift.opening import check_retired, read_lengths
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import checkpoint, facts_of, hugging_face, open_stream, plan, refused, sampler_of
+from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, refused, sampler_of
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped
 from tests.swift.unit.trainers import resumed, train
 
@@ -141,11 +141,11 @@ def test_chunk_that_is_gone_is_refused_whichever_comes_next(directory: Path, tmp
 def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
     stream = sealed(tmp_path / "s", LENGTHS, PER_CHUNK)
 
-    def ask(directory: Path, samples_per_chunk: int | None = None, **facts: Any) -> Any:
-        args = hugging_face(group_by_length=True, sharded_lazy_samples_per_chunk=samples_per_chunk)
-        return read_lengths(args, str(directory), facts_of(stream)._replace(**facts), sampler_of(megatron=False))
+    def ask(directory: Path, samples_per_chunk: int | None = None, sampler: Any = None, **facts: Any) -> Any:
+        found = facts_of(stream)._replace(directory=str(directory), **facts)
+        return read_lengths(found, {"samples_per_chunk": samples_per_chunk}, sampler or sampler_of(megatron=False))[0]
 
-    assert ask(stream).tokens.tolist() == LENGTHS
+    assert ask(stream).tolist() == ask(stream, sampler=sampler_of(megatron=True)).tolist() == LENGTHS
     plain = produce(tmp_path / "plain", TOTAL, PER_CHUNK)
     other = foreign(tmp_path / "foreign", b'{"id":0}\n', end=True)
     for given, facts in (
@@ -158,10 +158,8 @@ def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
             ask(*given, **facts)
     with mock.patch.object(parallel, "agree", lambda value: "of rank 0"), refused(StreamMismatch, expected="of rank 0"):
         ask(stream)
-    for is_megatron in (False, True):
-        check_sampler(sampler_of(is_megatron))
     with refused(SettingsRefused, argument="group_by_length"):
-        check_sampler(type("Plain", (), {"__init__": lambda self, total_samples: None}))
+        ask(stream, sampler=type("Plain", (), {"__init__": lambda self, total_samples: None}))
 
 
 def test_stream_hands_out_its_lengths_in_the_main_process_alone(directory: Path, tmp_path: Path) -> None:

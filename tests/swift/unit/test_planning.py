@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.plan.deal import Rules
-from lazyshard_swift.arguments import Progress, batch_sizes
+from lazyshard_swift.arguments import batch_sizes
 from lazyshard_swift.checkpoints import resume_checkpoint, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from tests.swift.unit.runs import DIRECTORY, checkpoint, decide_one, decided, facts, position, refused
@@ -73,7 +73,7 @@ def test_a_stream_that_was_dealt_by_cost_is_not_shuffled_once_more(notices: list
         (resumed(tmp_path / "a", window=0), 0),
         (resumed(tmp_path / "b", window=8), 8),
     ):
-        run = decide_one(args, DIRECTORY, dealt, Rank(0, 2))
+        run = decide_one(args, dealt, Rank(0, 2))
         assert (run.layout, run.window) == ("strided", window)
     assert sum("dealt by cost" in text for text in notices) == 4
 
@@ -158,26 +158,27 @@ def test_length_of_an_epoch_and_what_ends_the_run() -> None:
     epochs = {"num_train_epochs": 2}
     for args, samples, ended, dp, epoch_samples, progress, stop_at_end in (
         # Ended: whole micro batches on all ranks. Live: the run.
-        (mg(**epochs), 101, True, 2, 100, Progress(None, 2), False),
-        (mg(**epochs, micro_batch_size=3), 101, True, 4, 96, Progress(None, 2), False),
-        (mg(train_iters=7), 101, True, 2, 100, Progress(7, None), True),
-        (mg(train_iters=7, **repeat), 100, True, 2, 100, Progress(7, None), False),
-        (mg(train_iters=7), 0, False, 2, 112, Progress(7, None), True),
-        (mg(train_iters=7, **repeat), 0, False, 2, 112, Progress(7, None), False),
-        (hf(), 101, True, 2, 100, Progress(None, 3.0), False),
-        (hf(max_steps=7), 101, True, 2, 100, Progress(7, None), True),
-        (hf(max_steps=7, gradient_accumulation_steps=3), 5, False, 2, 42, Progress(7, None), True),
-        (hf(max_steps=7, **repeat), 5, False, 2, 14, Progress(7, None), False),
+        (mg(**epochs), 101, True, 2, 100, (None, 2), False),
+        (mg(**epochs, micro_batch_size=3), 101, True, 4, 96, (None, 2), False),
+        (mg(train_iters=7), 101, True, 2, 100, (7, None), True),
+        (mg(train_iters=7, **repeat), 100, True, 2, 100, (7, None), False),
+        (mg(train_iters=7), 0, False, 2, 112, (7, None), True),
+        (mg(train_iters=7, **repeat), 0, False, 2, 112, (7, None), False),
+        (hf(), 101, True, 2, 100, (None, 3.0), False),
+        (hf(max_steps=7), 101, True, 2, 100, (7, None), True),
+        (hf(max_steps=7, gradient_accumulation_steps=3), 5, False, 2, 42, (7, None), True),
+        (hf(max_steps=7, **repeat), 5, False, 2, 14, (7, None), False),
     ):
         run = decided(args, samples, ended, dp)
-        assert (run.epoch_samples, run.progress, run.stop_at_end) == (epoch_samples, progress, stop_at_end)
-        assert run.position(16, 1).by_steps is (progress.steps is not None)
+        assert (run.epoch_samples, (run.steps, run.epochs), run.stop_at_end) == (epoch_samples, progress, stop_at_end)
+        assert run.position(16, 1).by_steps is (progress[0] is not None)
 
 
 def test_epochs_are_taken_from_megatrons_arguments_on_a_live_stream(notices: list[str]) -> None:
     for ended in (True, False):
         args = mg(train_iters=7, num_train_epochs=2)
-        assert decided(args, ended=ended).progress == (Progress(None, 2) if ended else Progress(7, None))
+        run = decided(args, ended=ended)
+        assert (run.steps, run.epochs) == ((None, 2) if ended else (7, None))
         # Or ms-swift would count them before the iterations.
         assert (args.num_train_epochs, len(notices)) == ((2, 0) if ended else (None, 1))
 
@@ -194,7 +195,7 @@ def test_stream_with_less_than_a_micro_batch_a_rank_is_refused() -> None:
 
 def test_all_ranks_decide_the_same_and_the_position_holds_it() -> None:
     args = mg(train_iters=7, micro_batch_size=2, sharded_lazy_shuffle_window=3)
-    runs = [decide_one(args, DIRECTORY, facts(ended=False), Rank(rank, 2)) for rank in range(2)]
+    runs = [decide_one(args, facts(ended=False), Rank(rank, 2)) for rank in range(2)]
     assert runs[0] == dataclasses.replace(runs[1], rank=Rank(0, 2))
     assert pickle.loads(pickle.dumps(runs)) == runs
     found = runs[0].position(32, 2)

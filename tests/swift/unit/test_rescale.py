@@ -147,7 +147,7 @@ def test_epochs_through_any_chain_of_starts(tmp_path_factory: Any, streams: Stre
 
 def steps_there(history: History, shape: Shape) -> int:
     run = history.plan(shape)
-    return max(0, run.course.drawable(run.facts.samples) - run.draws) // (shape.batch * shape.accumulation)
+    return max(0, run.course.drawable(run.streams[0].samples) - run.draws) // (shape.batch * shape.accumulation)
 
 
 @settings(max_examples=8, deadline=None)
@@ -227,7 +227,7 @@ def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: Streams) -> Non
     for samples in (1, 12, 51):
         facts = facts_of(streams[61])._replace(samples=samples)
         with refused(ResumeRefused, checkpoint=str(history.checkpoint), actual=str(samples)):
-            resumed(decide_one(history.args(Shape(1, 1, 1)), streams[61], facts, Rank(0, 1)))
+            resumed(decide_one(history.args(Shape(1, 1, 1)), facts, Rank(0, 1)))
 
 
 TOTAL = 48

@@ -86,8 +86,8 @@ def test_directory_that_another_program_fills_is_known_by_its_first_row(tmp_path
     rows = {"one": TWO, "same": TWO, "other": b'{"id": 3}\n{"id": 2}\n'}
     made = [foreign(tmp_path / name, first, TWO, end=True) for name, first in rows.items()]
     found = [opened(directory, sharded_lazy_samples_per_chunk=2).plan for directory in made]
-    assert found[0].facts.stream == found[1].facts.stream != found[2].facts.stream
-    assert all(run.facts.stream.startswith("first-row-") for run in found)
+    assert found[0].stream == found[1].stream != found[2].stream
+    assert all(run.stream.startswith("first-row-") for run in found)
 
 
 def test_resume_refuses_where_chunks_of_the_open_window_are_gone(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     (consumer,) = list_consumers(directory, 2)
     assert consumer.cursor is not None and consumer.reading is None
     assert (consumer.name, consumer.cursor.consumed, consumer.chunks_before) == ("sft", 0, 0)
-    assert consumer.cursor.stream_id == stream.plan.facts.stream
+    assert consumer.cursor.stream_id == stream.plan.stream
     assert not hasattr(pickle.loads(pickle.dumps(stream)), "gate")
     assert "2 per chunk" in repr(stream) and "in windows of 3 chunks" in repr(stream)
     args = megatron(train_iters=30, global_batch_size=1, sharded_lazy_unit="sample")
@@ -140,7 +140,7 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     open_stream(stream.plan)[0]
     (consumer,) = list_consumers(directory, 3)
     assert consumer.reading is not None
-    assert (consumer.reading.needs_chunks, consumer.reading.stream_id) == (3, stream.plan.facts.stream)
+    assert (consumer.reading.needs_chunks, consumer.reading.stream_id) == (3, stream.plan.stream)
 
 
 def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ data set (`LazyShardedDataset`), an iterable (`LazyShardedStream`), or several s
 What reads for training needs torch, which is imported when it is first used.
 """
 
+# ruff: noqa: F405
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
@@ -15,18 +16,7 @@ from lazyshard.lazy import lazily
 
 if TYPE_CHECKING:
     from lazyshard.config import check_config
-    from lazyshard.data.blended import BlendedDataset
-    from lazyshard.data.dataset import LazyShardedDataset
-    from lazyshard.data.indexed import Batches
-    from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
-    from lazyshard.data.iterable_shard import streaming_shard
-    from lazyshard.data.loading import load
-    from lazyshard.data.samples import LateRow
-    from lazyshard.data.sequence_forms import Pack, Pad, Split
-    from lazyshard.data.sequences import LazyShardedSequences
-    from lazyshard.data.settings import BadRows, EncodeCache, Order
-    from lazyshard.data.steps import Filter, Map, MessageTransform
-    from lazyshard.data.tensors import as_tensor
+    from lazyshard.data import *  # noqa: F403
     from lazyshard.format.arrays import BFLOAT16
     from lazyshard.inspection.row_facts import weights_by_tokens
     from lazyshard.plan.shuffle import window_for_distance
@@ -40,12 +30,9 @@ __all__ += ["errors", "load", "streaming_shard", "weights_by_tokens", "window_fo
 __version__ = "0.1.0"
 
 
-_OTHERS: dict[str, tuple[str, ...]] = {
-    "config": ("check_config",),
-    "format.arrays": ("BFLOAT16",),
-    "stream": ("ChunkWriter", "StreamReader"),
-}
+_OTHERS: dict[str, tuple[str, ...]] = {"config": ("check_config",), "format.arrays": ("BFLOAT16",)}
 _OTHERS |= {"inspection.row_facts": ("weights_by_tokens",), "plan.shuffle": ("window_for_distance",)}
+_OTHERS |= {"stream": ("ChunkWriter", "StreamReader")}
 _HERE: Final = {"LazyShardError", "errors"}.union(*_OTHERS.values())
 
 _lazily = lazily(__name__, _OTHERS | {"data": tuple(name for name in __all__ if name not in _HERE)})

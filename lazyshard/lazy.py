@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
@@ -30,10 +30,6 @@ def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], 
         return found
 
     return get
-
-
-_ERROR_CHARACTERS: Final = 500
-"""So much of an error's text is kept: some carry the whole row."""
 
 
 class FunctionMissing(Exception):
@@ -84,8 +80,8 @@ def _without_suffix(file: str, attribute: str) -> str:
 
 
 def name_error(error: BaseException) -> str:
-    """Returns the kind and the text of an error of the user's, 500 characters of it at the most."""
-    text = _text(str, error, _ERROR_CHARACTERS)
+    """Returns the kind and the text of an error of the user's, at most 500 characters: some carry the whole row."""
+    text = _text(str, error, 500)
     return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 

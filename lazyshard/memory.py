@@ -20,8 +20,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-_LARGE_BYTES: Final = 64 << 10
-"""Of a text or its values: what is smaller is given to orjson as it is."""
+_LARGE_BYTES: Final = 64 << 10  # Of a text or its values: what is smaller is given to orjson as it is
 
 # How messages begin: of orjson from its parser, and of releases before 3.11 the second.
 _SHORT: Final = ("Not enough memory", "memory allocation failed")
@@ -35,8 +34,8 @@ def _is_limited() -> bool:
     return False
 
 
+# Whether an allocation of this process can fail; a limit that it gives itself later is not known here.
 LIMITED: Final = _is_limited()
-"""Whether an allocation of this process can fail; a limit that it gives itself later is not known here."""
 
 
 def is_short(error: BaseException) -> bool:
@@ -67,8 +66,8 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
         raise
 
 
+# For where every fraction of a microsecond counts, and `loads` decides once this has raised a JSONDecodeError.
 quick_loads: Final[Callable[[bytes], Any]] = loads if LIMITED else orjson.loads
-"""For where every fraction of a microsecond counts, and `loads` decides once this has raised a JSONDecodeError."""
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int | None = None) -> bytes:

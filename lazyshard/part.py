@@ -125,10 +125,8 @@ class Part(Checked):
 def refused(field: str, expected: str, value: Any, found: str | None = None) -> StateInvalid:
     """Returns the error for a value that is not as expected; `found` is what to say instead of the value."""
     actual = shown(value) if found is None else found
-    where = f"field {field!r}: " if field else ""
-    return StateInvalid(
-        f"{where}expected {expected}, found {actual}", field=field or None, expected=expected, actual=actual
-    )
+    text = f"{f'field {field!r}: ' if field else ''}expected {expected}, found {actual}"
+    return StateInvalid(text, field=field or None, expected=expected, actual=actual)
 
 
 def shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 `dataset` is the map-style data set, `iterable` the same as an iterable, `blended` several streams as one, `sequences`
 packed, split or padded rows, `loading` all of it by a configuration. Below them, `index_space` says which samples the
-indices draw, `index_reader` reads their lines in each process, `samples` makes samples of them.
+indices draw, and reads their lines in each process; `samples` makes samples of them.
 """
 
 from __future__ import annotations

@@ -8,27 +8,26 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from torch.utils.data import get_worker_info
-
-from lazyshard.data.blend_state import BlendSpace, BlendStates, Stopping, read_blend
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.index_reader import NOTHING, consecutive
+from lazyshard.data.index_space import NOTHING, Space, consecutive, still_open
 from lazyshard.data.indexed import Indexed
-from lazyshard.data.rank import ASKED, EPOCH, Stats
-from lazyshard.data.run_state import epoch_of, mistaken, stands_elsewhere
+from lazyshard.data.rank import ASKED, EPOCH, Rank, Stats
+from lazyshard.data.run_state import BlendStates, StateDicts, Stopping, epoch_of, trained
 from lazyshard.data.samples import RowsOf
-from lazyshard.data.settings import Order, check_group
-from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, StateInvalid
+from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, redact
 from lazyshard.format.cursor import blend_shares
-from lazyshard.format.state import BlendState
+from lazyshard.format.state import BlendPartState, BlendState
+from lazyshard.plan.blend import BlendCourse, BlendSchedule, shares
 from lazyshard.plan.course import Draw
+from lazyshard.store.urls import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 _log = logging.getLogger("lazyshard")
 
+# Merged at the most.
 _AHEAD_LINES: Final = 256
 _AHEAD_BYTES: Final = 1 << 20
-"""Merged at the most."""
 
 
 class BlendDraw(NamedTuple):
@@ -38,7 +37,50 @@ class BlendDraw(NamedTuple):
     draw: Draw
 
 
-class BlendedDataset(Indexed):
+class BlendSpace(Space):
+    """The indices of one blend, from where the run stands by its parts.
+
+    They end with num_samples, else with the epoch of the stream that ends `first`, or last: `lengths` are the draws of
+    a lane until then.
+    """
+
+    def __init__(
+        self, order: RunOrder, rank: Rank, parts: tuple[BlendPartState, ...], lengths: list[int], first: bool
+    ) -> None:
+        part, before = parts[-1], trained(parts[:-1])
+        self.parts, self.course = parts, BlendCourse(part.pieces)
+        self._begins = [draws for _, draws in part.begins]
+        size, ends = part.batch_size, list[int | None]()
+        for stream, length in enumerate(lengths):
+            left = length - self._begins[stream]
+            if first:
+                ends.append(self.course.position(stream, max(left, 0)))
+            elif left > 0 and (last := self.course.position(stream, left - 1)) is not None:
+                ends.append(last + 1)
+        if order.num_samples is not None:
+            block = max(order.num_samples - before, 0) // (rank.dp_size * size) * size
+        else:
+            known = [end for end in ends if end is not None]
+            block = min(known) // size * size if first else -(-max(known, default=0) // size) * size
+        super().__init__("the blend", order, rank, max(block, part.draws), part.draws, before)
+
+    def drawn(self, position: int) -> tuple[int, ...]:
+        """Returns how many draws of a lane each stream's current part has behind it at a position."""
+        return tuple(map(sum, zip(self._begins, self.course.counts(position), strict=True)))
+
+    def streams(self, index: int, count: int) -> list[int]:
+        """Returns which stream an index, and up to so many that follow it in its lane, draw from. Raises IndexError."""
+        position = self.layout.locate(index)[1]
+        return self.course.streams_of(position, min(position + count, self.layout.block))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Returns which stream an index draws from, and its index in that. Raises as `streams` does."""
+        lane, position = self.layout.locate(index)
+        stream, draw = self.course.draw(position)
+        return stream, (self._begins[stream] + draw) * self.rank.dp_size + lane
+
+
+class BlendedDataset(Indexed[BlendSpace]):
     """Streams as one map-style data set, in the proportion of their weights, on every rank alike.
 
     ::
@@ -70,15 +112,14 @@ class BlendedDataset(Indexed):
 
     Raises:
         TypeError: these are no pairs of a data set and a weight, or of a step and weights.
-        ValueError: there is no data set, weights are negative or all 0, two are of the same stream, or a setting is
-            wrong.
+        ValueError: there is no data set, weights are negative or all 0, two are of one stream, or a setting is wrong.
         RuntimeError: a data set is used already.
         ConfigInvalid: the data sets are of different ranks.
 
     On resume weights may be others, and streams may be added or left out: each goes on where it was.
     """
 
-    _NAME = "blend"
+    _NAME, _where = "blend", "the blend"
 
     def __init__(
         self,
@@ -91,17 +132,41 @@ class BlendedDataset(Indexed):
         order: Order = Order(),
     ) -> None:
         check_group("order", order, Order)
-        found = read_blend(datasets, schedule, order, batch_size, num_samples, stopping)
-        self._datasets: list[LazyShardedDataset] = found[0]
-        self._states: BlendStates = found[1]
-        self._names, self._schedule = self._states.names, self._states.schedule
+        pairs = _pairs(datasets, "a blend takes pairs of a data set and its weight, as in [(one, 0.8), (other, 0.2)]")
+        self._datasets: list[LazyShardedDataset] = [dataset for dataset, _ in pairs]
+        weights = _numbers([weight for _, weight in pairs])
+        for dataset in self._datasets:
+            if not isinstance(dataset, LazyShardedDataset):
+                raise TypeError(f"a blend is one of data sets; {redact(repr(dataset)):.100} is no LazyShardedDataset")
+        if not self._datasets:
+            raise ValueError("a blend is one of at least one data set, none was given")
+        if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
+            raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
+        check_choice("stopping", stopping, Stopping)
+        run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
+        points = _pairs(schedule, "a schedule takes pairs of a step and weights from there on, as in [(1000, [1, 3])]")
+        if not points:
+            shares(weights)
+        blending = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])
+        if not blending.constant and not run_order.draws_per_step:
+            raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
+        names = [dataset.stream_id or stream_name(dataset.directory) for dataset in self._datasets]
+        for name in names:
+            same = [str(one.directory) for one, other in zip(self._datasets, names, strict=True) if other == name]
+            if len(same) > 1:
+                raise ValueError(f"data sets of a blend are of the same stream, {', '.join(same)}: give it once")
+        self._states: BlendStates = BlendStates(names, blending, run_order, stopping)
+        self._names, self._batch_size = self._states.names, batch_size
+        self.datasets = tuple(self._datasets)
+        """The data sets that are blended, in order."""
+        self.names = self._names
+        """How a state calls the streams, in order: by their identities, or their directories where they have none."""
+        self.shares = self.shares_at(0)
+        """What each data set gives of all samples at the beginning: its weight divided by their sum, as whole draws."""
+        self.period = sum(blending.parts(0))
+        """Positions after which each stream has had exactly its share, at the beginning."""
         for dataset in self._datasets:
             dataset._enter_blend()
-        self._batch_size = batch_size
-        self._num_samples = num_samples
-        self._stopping: Stopping = stopping
-        # Epoch, and its indices; None before the first use.
-        self._newest: tuple[int, BlendSpace] | None = None
         self._attach()
 
     def _attach(self) -> None:
@@ -116,32 +181,9 @@ class BlendedDataset(Indexed):
         streams = [f"{share:.4g} of {dataset!r}" for dataset, share in zip(self._datasets, self.shares, strict=True)]
         return f"<{type(self).__name__}: {', '.join(streams)}>"
 
-    @property
-    def datasets(self) -> tuple[LazyShardedDataset, ...]:
-        """The data sets that are blended, in order."""
-        return tuple(self._datasets)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """How a state calls the streams, in order: by their identities, or their directories where they have none."""
-        return self._names
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """What each data set gives of all samples: its weight divided by their sum, as whole draws of a period.
-
-        With a schedule at its beginning; `shares_at` tells of later.
-        """
-        return self.shares_at(0)
-
-    @property
-    def period(self) -> int:
-        """Positions after which each stream has had exactly its share."""
-        return sum(self._schedule.parts(0))
-
     def shares_at(self, step: int) -> tuple[float, ...]:
         """Returns what each data set gives of the samples of an optimiser step, the first one of a run being 0."""
-        parts = self._schedule.parts(step)
+        parts = self._states.schedule.parts(step)
         return tuple(part / sum(parts) for part in parts)
 
     @property
@@ -182,73 +224,51 @@ class BlendedDataset(Indexed):
 
         The same on every rank, for live streams too. Waits and raises as `draw` does.
         """
-        if self._stopping == "first_exhausted":
+        first, space, epoch = self._states.stopping == "first_exhausted", self._space(), self.epoch
+        if first:
             # What one of them would draw of its next epoch is not trained.
             for dataset in self._datasets:
                 dataset._numbers[ASKED] = 1
-        return self._goes_on(self._space(), operator.index(index), self.epoch)
-
-    def _goes_on(self, space: BlendSpace, index: int, epoch: int) -> bool:
-        position, size = space.layout.locate(index)[1], self._batch_size
+        position = space.layout.locate(operator.index(index))[1]
         # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
-        begin = position - position % size
+        begin = position - position % self._batch_size
         # Where one that has ended is exhausted, the others need not be waited for.
-        drawn = zip(self._datasets, space.drawn(begin + size), strict=True)
+        drawn = zip(self._datasets, space.drawn(begin + self._batch_size), strict=True)
         known = sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended)
         over = (_exhausted(dataset, count, epoch) for dataset, count in known)
-        if self._stopping == "first_exhausted":
+        if first:
             return not any(over)
         # Waits until the samples up to the index are there. An epoch counts as drawn once the next one would begin.
         list(over)
         counts = zip(self._datasets, space.drawn(begin), strict=True)
         return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
 
-    def _space(self, epoch: int | None = None) -> BlendSpace:
-        """Returns the indices of an epoch, None for that which is set. Raises ConfigInvalid, or as `BlendSpace`."""
-        if epoch is None:
-            epoch = self.epoch
-        if self._newest is None or self._newest[0] != epoch:
-            self._newest = (epoch, self._make_space(epoch))
-        return self._newest[1]
-
     def _make_space(self, epoch: int) -> BlendSpace:
-        ranks = {dataset.rank for dataset in self._datasets}
+        """Returns the indices of an epoch. Raises ConfigInvalid, LengthUnknown; ValueError: less than a batch."""
+        states, ranks = self._states, {dataset.rank for dataset in self._datasets}
         if len(ranks) != 1:
             raise ConfigInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
         (rank,) = ranks
-        stands, lengths = [], list[int | None]()
+        stands, lengths = [], list[int]()
         for dataset in self._datasets:
             course, order = dataset._space(epoch).course, dataset._states.order
             stands.append((len(course.parts) - 1, course.current.draws))
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
-            if total is None:
-                lengths.append(None)
-                continue
-            if not course.full_epoch_length(total):
+            if total is None and states.order.num_samples is None:
+                way = "pass num_samples, or give this data set max_total_samples"
+                raise still_open(dataset.reader, f"the blend has no length yet: {way}")
+            if total is not None and not course.full_epoch_length(total):
                 text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: leave it out"
                 raise ValueError(f"{dataset.directory}: {text}")
-            lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
-        return BlendSpace(self._states, epoch, rank, self._states.part(epoch, rank, stands), lengths)
-
-    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
-        """As `LazyShardedDataset._go_on`."""
-        if (reason := mistaken(state, "blend")) is not None:
-            raise StateInvalid(f"the state of a blend: {reason}")
-        found, main = BlendState.from_dict(state, "the state of a blend"), get_worker_info() is None
-        if main and not self._used:
-            self._load(found)
-            return None
-        epoch = epoch_of(found)
-        if main and anywhere:
-            self.set_epoch(epoch)
-        try:
-            same = epoch == self.epoch and self._state_after(found.consumed if anywhere else None) == found
-        except ValueError:
-            same = False
-        if not same:
-            raise stands_elsewhere("this blend")
-        return epoch, self._space().position_after(found.consumed)
+            if total is not None and states.order.num_samples is None:
+                lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
+        parts, first = states.parts(epoch, rank, stands), states.stopping == "first_exhausted"
+        space = BlendSpace(states.order, rank, parts, lengths, first)
+        if not space.layout.block and states.in_epoch(epoch) is None:
+            batch = f"less than one batch of {self._batch_size} for each of {rank.dp_size} ranks"
+            raise ValueError(f"the blend has {batch}: num_samples, or a stream for its weight, is too small")
+        return space
 
     def _load(self, found: BlendState) -> None:
         stands = self._states.load(found)
@@ -263,22 +283,12 @@ class BlendedDataset(Indexed):
             # One that is new, or comes back from another epoch, begins this one.
             dataset.set_epoch(epoch_of(found))
 
-    def commit(
-        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
-    ) -> bool:
+    def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
         """Commits how far the checkpoints are to every stream whose data set has a `consumer`.
 
-        As `LazyShardedDataset.commit`. Of a stream that a state of `keep` does not know yet, every chunk is kept. Where
-        it raises, some cursors may be written, others not: call it again.
-
-        Args:
-            consumed: as for `state_dict`.
-            last_epoch: whether no stream begins another epoch. Otherwise every chunk is kept.
-            keep: states of older checkpoints of the blend from which the run may still be resumed.
-            take_over: as of `LazyShardedDataset.commit`.
-
-        Returns:
-            Whether this is rank 0, and the cursors were written.
+        As `LazyShardedDataset.commit`, `last_epoch` being said of all streams, and `keep` states of the blend. Of a
+        stream that one of these does not know yet, every chunk is kept. Where it raises, some cursors may be written,
+        others not: call it again.
         """
         committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
         if not committing:
@@ -298,17 +308,17 @@ class BlendedDataset(Indexed):
         return wrote
 
     def _state_after(self, consumed: int | None) -> BlendState:
-        epoch, space = self.epoch, self._space()
+        space = self._space()
         position = space.stands if consumed is None else space.position_after(consumed)
         members = {}
         for dataset, name, draws in zip(self._datasets, self._names, space.drawn(position), strict=True):
             members[name] = dataset._state_after(dataset._space().consumed(draws))
-        return self._states.after(epoch, space.part, position, members)
+        return self._states.after(space.parts, position, members)
 
 
 def _exhausted(dataset: LazyShardedDataset, drawn: int, epoch: int) -> bool:
     with dataset._lanes:
-        return drawn > 0 and dataset._entered(epoch).epoch_at(drawn) > epoch
+        return drawn > 0 and dataset._entered(epoch).draw_at(0, drawn - 1).epoch > epoch
 
 
 class BlendReader:
@@ -320,8 +330,8 @@ class BlendReader:
     """
 
     def __init__(self, datasets: Sequence[LazyShardedDataset]) -> None:
-        self._datasets = datasets
         self.ahead = NOTHING
+        self._datasets = datasets
         # Epoch, lane and position behind the last merged line, and each stream's next lines; none while somebody
         # merges, as a line that one thread has taken must not be missing in another one's order. Taking it out is one
         # step.
@@ -340,8 +350,7 @@ class BlendReader:
         rows_of = self._rows_of()
         if rows_of is not None:
             lines = self._merge(space, index, count, epoch)
-            rows = rows_of(lines[:count], None) if lines else []
-            if rows:
+            if rows := rows_of(lines[:count], None) if lines else []:
                 self.ahead = (index, space.step, epoch, lines, rows_of)
                 return rows
         located = [space.locate(index + place * space.step) for place in range(count)]
@@ -352,27 +361,21 @@ class BlendReader:
         return [next(read[stream]) for stream, _ in located]
 
     def _rows_of(self) -> RowsOf | None:
-        """Returns what makes samples of merged lines in this process; None where data sets differ in that, or encode.
-
-        A line of one must not be taken for a line of another: only rows that somebody has checked may be parsed late.
-        """
-        pid, rows_of = self._known
-        if pid != os.getpid():
+        """Returns what makes samples of merged lines in this process; None where data sets differ, or encode."""
+        if self._known[0] != os.getpid():
             for dataset in self._datasets:
                 dataset._entered()
             ways = [dataset._lanes.rows_of for dataset in self._datasets]
-            rows_of = ways[0] if len({type(way) for way in ways}) == 1 else None
-            self._known = (os.getpid(), rows_of)
-        return rows_of
+            self._known = (os.getpid(), ways[0] if len(set(map(type, ways))) == 1 else None)
+        return self._known[1]
 
     def _merge(self, space: BlendSpace, index: int, wanted: int, epoch: int) -> list[bytes]:
         """Returns the lines of an index and of some that follow, of which only the wanted ones are waited for.
 
-        Fewer than wanted only at the end of a lane; none where data sets have to make the samples themselves.
+        None where data sets have to make the samples themselves.
         """
         streams = space.streams(index, max(wanted, min(_AHEAD_LINES, _AHEAD_BYTES // self._row_bytes)))
-        wanted = min(wanted, len(streams))
-        lane, position = space.layout.locate(index)
+        wanted, (lane, position) = min(wanted, len(streams)), space.layout.locate(index)
         try:
             behind, nexts = self._next.pop()
         except IndexError:
@@ -387,16 +390,17 @@ class BlendReader:
             if place == len(streams):
                 break
             stream, inner = space.locate(index + place * space.step)
+            dataset, found = self._datasets[stream], list[bytes]()
             try:
-                found = self._lines_from(self._datasets[stream], inner, wait=place < wanted)
+                own = dataset._entered(dataset.epoch)
+                if place < wanted or own.ready(inner):
+                    found = dataset._lanes.lines(own, inner, dataset.epoch)
             except (ChunkCorrupt, ChunkRetired, RowInvalid):
-                # The data set knows what to do about it.
-                break
+                break  # The data set knows what to do about it
             except (LazyShardError, OSError):
                 if place < wanted:
                     raise
-                # It may be gone when it is that sample's turn.
-                break
+                break  # It may be gone when it is that sample's turn
             if not found or len(found[0]) > LARGE_ROW_BYTES:
                 break
             nexts[stream] = iter(found)
@@ -407,11 +411,17 @@ class BlendReader:
         self._next = [((epoch, lane, position + len(lines)), nexts)]
         return lines
 
-    def _lines_from(self, dataset: LazyShardedDataset, index: int, *, wait: bool) -> list[bytes]:
-        """Returns the checked line of an index, and those of the indices behind it that are read with it.
 
-        None at all where `wait` is false and it may not be published yet.
-        """
-        epoch = dataset.epoch
-        space = dataset._entered(epoch)
-        return dataset._lanes.lines(space, index, epoch) if wait or space.ready(index) else []
+def _pairs(given: Any, expected: str) -> list[Any]:
+    """Returns what is given, known to be pairs; a data set, which could be read like a list, is none."""
+    found = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in found):
+        raise TypeError(f"{expected}; got {redact(repr(given)):.100}")
+    return found
+
+
+def _numbers(weights: Any) -> list[float]:
+    try:
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError) as cause:
+        raise type(cause)(f"weights are numbers, got {weights!r:.100}") from None

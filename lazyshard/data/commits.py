@@ -1,8 +1,4 @@
-"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading hint.
-
-A cursor is durable: the producer deletes nothing which the run may need again. A reading hint may be lost, so that a
-producer which holds back goes far enough to read on.
-"""
+"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading hint."""
 
 from __future__ import annotations
 
@@ -28,10 +24,12 @@ from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
 from lazyshard.stream.run_state import course_of
 
-_DRAWS_AT_ONCE = 1 << 20
-"""Draws that are looked at together: 16 MB."""
-
+_DRAWS_AT_ONCE = 1 << 20  # Draws that are looked at together: 16 MB
 _MOST_RANKS: Final = 1 << 20
+REPEAT_S: Final = 1.0  # How often who waits looks whether its need is still told: one small file read
+# How long a hint stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
+# reader of small chunks comes past several windows.
+PAUSE_S: Final = 0.2
 
 
 def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
@@ -41,7 +39,10 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     epoch that is still to begin needs.
     """
     where, total = str(reader.directory), order.known_total(reader.refresh())
-    _check_ranks(state, where)
+    if (ranks := max(part.dp for part in state.parts)) > _MOST_RANKS:
+        # What is looked at below takes time and memory by their number.
+        text = f"the state is of a run with {ranks} ranks, more than {_MOST_RANKS}: it is damaged, take another"
+        raise _mismatch(where, text, f"at most {_MOST_RANKS}", ranks, "dp")
     course = course_of(state)
     # However the stream goes on: the length counts with the limit.
     known = order.max_total_samples if total is None else total
@@ -52,8 +53,7 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     if not retired:
         return
     size = reader.samples_per_chunk
-    sample = first_lost(*standing(course, total), total, retired * size)
-    if sample is not None:
+    if (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
         chunk = f"chunk {sample // size}"
         text = f"the run goes on with samples of {chunk}, but the producer has deleted all chunks below {retired}"
         way = "go on from a later checkpoint, or produce the stream anew, with --retain all or --consumers NAME"
@@ -67,7 +67,7 @@ def _mismatch(where: str, text: str, expected: str, actual: object, field: str |
 def standing(course: Course, total: int | None) -> tuple[Course, int]:
     """Returns a course that begins, or goes on, in the epoch in which a course stands, and the position there.
 
-    One exactly at the end of an epoch stands in that. Raises ValueError: more was drawn than there is.
+    At the end of an epoch that is still this one. Raises ValueError: more was drawn than there is.
     """
     drawn = course.current.draws
     if total is None or drawn <= (length := course.epoch_length(total)):
@@ -80,18 +80,12 @@ def standing(course: Course, total: int | None) -> tuple[Course, int]:
 
 
 def first_lost(course: Course, position: int, total: int | None, stop: int) -> int | None:
-    """Returns a sample below `stop` that is drawn from a position on, in the epoch in which the course begins.
-
-    Of the first million draws that have one, the smallest; None if there is none.
-    """
+    """Returns a sample below `stop` that is drawn from a position on, in the epoch in which the course begins."""
     if course.done_before(position, total) >= stop:
         return None
-    if total is None:
-        end = position + 1
-        while course.done_before(end, None) < stop:
-            end += end - position
-    else:
-        end = course.epoch_length(total)
+    end = position + 1 if total is None else course.epoch_length(total)
+    while total is None and course.done_before(end, None) < stop:
+        end += end - position
     # From here on nothing below `stop` is drawn.
     end = position + bisect_left(range(position, end), stop, key=lambda at: course.done_before(at, total))
     lanes = np.arange(course.dp)[:, None]
@@ -104,7 +98,7 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
 
 
 def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str, *, ended: bool) -> None:
-    number = next((n for n in reversed(range(len(state.parts))) if state.parts[n].epoch is not None), 0)
+    number = max((n for n, part in enumerate(state.parts) if part.epoch is not None), default=0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
     # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
     one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
@@ -117,27 +111,15 @@ def _check_length(state: RunState, course: Course, order: RunOrder, total: int, 
             text = f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
             raise _mismatch(where, text, "at least a batch of all ranks", total, "max_total_samples") from cause
         text = f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}"
-        way = "is it another one? Of a run over several epochs give num_samples as it was"
-        raise _mismatch(where, f"{text}: {way}", f"at least {drawn} samples", total) from cause
-
-
-def _check_ranks(state: RunState, where: str) -> None:
-    """Refuses more ranks than there are: what is looked at below takes time and memory by their number."""
-    most = max(part.dp for part in state.parts)
-    if most > _MOST_RANKS:
-        text = f"the state is of a run with {most} ranks, more than {_MOST_RANKS}: it is damaged, take another"
-        raise _mismatch(where, text, f"at most {_MOST_RANKS}", most, "dp")
+        text = f"{text}: is it another one? Of a run over several epochs give num_samples as it was"
+        raise _mismatch(where, text, f"at least {drawn} samples", total) from cause
 
 
 class Commits:
-    """The commits of one process, which owns the cursor from the first one on.
-
-    `blend`: how streams are blended; `sequences`: how those made of its rows are dealt, None where there are none.
-    """
+    """The commits of one process, which owns the cursor from the first on, and says `blend` and `sequences` in it."""
 
     def __init__(self, directory: Path, consumer: str) -> None:
-        self._directory = directory
-        self._consumer = check_consumer(consumer)
+        self._directory, self._consumer = directory, check_consumer(consumer)
         self._owner: CursorOwner | None = None
         self.blend: tuple[BlendShare, ...] = ()
         self.sequences: dict[str, int] | None = None
@@ -163,17 +145,15 @@ class Commits:
             if self._owner is None:
                 self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
             self._owner.put(cursor)
-        except CursorTaken as error:
-            if self._owner is None:
+        except (LazyShardError, OSError) as error:
+            if isinstance(error, CursorTaken) and self._owner is None:
                 error.args = (f"{error}: `commit(..., take_over=True)`",)
-            raise
-        except LazyShardError:
-            raise
-        except OSError as error:
+            if isinstance(error, LazyShardError):
+                raise
             where, uid = str(self._directory), os.geteuid()
             refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"
-            way = f"let uid {uid} write to {CURSORS}/" if refused else "mend that"
+            way = f"let uid {uid} write to {CURSORS}/" if refused else "fix that"
             text = f"{text}; the checkpoint is not touched, the cursor before it still counts: {way}, and commit again"
             told = WriterFailed(text, directory=where, consumer=self._consumer, uid=uid)
             # As whoever expects an OSError asks for it: whether the disk is full, for instance.
@@ -182,22 +162,11 @@ class Commits:
 
 
 def chunks_done(states: Sequence[RunState], total: int | None) -> int:
-    """Returns N such that none of these states, at least one, needs a chunk of [0, N) again, in its epoch.
-
-    Where they stand in several epochs, one of them has another epoch before it, and N is 0.
-    """
+    """Returns N such that none of these states needs a chunk of [0, N) again; 0 where they are of several epochs."""
     stand = [standing(course_of(state), total) for state in states]
     if len({course.epoch(total) for course, _ in stand}) > 1:
         return 0
     return min(course.done_before(position, total) for course, position in stand) // states[0].samples_per_chunk
-
-
-REPEAT_S: Final = 1.0
-"""How often who waits looks whether its need is still told: one small file read, while nothing else is to be done."""
-
-PAUSE_S: Final = 0.2
-"""How long a hint stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
-reader of small chunks comes past several windows."""
 
 
 @dataclass(eq=False)
@@ -222,8 +191,7 @@ class ReadingHints:
     def enter(self, position: int, limit: int | None, published: int) -> None:
         """Tells what is needed at a position from `stop` on, before it is waited for. Never raises for the filesystem.
 
-        At once where it has to be waited for, and where nothing more will be needed, as no sample from `limit` on will
-        be drawn; otherwise soon, with a window that follows.
+        At once where it has to be waited for, or nothing from `limit` on is needed; else soon, with a later window.
         """
         size, course = self.reader.samples_per_chunk, self.course
         needed = course.needed(position)
@@ -249,10 +217,9 @@ class ReadingHints:
 
 
 def is_due(found: ReadingHint | None, hint: ReadingHint, since: float) -> bool:
-    """Returns whether a hint is to replace the one that is found, which is None if there is none that can be read.
+    """Returns whether a hint is to replace the one that is found, None if none can be read.
 
-    A hint older than the data set is that of a run before: it may be far ahead, if this one has started from an older
-    checkpoint.
+    One older than the data set is that of a run before, which may be far ahead of this one's checkpoint.
     """
     if found is None or found.updated_at < since:
         return True

@@ -7,21 +7,20 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.index_reader import IndexReader, consecutive
-from lazyshard.data.index_space import IndexSpace, length_unknown, lengths_by_index, lengths_by_sample
+from lazyshard.data import index_space
+from lazyshard.data.index_space import IndexReader, IndexSpace, consecutive
 from lazyshard.data.indexed import Indexed
-from lazyshard.data.rank import ASKED, EPOCH, Rank, SharedNumbers, Stats, resolve_rank, watch_forks
-from lazyshard.data.run_state import Ranges, RunStates
+from lazyshard.data.rank import ASKED, EPOCH, Rank, SharedNumbers, Stats, resolve_rank
+from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import ENDLESS, BadRows, EncodeCache, Order, RunOrder, check_group
-from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
+from lazyshard.data.steps import EncodeFn, RowSteps, Step
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from lazyshard.data.commits import Commits, ReadingHints
 
 
-class LazyShardedDataset(Indexed):
+class LazyShardedDataset(Indexed[IndexSpace]):
     """A stream, live or ended, as a map-style data set.
 
     It has dp_size * B indices; B, the samples of one rank in an epoch (or its share of `num_samples`), is a multiple
@@ -59,12 +58,11 @@ class LazyShardedDataset(Indexed):
             when the data set is first used.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         samples_per_chunk: only for directories that another program fills; streams of ours know it.
-        max_total_samples: the most samples of an epoch, over all ranks. Samplers need it while the stream is live,
-            since they ask for a length; `batches` does not. If the stream ends with fewer, later indices go on with
-            the next epoch.
+        max_total_samples: the most samples of an epoch, over all ranks. Samplers, unlike `batches`, need it while the
+            stream is live. If the stream ends with fewer, later indices draw the next epoch.
         num_samples: how many indices there are, over all ranks, for training by steps, or over several epochs without
             `set_epoch`. Rounded down to a multiple of dp_size * batch_size. Indices past the end of an epoch draw the
-            next one, in its own order. A live stream then needs no `max_total_samples`.
+            next one. A live stream then needs no `max_total_samples`.
         batch_size: samples of one rank in a micro batch.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
         consumer: name under which rank 0 commits, and tells the producer how much of the stream is needed to read on.
@@ -77,31 +75,27 @@ class LazyShardedDataset(Indexed):
         cache: where encoded samples are kept, on this node and in memory.
 
     Raises:
-        ConfigInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
         StreamMissing: none can appear: the directory above is missing too.
         StreamMismatch, FileInvalid, StreamInvalid: the directory cannot be read.
-        ConfigInvalid: rank and size are impossible.
-        ValueError, TypeError: another argument is.
+        ConfigInvalid: rank and size are impossible, a step is none, or there is no function of its name.
+        ValueError, TypeError: another argument is impossible.
 
     Arrays in rows (docs/arrays.md) are writable numpy arrays of their own memory; `lazyshard.as_tensor` makes tensors
     of them without a copy.
 
     Rank and length are resolved when they are first needed, and never change after that. Not guaranteed: that ranks
     agree on the length if a live stream ends, with fewer than `max_total_samples`, just while they ask for it. Threads
-    may share a data set. Forked and spawned processes each go on from a copy of their own, with the epoch and the
-    statistics in common.
+    may share a data set; forked and spawned processes share its epoch and its statistics.
     """
 
     _NAME = "dataset"
     _states: RunStates
-    # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
-    # the space of one epoch under another's number.
-    _newest: tuple[int, IndexSpace] | None = None
     # To whom the sequences are dealt that are made of its rows, one rank's.
     _sequence_ranks: Rank | None = None
     # Tokens of all samples, once somebody has asked.
     _tokens: npt.NDArray[np.uint32] | None = None
+    _commits: Commits | None
 
     def __init__(
         self,
@@ -125,66 +119,57 @@ class LazyShardedDataset(Indexed):
         check_group("bad_rows", bad_rows, BadRows)
         check_group("cache", cache, EncodeCache)
         self._late = encode_fn is LateRow
-        pipeline = RowSteps(steps, None if encode_fn is None or self._late else Encoder(encode_fn))
+        pipeline = RowSteps(steps, None if self._late else encode_fn)
         if self._late and pipeline:
             raise ValueError("LateRow hands out rows unparsed, it cannot be used with steps, which need them parsed")
         counts: Any = {"max_total_samples": max_total_samples, "num_samples": num_samples}
         run_order = RunOrder(**vars(order), batch_size=batch_size, **counts)
-        self._consumer = consumer
-        self._commits: Commits | None = None
+        self._consumer, self._commits = consumer, None
         if consumer is not None:
             from lazyshard.data.commits import Commits
 
             self._commits = Commits(stream_path(directory), consumer)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
-        self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        made = self._reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
+        self.reader = reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
+        """What reads the stream for this data set."""
+        self.directory = self._where = reader.directory
+        """The stream's directory; shows the URL where it is none."""
+        self.stream_id = reader.stream_id
+        """The stream's identity; None for a directory that another program fills."""
+        self.samples_per_chunk = reader.samples_per_chunk
+        """Rows in every chunk but possibly the last."""
+        made = reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
         self._samples = SampleMaker(*made)
         if cache.directory is not None:
-            from lazyshard.data.encode_cache import open_cached
+            from lazyshard.data.encode_cache import CachedSampleMaker
 
-            self._samples = open_cached(cache, encode_fn, *made)
-        if self._late and self._reader.arrays:
+            self._samples = CachedSampleMaker(cache, encode_fn, *made)
+        if self._late and reader.arrays:
             raise ValueError(f"{directory}: LateRow does not hand out arrays, which the rows of this stream hold")
-        self._states = RunStates(run_order, self._reader)
-        self._shared = SharedNumbers()
-        self._since = time.time()
-        # The kinds of warnings that were logged already.
-        self._told: set[str] = set()
+        self._states = RunStates(run_order, reader)
+        self._shared, self._since = SharedNumbers(), time.time()
+        self._told = set[str]()  # The kinds of warnings that were logged already
         self._attach()
         self._lanes.report()
 
     def _attach(self) -> None:
         self._numbers = self._shared.view
-        self._lanes: IndexReader = IndexReader(self._reader, self._samples, self._shared, late=self._late)
-        watch_forks(self)
+        self._lanes: IndexReader = IndexReader(self.reader, self._samples, self._shared, late=self._late)
 
-    @property
-    def _where(self) -> Path:
-        return self._reader.directory
-
-    def _space(self, epoch: int | None = None) -> IndexSpace:
-        """Returns the indices of an epoch, None for that which is set. Raises as `IndexSpace` and `_settle_unit`."""
-        newest = self._newest
-        if epoch is None:
-            epoch = self._numbers[EPOCH]
+    def _make_space(self, epoch: int) -> IndexSpace:
+        """Returns the indices of an epoch. Raises as `IndexSpace` and `_settle_unit`."""
+        newest, states = self._newest, self._states
         if newest is None:
             rank = self._rank or resolve_rank()
             self._since = time.time()
             self._settle_unit(rank)
-            known = self._states.order.known_total(self._reader.refresh())
-            made = self._make_space(epoch, rank, self._states.order.max_total_samples if known is None else known)
-            # One step, so that of two threads that come here at once both go on with the same space.
-            newest = vars(self).setdefault("_newest", (epoch, made))
-        if newest[0] != epoch:
-            settled = newest[1]
-            newest = self._newest = (epoch, self._make_space(epoch, settled.rank, settled.total))
-        return newest[1]
-
-    def _make_space(self, epoch: int, rank: Rank, total: int | None) -> IndexSpace:
-        course = course_of(self._states.of(epoch, rank.dp_size))
+            known = states.order.known_total(self.reader.refresh())
+            total = states.order.max_total_samples if known is None else known
+        else:
+            rank, total = newest[1].rank, newest[1].total
+        course = course_of(states.of(epoch, rank.dp_size))
         hints = self._hints(rank, course)
-        return IndexSpace(self._states.order, rank, self._reader, course, total, hints, self._told, self._shared)
+        return IndexSpace(states.order, rank, course, total, hints, (self.reader, self._told, self._shared))
 
     def _hints(self, rank: Rank, course: Course) -> ReadingHints | None:
         rank = self._sequence_ranks or rank
@@ -192,22 +177,21 @@ class LazyShardedDataset(Indexed):
             return None
         from lazyshard.data.commits import ReadingHints
 
-        hints = ReadingHints(self._consumer, course, self._reader, self._since, rank.dp_size)
-        self._reader.on_wait = hints.repeat
+        hints = ReadingHints(self._consumer, course, self.reader, self._since, rank.dp_size)
+        self.reader.on_wait = hints.repeat
         return hints
 
     def _settle_unit(self, rank: Rank) -> None:
-        """Settles the unit of a run for good: that of the state which it goes on from, or of the settings.
+        """Settles the unit of a run for good: that of its state, or of the settings. Raises WaitTimeout, LengthUnknown.
 
-        Where "auto" is not certain yet it waits until there is a full chunk for every rank, or the stream has ended: by
-        the length of the stream alone, so that every rank finds the same. Raises WaitTimeout, LengthUnknown.
+        Where "auto" is not certain it waits until there is a full chunk for every rank, or the stream has ended.
         """
-        reader, order = self._reader, self._states.order
+        reader, order = self.reader, self._states.order
         size, dp = reader.samples_per_chunk, rank.dp_size
         unit = self._states.unit or order.auto_unit(size, dp, reader.refresh())
         if unit is None:
             if order.max_total_samples is None and order.num_samples is None:
-                raise length_unknown(reader)
+                raise index_space.length_unknown(reader)
             # Until this process reads, and says so itself.
             reader.label = f"rank {rank.dp_rank} of {dp}"
             if (hints := self._hints(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
@@ -220,7 +204,7 @@ class LazyShardedDataset(Indexed):
     def _enter_blend(self) -> None:
         """Becomes a stream of a blend, which says how often to draw and keeps the state; or raises RuntimeError."""
         order = self._states.order
-        if self._used or order.blended or self._states.loaded is not None:
+        if self._newest is not None or order.blended or self._states.loaded is not None:
             text = "a blend takes data sets that are new: load its state, and skip samples, once it is made"
             raise RuntimeError(f"{self.directory}: {text}")
         # Draws one by one, without an end, in the same order.
@@ -232,14 +216,11 @@ class LazyShardedDataset(Indexed):
         state = self._states.of(self.epoch, space.rank.dp_size)
         return state if consumed is None else with_consumed(state, space.consumed(space.position_after(consumed)))
 
-    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
-        """Loads a state, once used one of the same course; returns its epoch and position, None before that."""
-        in_worker = get_worker_info() is not None
-        settled = self._used or in_worker
-        found = self._states.load(state, self._space().rank.dp_size if settled else None, anywhere)
-        if not in_worker:
-            self._numbers[EPOCH] = found[0]
-        return found if settled else None
+    def _load(self, found: RunState) -> None:
+        from lazyshard.data.commits import check_data
+
+        check_data(found, self._states.order, self.reader)
+        self._states.loaded, self._numbers[EPOCH] = found, epoch_of(found)
 
     def _fetch(self, indices: list[int]) -> list[Any]:
         # One epoch for the whole batch, whenever another one is set.
@@ -247,8 +228,8 @@ class LazyShardedDataset(Indexed):
         with lanes:
             space = self._entered(epoch)
             if len(indices) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
-                why = "a batch may mix an epoch with the next; give the data set the batch size of the loader"
-                space.tell("batch", f"asked for a batch of {len(indices)}, batch_size is {size}: {why}")
+                asked = f"asked for a batch of {len(indices)}, batch_size is {size}, so one may mix two epochs"
+                space.tell("batch", f"{asked}: give the data set the batch size of the loader")
             samples: list[Any] = []
             while len(samples) < len(indices):
                 index, count = consecutive(indices, len(samples), space.step)
@@ -266,30 +247,10 @@ class LazyShardedDataset(Indexed):
         # Debuggers and tracebacks show objects whose constructor has failed.
         if "_lanes" not in vars(self):
             return f"<{type(self).__name__}, not open>"
-        seen, rank = self._reader.seen, self._rank if self._newest is None else self._newest[1].rank
+        seen, rank = self.reader.seen, self._rank if self._newest is None else self._newest[1].rank
         whose = "rank not known yet" if rank is None else f"rank {rank.dp_rank} of {rank.dp_size}"
         what = f"{seen.samples} samples published so far, {'ended' if seen.ended else 'live'}"
-        return f"<{type(self).__name__} {str(self._reader.directory)!r}, {whose}: {what}>"
-
-    @property
-    def directory(self) -> Path:
-        """The stream's directory; shows the URL where it is none."""
-        return self._reader.directory
-
-    @property
-    def reader(self) -> StreamReader:
-        """What reads the stream for this data set."""
-        return self._reader
-
-    @property
-    def stream_id(self) -> str | None:
-        """The stream's identity; None for a directory that another program fills."""
-        return self._reader.stream_id
-
-    @property
-    def samples_per_chunk(self) -> int:
-        """Rows in every chunk but possibly the last."""
-        return self._reader.samples_per_chunk
+        return f"<{type(self).__name__} {str(self.directory)!r}, {whose}: {what}>"
 
     @property
     def unit(self) -> int:
@@ -319,15 +280,13 @@ class LazyShardedDataset(Indexed):
             RuntimeError: the data set is used already.
             LengthUnknown, WaitTimeout: it is not known which unit "auto" stands for.
         """
-        if self._used:
+        if self._newest is not None:
             raise RuntimeError(f"{self.directory}: this data set is in use already, what to skip is said before")
         if self._states.unit is None:
             self._settle_unit(self._rank or resolve_rank())
         self._states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank())
 
-    def commit(
-        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
-    ) -> bool:
+    def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
         """Tells the producer durably how far the checkpoints are, so that it may delete what no resume can need again.
 
         To be called on rank 0, once a checkpoint with `state_dict(consumed)` is safely on disk; and right after
@@ -357,12 +316,12 @@ class LazyShardedDataset(Indexed):
         states = [self._state_after(consumed), *map(self._states.read, keep)]
         if self.rank.dp_rank != 0:
             return False
-        self._commits.commit(states, self._states.order, self._reader, last_epoch=last_epoch, take_over=take_over)
+        self._commits.commit(states, self._states.order, self.reader, last_epoch=last_epoch, take_over=take_over)
         return True
 
     def published(self) -> Published:
         """Looks what is published now."""
-        return self._reader.refresh()
+        return self.reader.refresh()
 
     def stats(self) -> Stats:
         """Returns what this process and its DataLoader workers have met so far."""
@@ -377,18 +336,15 @@ class LazyShardedDataset(Indexed):
     def draw(self, index: int) -> Draw:
         """Returns epoch and number of the sample that an index draws, without reading it; waits until that is certain.
 
-        Raises:
-            IndexError: outside the data set.
-            WaitTimeout: it was not certain within `max_wait`.
+        Raises IndexError: outside the data set; WaitTimeout: it was not certain within `max_wait`.
         """
         with self._lanes:
             return self._entered().draw(operator.index(index))
 
     def in_epoch(self, index: int) -> bool:
-        """Returns whether an index draws a sample of the epoch that was set last (0 at first).
+        """Returns whether an index draws a sample of the epoch that was set last; for all ranks at the same step.
 
-        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`; for all
-        ranks at the same step::
+        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`::
 
             for step, batch in enumerate(loader):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
@@ -405,5 +361,5 @@ class LazyShardedDataset(Indexed):
             text = "a stream or a blend draws from it: give the stream to the loader"
             raise LengthUnknown(f"{self.directory}: {text}", directory=str(self.directory))
         if self._tokens is None:
-            self._tokens = lengths_by_sample(self._reader, order.known_total(self._reader.refresh()))
-        return lengths_by_index(self._space(), self._tokens)
+            self._tokens = index_space.lengths_by_sample(self.reader, order.known_total(self.reader.refresh()))
+        return index_space.lengths_by_index(self._space(), self._tokens)

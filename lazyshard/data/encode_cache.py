@@ -1,8 +1,7 @@
 """Encoded samples that all processes of a node share: how the cache is opened, asked, and given up.
 
-Peers that draw the same rows at the same time share the work: who comes to a row that another one is encoding goes on
-to the next one of its batch, and comes back. The cache is never needed: where it fails it is left alone from then on,
-and rows are encoded as without it.
+Who comes to a row that a peer is encoding goes on to the next one of its batch, and comes back. The cache is never
+needed: where it fails it is left alone from then on, and rows are encoded as without it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any, Final
 
 import xxhash
 
-from lazyshard.data.samples import BUSY, SampleMaker, Samples
+from lazyshard.data.samples import BUSY, SampleMaker
 from lazyshard.data.settings import EncodeCache
 from lazyshard.data.steps import EncodeFn, RowSteps
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import RowInvalid, SkipSample, redact
 from lazyshard.format.arrays import Kept, chunk_key, encode_dropped, encode_sample
-from lazyshard.format.records import Encoding, check_encoding
+from lazyshard.format.records import check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples
 from lazyshard.store.urls import is_url
@@ -29,40 +28,50 @@ from lazyshard.stream import StreamReader
 
 _log = logging.getLogger("lazyshard")
 
+# How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it.
 _WAIT_S: Final = 60.0
-"""How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it."""
 
-_Place = tuple[bytes, int, int, int]
-"""Key and rows of a sample's chunk, its row there, and the digest of its line."""
+_Place = tuple[bytes, int, int, int]  # Key and rows of a sample's chunk, its row there, and the digest of its line
 
 
 class CachedSampleMaker(SampleMaker):
-    """Makes samples of rows, and keeps them for all processes of the node, by all that decides about them."""
+    """Makes samples of rows, and keeps them for all processes of the node, by all that decides about them.
 
-    def __init__(self, kept: KeptSamples, encoding: Encoding, *given: Any) -> None:
-        super().__init__(*given)
-        self._node = kept
-        self._encoding = dict(encoding)
+    The arguments behind `encode_fn` are those of `SampleMaker`. Raises ValueError: nothing is encoded, it is not known
+    by what, or it is no place for a cache.
+    """
+
+    def __init__(
+        self, settings: EncodeCache, encode_fn: EncodeFn | None, reader: StreamReader, pipeline: RowSteps, *rest: Any
+    ) -> None:
+        super().__init__(reader, pipeline, *rest)
+        if not pipeline:
+            raise ValueError("an encode cache keeps what encode_fn or steps make of rows, and neither is given")
+        place = cache_place(settings.directory, reader.directory)
+        given, what = settings.fingerprint, "the fingerprint of an encode cache"
+        steps = "; ".join(step.describe(whole=True) for step in pipeline.steps)
+        told = {"lazyshard.steps": steps} if steps else {}
+        if given is None:
+            given, what = getattr(encode_fn, "fingerprint", None), "the attribute fingerprint of encode_fn"
+            if given is None or steps:
+                both = "encode_fn or steps" if steps else "encode_fn"
+                facts_of = (
+                    f"facts that change whenever {both} would make another sample of a row, such as the tokenizer"
+                )
+                raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {facts_of}")
+            name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
+            told = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
+        facts = check_encoding(given, what)
+        for name in told.keys() & facts:
+            raise ValueError(f"a fingerprint has no fact {name!r}, which lazyshard tells itself: give another name")
+        self._node, self._encoding = KeptSamples(place, settings.most_bytes), {**facts, **told}
         self._keys: dict[int, tuple[bytes, int]] = {}
-        self._told: set[str] = set()
+        self._told = set[str]()
         # Given up, and only read.
         self._off = self._full = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind what this process has kept and met."""
         return super().__getstate__() | {"_keys": {}, "_told": set(), "_off": False, "_full": False}
-
-    def of_lines(self, lines: list[bytes], samples: Samples) -> list[Any]:
-        """Returns what is kept or made of checked lines, which are parsed only where nothing is kept.
-
-        Rows that another process is encoding are left for the end: peers that draw the same batch share the work.
-        """
-        numbers = [int(sample) for _, sample in zip(lines, samples, strict=False)]
-        made = [self._of_line(sample, line, wait=False) for sample, line in zip(numbers, lines, strict=True)]
-        for at, one in enumerate(made):
-            if one is BUSY:
-                made[at] = self._of_line(numbers[at], lines[at])
-        return made
 
     def _made(self, sample: int, line: bytes, *, wait: bool = True) -> tuple[Any, Exception | None]:
         """Returns what is kept of a line or made of it, or why it cannot be trained; `BUSY` as `_ask`."""
@@ -85,25 +94,20 @@ class CachedSampleMaker(SampleMaker):
     def _place(self, sample: int, line: bytes) -> _Place:
         size = self._reader.samples_per_chunk
         number, row = divmod(sample, size)
-        known = self._keys.get(number)
-        if known is None:
+        if number not in self._keys:
             chunk = self._reader.chunk(number)
-            rows = len(chunk)
             if len(self._keys) >= 4096:
                 self._keys.clear()
-            known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
-        return *known, row, xxhash.xxh3_64_intdigest(line)
+            rows = len(chunk)
+            self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
+        return *self._keys[number], row, xxhash.xxh3_64_intdigest(line)
 
     def _ask(self, place: _Place, wait: bool) -> Any:
-        """Returns what is kept, `BUSY`, or None where this process is to encode the row, and to release it then.
-
-        Gives the cache up where the filesystem does not do what is asked for.
-        """
+        """Returns what is kept, `BUSY`, or None where this process is to encode the row, and to release it then."""
         due, pause = time.monotonic() + _WAIT_S, 0.001
         try:
-            found = None if self._off else self._find(place)
             # Nobody waits for what is not kept.
-            while found is None and not self._full:
+            while (found := None if self._off else self._find(place)) is None and not self._full:
                 if self._node.claim(place[0], place[2]):
                     # Between the look and the claim another one may have come to its end.
                     if (found := self._find(place)) is not None:
@@ -115,7 +119,6 @@ class CachedSampleMaker(SampleMaker):
                     return None
                 time.sleep(pause)
                 pause = min(2 * pause, 0.02)
-                found = self._find(place)
             return found
         except OSError as error:
             self._off = self._full = True
@@ -130,14 +133,10 @@ class CachedSampleMaker(SampleMaker):
         return found
 
     def _keep(self, place: _Place, made: Any, dropped: SkipSample | None) -> None:
-        """Keeps what was made of a sample, if it can be kept as it is, or the reason for which it was dropped.
-
-        Only reads the cache from then on where the filesystem refuses.
-        """
+        """Keeps what was made of a sample, if that comes back as it is, or the reason for which it was dropped."""
         key, rows, row, digest = place
         if dropped is not None and (type(dropped) is not SkipSample or [*map(type, dropped.args)] != [str]):
-            # More was said of it than a reason.
-            return
+            return  # More was said of it than a reason
         kind, why = "large", ""
         try:
             if dropped is not None:
@@ -166,36 +165,6 @@ class CachedSampleMaker(SampleMaker):
         if kind not in self._told:
             self._told.add(kind)
             _log.warning("%s: %s", self._node.folder, what)
-
-
-def open_cached(
-    settings: EncodeCache, encode_fn: EncodeFn | None, reader: StreamReader, pipeline: RowSteps, *rest: Any
-) -> CachedSampleMaker:
-    """Returns a maker with the cache in a directory; the arguments behind `encode_fn` are those of `SampleMaker`.
-
-    The attribute `fingerprint` of `encode_fn`, if it has one, stands for a fingerprint that is not given.
-
-    Raises:
-        ValueError: nothing is encoded, it is not known by what, or it is no place for a cache.
-    """
-    if not pipeline:
-        raise ValueError("an encode cache keeps what encode_fn or steps make of rows, and neither is given")
-    place = cache_place(settings.directory, reader.directory)
-    given, what = settings.fingerprint, "the fingerprint of an encode cache"
-    steps = "; ".join(step._details() for step in pipeline.steps)
-    told = {"lazyshard.steps": steps} if steps else {}
-    if given is None:
-        given, what = getattr(encode_fn, "fingerprint", None), "the attribute fingerprint of encode_fn"
-        if given is None or steps:
-            both = "encode_fn or steps" if steps else "encode_fn"
-            facts_of = f"facts that change whenever {both} would make another sample of a row, such as the tokenizer"
-            raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {facts_of}")
-        name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        told = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
-    facts = check_encoding(given, what)
-    for name in told.keys() & facts:
-        raise ValueError(f"a fingerprint has no fact {name!r}, which lazyshard tells itself: give yours another name")
-    return CachedSampleMaker(KeptSamples(place, settings.most_bytes), {**facts, **told}, reader, pipeline, *rest)
 
 
 def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:

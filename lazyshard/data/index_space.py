@@ -1,24 +1,31 @@
-"""What the indices of a data set mean: which sample each draws, and from when on that is known.
+"""What the indices of a data set draw, and from when on that is known; and how each process reads it, ahead.
 
-Every number here follows from the stream's published total and the settings, so all ranks agree without a word.
+Every number follows from the stream's published total and the settings, so all ranks agree without a word.
 """
 
 from __future__ import annotations
 
 import logging
 import operator
+import os
+import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
-from lazyshard.data.rank import ASKED, Rank, SharedNumbers
-from lazyshard.data.settings import RunOrder
-from lazyshard.errors import LengthUnknown, StreamMismatch
+from lazyshard.data.rank import ASKED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process
+from lazyshard.data.run_state import gaps_of
+from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
+from lazyshard.data.settings import RunOrder, tell_undone
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, Held, ScatteredReader
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
@@ -27,11 +34,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lazyshard")
 
-_TO_ASK_S: Final = 5.0
-"""How long a worker waits for a loop to ask about the batch before the one that it has come to."""
+_TO_ASK_S: Final = 5.0  # How long a worker waits for a loop to ask about the batch before the one that it has come to
+_POSITIONS: Final = 1 << 20  # Drawn at a time: their samples take 8 MB
 
-_POSITIONS: Final = 1 << 20
-"""Drawn at a time: their samples take 8 MB."""
+# What was read ahead: index of the first line, step, epoch, lines of it and of the indices that follow in such steps,
+# and what makes samples of them, if that is all there is to do. One value that is only ever replaced, so that no thread
+# sees the lines of one place with the index of another.
+Ahead = tuple[int, int, int, list[bytes], RowsOf | None]
+
+# What a data set's indices share: its reader, the kinds of warnings that were logged already, and the shared numbers.
+Near = tuple[StreamReader, set[str], SharedNumbers]
+
+NOTHING: Final[Ahead] = (0, 1, 0, [], None)
+
+_MOST: Final = 16_384  # Positions whose order is computed together
+_AHEAD_BYTES: Final = 512 << 10  # Read ahead at the most, where calls follow each other in order, and 256 rows
+
+# Samples of consecutive positions, at least one, and more than wanted where they are known; the position of the first
+# in its lane; what is held, and its place there; how many rows are read, also beyond those wanted. Rows of a range are
+# read together, others cut out of what is held, or each by itself.
+_Located = tuple[Samples, int, Held | None, int, int]
 
 
 def as_count(consumed: object, what: str = "samples") -> int:
@@ -43,22 +65,16 @@ def as_count(consumed: object, what: str = "samples") -> int:
 
 
 class Space:
-    """The indices of a data set, or of a blend, in one epoch that was set. Fixed once made.
+    """The indices of a data set, or of a blend, in one epoch that was set: `block` positions of each rank.
 
-    Attributes:
-        layout: how the ranks' positions lie among the indices.
-        step: how far apart the indices are that follow each other in a lane.
-        stands: positions of each rank that were drawn in the state with which the run begins or goes on.
-        before: samples that were trained before the first position, over all ranks.
+    `stands` positions of each rank were drawn in the state with which the run begins or goes on, and `before` samples
+    were trained before the first one. Indices that follow each other in a lane are `step` apart.
     """
 
     def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, stands: int, before: int) -> None:
-        self.order = order
-        self.rank = rank
+        self.order, self.rank, self.stands, self.before = order, rank, stands, before
         self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
         self.step = 1 if order.layout == "block" else rank.dp_size
-        self.stands = stands
-        self.before = before
         self._where = where
 
     def lane_indices(self, position: int | None = None) -> range:
@@ -84,39 +100,21 @@ class Space:
 class IndexSpace(Space):
     """The indices of one stream, whatever it does afterwards.
 
-    Attributes:
-        total: what indices are counted with; None as long as the end is open and there is no maximum.
-        course: what each rank draws, by position of the state's current part.
-        wraps: later indices may draw a later epoch than the first ones.
-        hints: the reading hint that this rank keeps, None if it keeps none.
-
-    Raises:
-        LengthUnknown: the stream is live and there is neither max_total_samples nor num_samples.
-        ValueError: num_samples is less than one batch of every rank.
+    `total` is what indices are counted with; None as long as the end is open and there is no maximum. `wraps`: later
+    indices may draw a later epoch than the first ones. `hints`: the reading hint of this rank, None if it keeps none.
+    Raises LengthUnknown: there is neither an end, nor max_total_samples, nor num_samples; ValueError as `order.block`.
     """
 
     def __init__(
-        self,
-        order: RunOrder,
-        rank: Rank,
-        reader: StreamReader,
-        course: Course,
-        total: int | None,
-        hints: ReadingHints | None,
-        told: set[str],
-        shared: SharedNumbers,
+        self, order: RunOrder, rank: Rank, course: Course, total: int | None, hints: ReadingHints | None, near: Near
     ) -> None:
+        reader, self._told, self._shared = near
         block = order.block(course, total)
         if block is None:
             raise length_unknown(reader)
         super().__init__(reader.directory, order, rank, block, course.current.draws, course.consumed_before)
-        self.total = total
-        self.course = course
-        self.hints = hints
-        self._reader = reader
-        self._told = told
-        self._shared = shared
-        published = reader.seen
+        self.total, self.course, self.hints = total, course, hints
+        self._reader, published = reader, reader.seen
         known = order.known_total(published)
         self.wraps = known is None or block > course.epoch_length(known)
         left = 0 if known is None else course.leftover(known)
@@ -140,12 +138,8 @@ class IndexSpace(Space):
         """Returns epoch and sample of a position. Waits and raises as `draw` does; so do the methods that follow."""
         return self.course.draw(lane, position, self._total(position))
 
-    def epoch_at(self, position: int) -> int:
-        """Returns the epoch of a run that has drawn so many positions; at its end still that one."""
-        return self.draw_at(0, position - 1).epoch if position else self.course.epoch(self._total(0))
-
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
-        """Returns where the epoch ends in which a run stands that has drawn so many positions: position, and total.
+        """Returns where the epoch ends of a run that has drawn so many positions, and the total.
 
         None if the micro batch of `position` belongs to it and the end is still open. Waits until that is certain.
         """
@@ -194,8 +188,7 @@ class IndexSpace(Space):
     def is_left_out(self, drawn: Draw, epoch: int) -> bool:
         """Returns whether a sample is behind the end at which the training loop stops, so that it is read in vain.
 
-        A loader reads ahead of the loop's question whether a batch still is in the epoch. A worker waits for a moment
-        for a loop that has not asked yet: at the latest it asks about the batch before.
+        A worker, which reads ahead, waits for a moment for a loop that has not asked `in_epoch` yet.
         """
         if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
             return False
@@ -208,10 +201,8 @@ class IndexSpace(Space):
         return True
 
     def tell(self, what: str, text: str) -> None:
-        """Logs a warning, once in each process for each kind; on the first two ranks, since all would say the same.
-
-        Two, because a rank that is given another one's indices need not be the first.
-        """
+        """Logs a warning, once in each process for each kind."""
+        # On two ranks: all would say the same, but one that is given another one's indices need not be the first.
         if what not in self._told and self.rank.dp_rank < 2:
             self._told.add(what)
             _log.warning("%s: %s", self._where, text)
@@ -219,23 +210,26 @@ class IndexSpace(Space):
     def tell_lane(self, index: int, lane: int, name: str = "dataset") -> None:
         """Warns of an index that is another rank's."""
         asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is rank {lane}'s"
-        why = f"did you forget `sampler={name}.rank_indices`? Else choose another layout"
-        self.tell(name, f"{asked}: {why}")
+        self.tell(name, f"{asked}: did you forget `sampler={name}.rank_indices`? Else choose another layout")
 
 
 def length_unknown(reader: StreamReader) -> LengthUnknown:
     """Returns the error for a data set whose indices cannot be counted yet."""
-    text = f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far)"
-    way = "pass max_total_samples, the most of an epoch, or num_samples, of the run"
-    return LengthUnknown(f"{text}, so the data set has no length yet: {way}", directory=str(reader.directory))
+    way = "has no length yet: pass max_total_samples, the most of an epoch, or num_samples, of the run"
+    return still_open(reader, f"the data set {way}")
+
+
+def still_open(reader: StreamReader, what: str) -> LengthUnknown:
+    """Returns the error for what cannot be counted yet, as the stream is live."""
+    text = f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far), so {what}"
+    return LengthUnknown(text, directory=str(reader.directory))
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
     """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthUnknown, StreamMismatch, OSError."""
     directory = reader.directory
     if total is None:
-        text = f"{directory}: the stream is still being produced ({reader.seen.samples} samples so far)"
-        raise LengthUnknown(f"{text}, so not all lengths are known; ask once it has ended", directory=str(directory))
+        raise still_open(reader, "not all lengths are known; ask once it has ended")
     if reader.stream_id is None:
         raise lengths_not_ours(directory)
     stream = open_now(directory)
@@ -247,10 +241,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
 
 
 def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> npt.NDArray[np.signedinteger[Any]]:
-    """Returns the length of what each index draws, of the lengths of all samples.
-
-    As int32, or int64 if a sample is longer than that can say: torch has no reductions of unsigned numbers.
-    """
+    """Returns the length of what each index draws, as int32 or int64: torch has no reductions of unsigned numbers."""
     total, block = len(by_sample), space.layout.block
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64
     found: npt.NDArray[np.signedinteger[Any]] = np.zeros(space.layout.size, kind)
@@ -261,3 +252,175 @@ def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> np
             positions = np.arange(first, min(first + _POSITIONS, block))
             lengths[positions] = by_sample[space.course.draws(lane, positions, total)[1]]
     return found
+
+
+class IndexReader:
+    """Reads for the indices of one process's data set. Several threads may share it: what it keeps is only replaced.
+
+    In windows, who reads on and on, perhaps in steps, gets what is left of each window planned, and its chunks held
+    where that pays; who jumps about gets each sample by itself. As a context it reports what was met.
+    """
+
+    def __init__(self, reader: StreamReader, samples: SampleMaker, shared: SharedNumbers, *, late: bool) -> None:
+        self.ahead = NOTHING
+        self._pid = 0  # The process that has read; 0 for none yet
+        self._reader, self._samples, self._shared, self._late = reader, samples, shared, late
+        self._scattered = ScatteredReader(reader)
+        self._space: IndexSpace | None = None
+        self._reported = Stats()
+        # A run, or what is left of a window: lane, epoch, first position, samples, and where rows lie that are held.
+        self._planned: tuple[int, int, int, Samples, Held | None] = 0, 0, 0, (), None
+        # Lane, epoch and position behind the last call's; in windows, how many calls in a row went on near there.
+        self._next = (-1, 0, 0)
+        self._steady = 0
+
+    def enter(self, space: IndexSpace) -> None:
+        """Makes what is read with this process's own, if it is not."""
+        if self._pid == os.getpid():
+            return
+        enter_process(self._reader, space.rank)
+        self._reader.on_wait = None if space.hints is None else space.hints.repeat
+        self._samples.left_out = gaps_of(space.course.parts)
+        if self._late and get_worker_info() is not None and self._reader.stream_id is not None:
+            self._samples.rows_of = partial(late_rows, self._reader)
+        if self._pid:
+            # A fork begins with the bad samples of its parent, but the limit is each process's own.
+            self._samples.forget_met()
+            self._reported = Stats(chunks_opened=self._reported.chunks_opened, waited_s=self._reported.waited_s)
+        # Last, so that no other thread reads before the space is there.
+        self._space, self._pid = space, os.getpid()
+
+    def __enter__(self) -> None:
+        """Begins to read."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, LazyShardError) and get_worker_info() is not None:
+            error.carry_fields()
+        self.report()
+
+    def report(self) -> None:
+        """Tells the other processes what was met since."""
+        now, before = self._samples.stats, self._reported
+        if now == before:
+            return
+        self._reported = now
+        self._shared.report(now, before)
+        space, numbers = self._space, self._shared.view
+        first = now.chunks_opened and not before.chunks_opened and not numbers[ORDER_CHECKED]
+        if first and space is not None and space.rank.dp_rank == 0:
+            # With the first chunk, which tells how the rows were dealt.
+            numbers[ORDER_CHECKED] = 1
+            tell_undone(space.order, space.course.rules.unit, self._reader)
+
+    @property
+    def rows_of(self) -> RowsOf | None:
+        """Makes samples of lines where rows are samples as they are; None where they are encoded, or hold arrays."""
+        return None if self._samples.encodes else self._samples.rows_of
+
+    def read(self, space: IndexSpace, index: int, count: int, epoch: int) -> list[Any]:
+        """Returns the samples of the first of `count` consecutive indices: at least one of them.
+
+        Behind the end at which a training loop stops, where chunks are deleted, the stream's last sample, whose chunk
+        is not, and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
+        """
+        try:
+            lane, position = space.layout.locate(index)
+            if lane != space.rank.dp_rank:
+                space.tell_lane(index, lane)
+            located = self._locate(space, lane, position, count, epoch)
+            samples = located[0]
+            count = min(count, len(samples))
+            try:
+                lines = self._lines_ahead(index, count, epoch) or self._load(space, index, count, epoch, located)
+            except (ChunkCorrupt, RowInvalid) as cause:
+                return [self._samples.substitute(int(samples[0]), cause)]
+            return self._samples.of_lines(lines[:count], samples)
+        except ChunkRetired as error:
+            drawn = space.draw(index)
+            if space.is_left_out(drawn, epoch):
+                return [self._samples.read(self._reader.seen.samples - 1)]
+            if not drawn.epoch:
+                raise
+            text = f"sample {drawn.sample} is drawn again in epoch {drawn.epoch}, its chunk {error.chunk} was deleted"
+            way = "produce the stream with --retain all, or several epochs of its rows in advance"
+            stop = "" if space.order.num_samples is not None else "; or stop: ask `in_epoch(index)` before each step"
+            raise ChunkRetired(f"{error.file}: {text} by its producer: {way}{stop}", **vars(error)) from error
+
+    def lines(self, space: IndexSpace, index: int, epoch: int) -> list[bytes]:
+        """Returns the checked line of an index, which may not be bad, and those behind it that are read with it."""
+        if ahead := self._lines_ahead(index, sys.maxsize, epoch):
+            return ahead
+        try:
+            lane, position = space.layout.locate(index)
+            return self._load(space, index, 1, epoch, self._locate(space, lane, position, 1, epoch))
+        finally:
+            self.report()
+
+    def _load(self, space: IndexSpace, index: int, count: int, epoch: int, located: _Located) -> list[bytes]:
+        """Reads and keeps the lines of an index and of some behind it: fewer than wanted where one is bad or large."""
+        # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+        self.ahead = NOTHING
+        samples, position, held, place, ahead = located
+        lines: list[bytes] = []
+        if isinstance(samples, range):
+            lines = self._reader.lines_published(samples[0], samples[-1] + 1, count)
+        elif held is not None:
+            stop = min(place + max(count, ahead - ahead % count), len(held.samples))
+            lines = self._scattered.lines(held, place, stop)
+            # What was read ahead is taken without asking here.
+            self._next = *self._next[:2], position + len(lines)
+        else:
+            for sample in map(int, samples[:count]):
+                try:
+                    lines += self._reader.lines_published(sample, sample + 1)
+                except (ChunkCorrupt, RowInvalid):
+                    if not lines:
+                        raise
+                    break
+                if len(lines[-1]) > LARGE_ROW_BYTES:
+                    break
+        self.ahead = (index, space.step, epoch, lines, self.rows_of)
+        return lines
+
+    def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
+        """Returns the lines of the first of `count` consecutive indices that were read ahead."""
+        first, step, ahead_epoch, lines, _ = self.ahead
+        place, beside = divmod(index - first, step)
+        return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
+
+    def _locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> _Located:
+        """Finds the samples that a position and the following ones draw, waiting until they are certain."""
+        rules, last = space.course.rules, self._next
+        gap = position - last[2] if last[:2] == (lane, epoch) else -1
+        planned_lane, planned_epoch, first, planned, held = self._planned
+        if planned_lane != lane or planned_epoch != epoch or not first <= position < first + len(planned):
+            self._steady = self._steady + 1 if 0 <= gap <= rules.window else 0
+            first, held = position, None
+            # Once two calls have gone on near where the last one stopped, the rest of the window is planned.
+            if self._steady < 2 if rules.window else count == 1 and not 0 <= gap < rules.unit:
+                # To find the others costs as much again. Those behind a lane's last position are another lane's.
+                stop = min(position + count, space.layout.block)
+                planned = [space.draw_at(lane, at).sample for at in range(position, stop)]
+            else:
+                if rules.window:
+                    planned = window = space.window(lane, position, _MOST)
+                    held = self._scattered.prepare(window)
+                else:
+                    run = space.run(lane, position)
+                    first, planned = run.first, range(run.sample, run.sample + run.stop - run.first)
+                self._planned = lane, epoch, first, planned, held
+        samples = planned[position - first :]
+        self._next = lane, epoch, position + min(count, len(samples))
+        rows = min(256, _AHEAD_BYTES // held.row_bytes) if gap == 0 and held is not None else 0
+        return samples, position, held, position - first, rows
+
+
+def consecutive(indices: list[int], start: int, step: int) -> tuple[int, int]:
+    """Returns the index at a place of a batch, and how many from there on follow each other in steps of `step`."""
+    index, count = indices[start], len(indices) - start
+    if count == 1 or (start == 0 and indices == list(range(index, index + count * step, step))):
+        return index, count
+    count = 1
+    while start + count < len(indices) and indices[start + count] == index + count * step:
+        count += 1
+    return index, count

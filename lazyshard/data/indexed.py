@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import orjson
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from lazyshard.data.index_space import Space
 from lazyshard.data.rank import EPOCH, Rank, check_dealt
-from lazyshard.data.run_state import RunStates, States
+from lazyshard.data.run_state import BlendStates, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import parsed_rows
 from lazyshard.data.settings import ENDLESS, RunOrder
 from lazyshard.errors import LengthUnknown
@@ -25,23 +26,29 @@ _log = logging.getLogger("lazyshard")
 
 _OWN: Final = frozenset({"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"})
 
+_S = TypeVar("_S", bound=Space)
 
-class Indexed(Dataset[Any]):
+
+class Indexed(Dataset[Any], Generic[_S]):
     """A data set, or a blend, of which every index draws a sample, and each rank has indices of its own."""
 
     _NAME: ClassVar[str]
+    _where: object
     # Of this process; `_attach` finds them: what has read ahead, the shared numbers, and what returns samples.
     _lanes: Any
     _numbers: memoryview[int]
-    _fetch: Callable[[list[int]], list[Any]]
     _attach: Callable[[], None]
-    _states: RunStates | States[BlendState]
+    _fetch: Callable[[list[int]], list[Any]]
+    _states: RunStates | BlendStates
     _state_after: Callable[[int | None], RunState | BlendState]
-    _go_on: Callable[..., tuple[int, int] | None]
+    _load: Callable[[Any], None]
+    _make_space: Callable[[int], _S]
     set_epoch: Callable[[int], None]
     in_epoch: Callable[[int], bool]
     commit: Callable[..., bool]
-    _newest: Any
+    # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
+    # the space of one epoch under another's number.
+    _newest: tuple[int, _S] | None = None
     # A `LazyShardedStream`, or batches of a live stream, go on as long as it does.
     _length_given_up: bool = False
 
@@ -54,17 +61,18 @@ class Indexed(Dataset[Any]):
         self.__dict__.update(state)
         self._attach()
 
-    def _space(self, epoch: int | None = None) -> Space:
-        """Returns the indices of an epoch, None for that which is set."""
-        raise NotImplementedError
-
-    @property
-    def _used(self) -> bool:
-        return self._newest is not None
-
-    @property
-    def _where(self) -> object:
-        return f"the {self._NAME}"
+    def _space(self, epoch: int | None = None) -> _S:
+        """Returns the indices of an epoch, None for that which is set. Raises as `_make_space`."""
+        newest = self._newest
+        if epoch is None:
+            epoch = self._numbers[EPOCH]
+        if newest is None:
+            made = self._make_space(epoch)
+            # One step, so that of two threads that come here at once both go on with the same space.
+            newest = vars(self).setdefault("_newest", (epoch, made))
+        if newest[0] != epoch:
+            newest = self._newest = (epoch, self._make_space(epoch))
+        return newest[1]
 
     @property
     def rank(self) -> Rank:
@@ -89,41 +97,31 @@ class Indexed(Dataset[Any]):
     def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
         """Returns the micro batches of this rank, as an iterator that counts what is trained; see `Batches`.
 
-        One loop iterates over it, and takes state, steps and commits from it. A live stream needs no length. An epoch
-        of a blend ends by its `stopping`.
+        A live stream needs no length. An epoch of a blend ends by its `stopping`.
 
         Args:
             epochs: how many epochs the run has: as many times the batches are iterated over.
             loader: keyword arguments for the DataLoader, but for batch size and sampler.
 
-        Raises:
-            RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
+        Raises RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
         """
         order = self._states.order
         if order.micro_batches_per_step is None:
-            if self._used and (self._states.loaded is not None or self._NAME == "blend"):
+            if self._newest is not None and (self._states.loaded is not None or self._NAME == "blend"):
                 give = "call batches() before, or give it order=Order(micro_batches_per_step=1)"
                 raise RuntimeError(f"{self._where} is in use already: {give}")
             order = self._states.order = replace(order, micro_batches_per_step=1)
         return Batches(self, order, epochs, loader)
 
-    def _left(self) -> range:
-        """Returns `rank_indices`; of a live stream without a length as many as are asked for."""
-        try:
-            self._space()
-        except LengthUnknown:
-            self._give_up_length()
-        return self._space().lane_indices()
-
     def _give_up_length(self) -> None:
         """Goes on for ever, from epoch to epoch, as an iterable without a length does. Or raises RuntimeError."""
         order = self._states.order
-        if self._used or order.blended:
+        if self._newest is not None or order.blended:
             raise RuntimeError(f"{self._where}: a LazyShardedStream takes what is not used yet and in no blend")
         self._length_given_up = order.num_samples is None
         self._states.order = replace(order, num_samples=order.num_samples or ENDLESS)
 
-    def _counted(self) -> Space:
+    def _counted(self) -> _S:
         """Returns the indices of the epoch that is set. Raises LengthUnknown: their number means nothing."""
         if self._length_given_up:
             text = "a LazyShardedStream draws from it, so its own length and indices mean nothing"
@@ -137,10 +135,8 @@ class Indexed(Dataset[Any]):
             consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
                 epochs, since this one began. None for what was loaded.
 
-        Raises:
-            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
-                or more than there are indices.
-            TypeError: it is no integer.
+        Raises ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had
+        trained, or more than there are indices; TypeError: it is no integer.
         """
         return self._state_after(consumed).to_dict()
 
@@ -150,8 +146,7 @@ class Indexed(Dataset[Any]):
         A blend also goes on with other weights, and with streams added or left out. To be called before the data set is
         used. In a DataLoader worker it only checks that the state is the one that the data set began with.
 
-        Args:
-            state: what `state_dict` returned; of the same stream, `order` and `max_total_samples`.
+        `state` is what `state_dict` returned, of the same stream, `order` and `max_total_samples`.
 
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used.
@@ -160,6 +155,25 @@ class Indexed(Dataset[Any]):
             RuntimeError: the data set is used already, and stands elsewhere.
         """
         self._go_on(state, anywhere=False)
+
+    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
+        """Loads a state, once used one of the same course; returns its epoch and position, None before that."""
+        states: Any = self._states
+        found, in_worker = states.read(state), get_worker_info() is not None
+        if self._newest is None and not in_worker:
+            self._load(found)
+            return None
+        was, epoch = self.epoch, epoch_of(found)
+        if not in_worker:
+            self.set_epoch(epoch)
+        with contextlib.suppress(ValueError):
+            given = states.resumed(found, self.rank.dp_size)
+            if epoch == self.epoch and self._state_after(given.consumed if anywhere else None) == given:
+                return epoch, self._space().position_after(given.consumed)
+        if not in_worker:
+            self.set_epoch(was)
+        text = f"{self._where}: this {self._NAME} is in use already and stands elsewhere"
+        raise RuntimeError(f"{text}; load the state into a new one, before its use")
 
     def __len__(self) -> int:
         """Number of indices: by `num_samples`; else those of one epoch, by `max_total_samples` if first asked live.
@@ -180,18 +194,16 @@ class Indexed(Dataset[Any]):
     def __getitem__(self, index: int | Literal["lengths"]) -> Any:
         """Returns a sample, waiting for it if it is not published yet; or the lengths of all.
 
-        ``dataset["lengths"]`` is what samplers that group by length ask for: tokens of the sample that each index draws
-        in the epoch that is set, an int32 array of shape (len(dataset),), int64 where one is longer. Of a single stream
-        that has ended and whose producer has said how long its samples are.
+        ``dataset["lengths"]``, for samplers that group by length: tokens of the sample that each index draws in the
+        epoch that is set, int32 (or int64) of shape (len(dataset),), of a single stream with lengths that has ended.
 
         Raises:
             IndexError: outside the data set.
-            LengthUnknown: the stream is live, or the lengths are not known.
             TypeError: neither an index nor "lengths".
+            LengthUnknown: the stream is live, or the lengths are not known.
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
-            BadSample, ChunkCorrupt, RowInvalid: see `BadRows`.
-            BadSample: the steps drop row after row, 10,000 of them.
+            BadSample, ChunkCorrupt, RowInvalid: see `BadRows`; or the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:
             if index == "lengths" and isinstance(index, str):
@@ -244,40 +256,34 @@ class Batches(Iterator[Any]):
     counts. The epoch ends on every rank after as many micro batches, and after a whole optimiser step: with
     `micro_batches_per_step`, fewer micro batches than a step takes are left over.
 
-    A loop that was left with `break`, or by an error, goes on in the next ``for``, with the micro batch that it has not
-    got. A ``for`` behind the end of an epoch begins the next one, of as many as `epochs` says; `dataset.set_epoch` sets
-    another one.
+    A loop that was left with `break`, or by an error, goes on in the next ``for``. A ``for`` behind the end of an epoch
+    begins the next one, of as many as `epochs` says; `dataset.set_epoch` sets another one.
 
     Raises:
         ValueError: there is no such number of epochs, or `num_samples` says how long the run is.
         TypeError: an option of the DataLoader is that of the data set.
     """
 
-    def __init__(self, dataset: Indexed, order: RunOrder, epochs: int, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: Indexed[Any], order: RunOrder, epochs: int, options: dict[str, Any]) -> None:
         if type(epochs) is not int or epochs < 1:
             raise ValueError(f"epochs is an integer from 1, got {epochs!r}")
         if epochs > 1 and not order.by_epoch:
             raise ValueError("with num_samples the run ends there, however many epochs that takes: leave epochs out")
         if own := ", ".join(sorted(_OWN & options.keys())):
             raise TypeError(f"{own}: the data set decides that in batches(); give it the batch_size")
-        self._dataset = dataset
+        self._dataset, self._options = dataset, options
         self._size = order.batch_size
         self._per_step = order.draws_per_step // order.batch_size
         self._epochs = epochs if order.by_epoch else None
         self._sampler = BatchSampler(range(0), self._size, drop_last=False)
-        self._options = options
         self._loader = self._make_loader()
         self._running: Any = None
         # What follows is that of the epoch, which is begun once somebody asks: a state may be loaded before.
         self._epoch: int | None = None
-        self._indices = range(0)
-        self._over = False
-        # Samples, and micro batches of the state's current part, that were trained before; steps before that part.
-        self._consumed = 0
-        self._before = 0
-        self._first_step = 0
-        # Micro batches that were handed out since.
-        self._trained = 0
+        self._indices, self._over = range(0), False
+        # Samples, and micro batches of the state's current part, that were trained before; steps before that part; and
+        # micro batches that were handed out since.
+        self._consumed = self._before = self._first_step = self._trained = 0
 
     @property
     def epoch(self) -> int:
@@ -302,10 +308,7 @@ class Batches(Iterator[Any]):
         return self._behind() % self._per_step == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run after `step`: plain values for any checkpoint, the same on every rank.
-
-        Within a step it is that before the step, as the weights are.
-        """
+        """Returns the state of the run after `step`, the last whole one: plain values, the same on every rank."""
         return self._dataset.state_dict(self.consumed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -313,16 +316,10 @@ class Batches(Iterator[Any]):
         self._dataset.load_state_dict(state)
         self._epoch = None
 
-    def commit(
-        self, *, last_epoch: bool | None = None, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
-    ) -> bool:
-        """Tells the producer that the checkpoint with `state_dict()` is safely on disk; see `commit` of the data set.
+    def commit(self, *, last_epoch: bool | None = None, keep: StateDicts = (), take_over: bool = False) -> bool:
+        """Tells the producer that the checkpoint with `state_dict()` is safely on disk, as `commit` of the data set.
 
-        Args:
-            last_epoch: whether no other epoch follows this one; None as `epochs` says. Where `num_samples` says how
-                long the run is, None keeps every chunk.
-            keep: states of older checkpoints from which the run may still be resumed.
-            take_over: go on although another run on this machine commits under the same name; that one is refused.
+        `last_epoch` None is as `epochs` says; where `num_samples` says how long the run is, it keeps every chunk.
         """
         if last_epoch is None:
             last_epoch = self._epochs is not None and self.epoch + 1 >= self._epochs
@@ -368,8 +365,7 @@ class Batches(Iterator[Any]):
             # The last index of each micro batch that is left.
             ends = self._indices[(self._trained + 1) * self._size - 1 :: self._size]
             left = sum(1 for _ in itertools.takewhile(self._dataset.in_epoch, ends))
-            samples = left * self._size * self._dataset.rank.dp_size
-            if samples:
+            if samples := left * self._size * self._dataset.rank.dp_size:
                 said = "epoch %d ends with step %d; left over are %d, too few for the %d micro batches of a step"
                 _log.warning(said, self.epoch, self.step, samples, self._per_step)
 
@@ -379,7 +375,11 @@ class Batches(Iterator[Any]):
     def _behind(self) -> int:
         """Returns how many micro batches of the state's current part were trained; begins the epoch that is set."""
         if self._epoch != self._dataset.epoch:
-            self._indices = self._dataset._left()
+            try:
+                self._dataset._space()
+            except LengthUnknown:
+                self._dataset._give_up_length()
+            self._indices = self._dataset._space().lane_indices()
             state = self._dataset.state_dict()
             part = state["parts"][-1]
             self._consumed, self._before = state["consumed"], part["draws"] // self._size

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data import run_state
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
-from lazyshard.data.rank import carrying_fields
-from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, check_micro_batch, check_worker, read_count
+from lazyshard.data.rank import WORKERS_READ, carrying
+from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, StateDicts, Worker
 from lazyshard.data.settings import check_choice
 from lazyshard.plan.steps import AtEnd, Ending
 
@@ -32,7 +32,63 @@ class _Begun(NamedTuple):
     over: int = 0
 
 
-class LazyShardedStream(IterableDataset[Any], Generic[_D]):
+def worker_here() -> Worker | None:
+    """Returns which DataLoader worker this process is, of how many; None for none."""
+    return None if (worker := get_worker_info()) is None else (worker.id, worker.num_workers)
+
+
+class RankIterable(IterableDataset[Any]):
+    """What one rank draws of a data set or a blend, in order: what `LazyShardedStream` and the sequences share."""
+
+    _dataset: Any
+    _begin_pass: Callable[[int, int], Iterator[Any]]
+    _state_of: Callable[[int], dict[str, Any]]
+    _state_here: Callable[[Worker | None], dict[str, Any]]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is set: 0 at first, that of the state once one is loaded."""
+        return int(self._dataset.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the passes to come, in running workers too. Raises ValueError if it is negative."""
+        self._dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass, one at a time. Raises as the class says, of any row and chunk, and ChunkRetired.
+
+        Sequences also raise StateMismatch: the loaded state stands behind the stream's end.
+        """
+        worker = worker_here()
+        self._dataset._numbers[WORKERS_READ] = 0 if worker is None else worker[1]
+        return self._begin_pass(*(worker or (0, 1)))
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
+
+        Any ranks and workers go on from it. But one within a micro batch, where none was given, is only for as many
+        ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
+
+        Args:
+            consumed: samples, as for the data set, or sequences of this epoch, that all ranks have trained: whole micro
+                batches; one that completes the epoch counts whole, with what is in it once more. Of sequences it takes
+                milliseconds for a window since the last call. None: what this pass has handed out in this process.
+
+        Raises:
+            ValueError, TypeError: it was not trained at the end of a micro batch, or is less than before.
+            RuntimeError: None, but workers hand out what is drawn, which this process cannot count.
+            WaitTimeout: so many sequences are not published.
+        """
+        if consumed is not None:
+            return self._state_of(consumed)
+        worker = worker_here()
+        if worker is None and self._dataset._numbers[WORKERS_READ]:
+            text = "DataLoader workers hand out what is drawn, so it is not known here how much was trained"
+            raise RuntimeError(f"{self._dataset._where}: {text}; give `consumed`, or save a StatefulDataLoader's state")
+        return self._state_here(worker)
+
+
+class LazyShardedStream(RankIterable, Generic[_D]):
     """The samples of one rank, in order, from where the run stands to the end of the epoch that is set.
 
     It needs no length: a pass over a live stream waits for what is still to come, and ends where the stream does, on
@@ -44,8 +100,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
 
     Workers take micro batches of the data set in turn, so a loader whose batches are as large gives the same order
     whatever their number. With `max_total_samples` a pass ends there at the latest; with `num_samples` it goes on from
-    epoch to epoch up to that number. Each pass begins where the run stands in the epoch that is set: call `set_epoch`
-    for the next one.
+    epoch to epoch up to that number. Call `set_epoch` for the next epoch.
 
     Args:
         dataset: what is drawn: a data set that is not used yet, or a blend, which ends by its `stopping`. Its length is
@@ -73,7 +128,10 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         if at_end != "drop" and (order.num_samples is not None or isinstance(dataset, BlendedDataset)):
             raise ValueError(f"at_end={at_end!r} is for an epoch of one stream, not for a blend or num_samples")
         self._dataset: _D = dataset
-        self._at_end: AtEnd = at_end
+        self.dataset: _D = dataset
+        """What is drawn."""
+        self.at_end: AtEnd = at_end
+        """What becomes of the samples left over."""
         self._size = order.batch_size
         # Whether it ends with the epoch of a stream, or by the `stopping` of a blend.
         self._by_epoch = order.num_samples is None
@@ -82,41 +140,46 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         self._loaded = _Begun(0)
         # Samples that are behind this process, the main one or a worker, in this pass, which is over its epoch; and in
         # the pass to come, as a worker's loaded state says.
-        self._behind = 0
-        self._pass_epoch = 0
+        self._behind = self._pass_epoch = 0
         self._loaded_behind: int | None = None
-        # Which the main process cannot see of its workers: only that they do.
-        self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-
-    @property
-    def dataset(self) -> _D:
-        """What is drawn."""
-        return self._dataset
-
-    @property
-    def at_end(self) -> AtEnd:
-        """What becomes of the samples left over."""
-        return self._at_end
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is set: 0 at first, that of the state once one is loaded."""
-        return self._dataset.epoch
 
     @property
     def consumed(self) -> int:
         """What `state_dict` was given when the loaded state was saved; 0 without one, or once another epoch is set."""
         return self._dataset.consumed + self._begun().over
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
-        self._dataset.set_epoch(epoch)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a state, of this class or of the data set, stands: the next pass begins there.
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begins a pass, one at a time. Raises as the data set does."""
-        worker = get_worker_info()
-        self._workers_read[0] = worker is not None
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        Raises:
+            StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
+                micro batch of other ranks.
+            RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
+        """
+        worker, where = worker_here(), f"{self._dataset._where}: the state to go on from"
+        if worker is not None:
+            self._load_in_worker(state, worker, where)
+            return
+        within = over = 0
+        # What is no state at all, or that of a worker, the data set refuses.
+        if isinstance(state, dict) and WORKER not in state:
+            within = run_state.read_count(state, HANDED_OUT, self._size - 1, where)
+            over = run_state.read_count(state, OVER, None, where)
+            state = _without(state, HANDED_OUT, OVER)
+        start = self._dataset._go_on(state)
+        if within:
+            last, here = state["parts"][-1], (self._dataset.rank.dp_size, self._size)
+            run_state.check_micro_batch((last["dp"], last["batch_size"]), here, where)
+        self._loaded = _Begun(self.epoch, None if start is None else start[1], within, over)
+        self._behind, self._pass_epoch = within, self.epoch
+        self._dataset._numbers[WORKERS_READ] = 0
+
+    def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
+        """Commits how far the checkpoints are: as `commit` of the data set, `consumed` as for `state_dict`."""
+        count, kept = self._state_of(consumed)["consumed"], [_without(one, OVER, HANDED_OUT) for one in keep]
+        return self._dataset.commit(count, last_epoch=last_epoch, keep=kept, take_over=take_over)
+
+    def _begin_pass(self, number: int, workers: int) -> Iterator[Any]:
         behind, self._loaded_behind = self._loaded_behind, None
         if behind is None:
             # All of what is behind a pass lies in its first micro batch.
@@ -124,72 +187,12 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         self._behind, self._pass_epoch = behind, self.epoch
         return self._pass(number, workers, behind)
 
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
-
-        Any ranks and workers go on from it. But one within a micro batch, where none was given, is only for as many
-        ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
-
-        Args:
-            consumed: as for the data set; the micro batch that completes the epoch counts whole, with what is in it
-                once more. None for what this pass has handed out, in this process.
-
-        Raises:
-            ValueError, TypeError: as `state_dict` of the data set.
-            RuntimeError: None, but workers hand the samples out, which this process cannot count.
-        """
-        worker, start = get_worker_info(), self._position()
-        if consumed is not None:
-            return self._state_of(consumed)
-        if worker is None and self._workers_read[0]:
-            text = "DataLoader workers hand the samples out, so it is not known here how many were trained"
-            raise RuntimeError(f"{self._dataset._where}: {text}; give `consumed`, or save a StatefulDataLoader's state")
-        ours = self._pass_epoch == self.epoch
-        if worker is not None:
-            state = self._dataset.state_dict(self._space.consumed(start))
-            return state | {WORKER: worker.id, WORKERS: worker.num_workers, HANDED_OUT: self._behind if ours else 0}
-        return self._state_at(start + (self._behind if ours else self._begun().within))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
-
-        Args:
-            state: what `state_dict` returned, of this class or of the data set.
-
-        Raises:
-            StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
-                micro batch of other ranks.
-            RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
-        """
-        worker, where = get_worker_info(), f"{self._dataset._where}: the state to go on from"
-        if worker is not None:
-            with carrying_fields():
-                self._load_in_worker(state, (worker.id, worker.num_workers), where)
-            return
-        within = over = 0
-        # What is no state at all, or that of a worker, the data set refuses.
-        if isinstance(state, dict) and WORKER not in state:
-            within, over = read_count(state, HANDED_OUT, self._size - 1, where), read_count(state, OVER, None, where)
-            state = _without(state, HANDED_OUT, OVER)
-        start = self._dataset._go_on(state)
-        if within:
-            last = state["parts"][-1]
-            check_micro_batch((last["dp"], last["batch_size"]), (self._dataset.rank.dp_size, self._size), where)
-        self._loaded = _Begun(self.epoch, None if start is None else start[1], within, over)
-        self._behind = within
-        self._pass_epoch = self.epoch
-        self._workers_read[0] = False
-
-    def commit(
-        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
-    ) -> bool:
-        """Commits how far the checkpoints are: as `commit` of the data set, `consumed` as for `state_dict`."""
-        count, kept = self._state_of(consumed)["consumed"], [_without(one, OVER, HANDED_OUT) for one in keep]
-        return self._dataset.commit(count, last_epoch=last_epoch, keep=kept, take_over=take_over)
-
-    @property
-    def _space(self) -> Any:
-        return self._dataset._space()
+    def _state_here(self, worker: Worker | None) -> dict[str, Any]:
+        start, ours = self._position(), self._pass_epoch == self.epoch
+        if worker is None:
+            return self._state_at(start + (self._behind if ours else self._begun().within))
+        state = self._dataset.state_dict(self._dataset._space().consumed(start))
+        return state | {WORKER: worker[0], WORKERS: worker[1], HANDED_OUT: self._behind if ours else 0}
 
     def _pass(self, number: int, workers: int, behind: int) -> Iterator[Any]:
         start, size = self._position(), self._size
@@ -205,11 +208,11 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
     def _micro_batch(self, start: int, position: int, within: int) -> list[Any]:
         """Returns the micro batch of a position, without its first samples; waits for it, none behind the end."""
         dataset = self._dataset
-        indices = self._space.lane_indices(position)[: self._size]
+        indices = dataset._space().lane_indices(position)[: self._size]
         if not indices:
             return []
-        if self._by_epoch and isinstance(dataset, BlendedDataset):
-            if not dataset.in_epoch(indices[0]):
+        if isinstance(dataset, BlendedDataset):
+            if self._by_epoch and not dataset.in_epoch(indices[0]):
                 return []
         elif self._by_epoch:
             with dataset._lanes:
@@ -224,36 +227,36 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         space, worker = dataset._space(), get_worker_info()
         rank, ending = space.rank, Ending.of(space.course, drawn, total)
         if self._endless and rank.dp_rank == 0 and (worker is None or worker.id == 0) and ending.leftover:
-            which = {"pad": "last", "loop": "first"}.get(self._at_end)
+            which = {"pad": "last", "loop": "first"}.get(self.at_end)
             done = f"one more micro batch of each rank draws them, completed by the {which} {ending.missing}"
-            batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {ending.batch_size}"
-            batch = f"{batch}; at_end={self._at_end!r}: {done if which else 'they are not drawn'}"
+            done = f"at_end={self.at_end!r}: {done if which else 'they are not drawn'}"
+            batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {ending.batch_size}; {done}"
             space.tell("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {batch}")
         with dataset._lanes:
-            return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self._at_end)[within:]]
+            return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self.at_end)[within:]]
 
     def _end(self, start: int) -> tuple[int | None, int]:
         """Returns the position behind the whole micro batches, None while that is open, and what comes behind that."""
-        if not self._by_epoch:
-            return self._space.layout.block, 0
         dataset = self._dataset
+        if not self._by_epoch:
+            return dataset._space().layout.block, 0
         if isinstance(dataset, BlendedDataset):
             return None, 0
         course, known = dataset._space().course, dataset._states.order.known_total
-        if (total := known(dataset.reader.seen)) is None and (total := known(dataset.published())) is None:
+        if (total := known(dataset.reader.seen) or known(dataset.published())) is None:
             return None, 0
-        completes = self._at_end != "drop" and Ending.of(course, start, total).leftover > 0
+        completes = self.at_end != "drop" and Ending.of(course, start, total).leftover > 0
         return course.epoch_stop(start, total), self._size if completes else 0
 
     def _begun(self) -> _Begun:
         return self._loaded if self._loaded.epoch == self.epoch else _Begun(self.epoch)
 
     def _position(self) -> int:
-        position, stands = self._begun().position, self._space.stands
-        return int(stands) if position is None else position
+        position, stands = self._begun().position, self._dataset._space().stands
+        return stands if position is None else position
 
     def _state_of(self, consumed: int) -> dict[str, Any]:
-        count, start, space = as_count(consumed), self._position(), self._space
+        count, start, space = as_count(consumed), self._position(), self._dataset._space()
         if self._begun().over:
             if count != self.consumed:
                 raise ValueError(f"consumed is {self.consumed} where this epoch is over, got {count}")
@@ -270,22 +273,22 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
     def _state_at(self, position: int) -> dict[str, Any]:
         whole = position // self._size * self._size
         # What is dropped is not handed out, so there a place never lies behind the end.
-        if self._at_end != "drop" and (stop := self._end(self._position())[0]) is not None:
+        if self.at_end != "drop" and (stop := self._end(self._position())[0]) is not None:
             whole = min(whole, stop)
-        state, over = self._dataset.state_dict(self._space.consumed(whole)), self._begun().over
+        state, over = self._dataset.state_dict(self._dataset._space().consumed(whole)), self._begun().over
         if position - whole == self._size or over:
             return state | {OVER: over or self._dataset.rank.dp_size * self._size}
         return state | {HANDED_OUT: position - whole} if position > whole else state
 
-    def _load_in_worker(self, state: Any, here: tuple[int, int], where: str) -> None:
+    @carrying()
+    def _load_in_worker(self, state: Any, here: Worker, where: str) -> None:
         given = state if isinstance(state, dict) else {}
-        check_worker(given, here, where)
-        behind = read_count(given, HANDED_OUT, None, where)
+        run_state.check_worker(given, here, where)
+        behind = run_state.read_count(given, HANDED_OUT, None, where)
         start, now = self._dataset._go_on(_without(given, WORKER, WORKERS, HANDED_OUT)), (self.epoch, self._position())
         if start != now:
             text = f"the state of worker {here[0]} is of epoch and position {start}, this loader is at {now}"
-            way = "load the state that the data set began with, and set the epoch, before the workers start"
-            raise RuntimeError(f"{self._dataset._where}: {text}: {way}")
+            raise RuntimeError(f"{self._dataset._where}: {text}: load it, and set the epoch, before workers start")
         self._loaded_behind = behind
 
 
@@ -302,8 +305,7 @@ class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):
     Args:
         dataset: what is drawn; it may be in use already. Its state is the iterable's.
 
-    Raises:
-        TypeError: it is none, or a blend, for which there is `LazyShardedStream`.
+    Raises TypeError: it is none, or a blend, for which there is `LazyShardedStream`.
     """
 
     _endless = False

@@ -66,36 +66,28 @@ def streaming_shard(
         same order whatever their number; a torch `IterableDataset`, Hugging Face's too, deals its elements to the
         workers itself.
 
-    Raises:
-        ValueError: a number is outside its range, or batches cannot be split evenly.
+    Raises ValueError: a number is outside its range, or batches cannot be split evenly.
     """
     rules = Sharding(num_shards, index, batch_size, split_batches, drop_last, even_batches, strided)
     return StreamingShard(iterable, rules, transform)
 
 
 class StreamingShard(IterableDataset[Any]):
-    """One shard of an iterable. See `streaming_shard`, which makes it.
-
-    Attributes:
-        iterable: as given.
-        sharding: how it is dealt.
+    """One shard of an `iterable`, dealt by `sharding`. See `streaming_shard`, which makes it.
 
     Raises:
-        BadSample: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
-        BadSample: when it is read: `iterable` itself has raised `SkipSample`, which ends it.
+        BadSample: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row, or
+            `iterable` itself has, which ends it.
     """
 
     def __init__(
         self, iterable: Iterable[Any], sharding: Sharding, transform: Callable[[Any], Any] | None = None
     ) -> None:
-        self.iterable = iterable
-        self.sharding = sharding
-        self._transform = transform
+        self.iterable, self.sharding, self._transform = iterable, sharding, transform
         self._left_out = BadRowCount(BadRows(limit=None), instead="what is made of another element is used instead")
         self._epoch: int | None = None
         # Of the pass at hand; of the next one if it was loaded.
-        self._place = _PassPlace(0, 0, None)
-        self._loaded = False
+        self._place, self._loaded = _PassPlace(), False
 
     def __len__(self) -> int:
         """Elements of this shard. Raises TypeError if the iterable has no length."""
@@ -121,10 +113,7 @@ class StreamingShard(IterableDataset[Any]):
         """Has the next pass go on where a state stands.
 
         An iterable that has `state_dict` and `load_state_dict` is set to its place; any other is read from its start.
-
-        Raises:
-            StateInvalid: it is no such state.
-            StateMismatch: it is of another shard, of other settings, or of another DataLoader worker.
+        Raises StateInvalid: it is no such state; StateMismatch: it is of another shard, settings, or DataLoader worker.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(own) or state["format"] != _FORMAT:
@@ -139,9 +128,7 @@ class StreamingShard(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begins a pass: from the start, or where a state that was just loaded stands."""
-        if not self._loaded:
-            self._place = _PassPlace(0, 0, None)
-        self._loaded = False
+        self._place, self._loaded = self._place if self._loaded else _PassPlace(), False
         return self._filled(self._pass(self._place))
 
     def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
@@ -158,8 +145,7 @@ class StreamingShard(IterableDataset[Any]):
                 self._note(cause, place, len(left_out))
                 continue
             yield from self._copies(left_out, made)
-            left_out.clear()
-            self._place = place
+            left_out, self._place = [], place
             yield made
         if left_out:
             end = self._place
@@ -173,7 +159,7 @@ class StreamingShard(IterableDataset[Any]):
             yield copy.deepcopy(made)
 
     def _first(self) -> Any:
-        for element, _ in itertools.islice(self._pass(_PassPlace(0, 0, None)), FILL_ROWS):
+        for element, _ in itertools.islice(self._pass(_PassPlace()), FILL_ROWS):
             with contextlib.suppress(SkipSample):
                 return self._made(element)
         raise BadSample("transform has raised SkipSample for all elements of this shard: see whether it is right")
@@ -192,12 +178,12 @@ class StreamingShard(IterableDataset[Any]):
         """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""
         rules, (turn, turns), (batches, handed_out, inner) = self.sharding, self._turn(), place
         completes = rules.even_batches and not rules.drop_last
-        generator = getattr(self.iterable, "generator", None)
-        if self._epoch is not None and not hasattr(self.iterable, "set_epoch") and isinstance(generator, Generator):
-            generator.manual_seed(self._epoch)
-        elements = iter(self.iterable)
-        first = _take(elements, rules.batch, range(rules.batch))[0] if batches and completes else None
         reading: Any = self.iterable
+        generator = getattr(reading, "generator", None)
+        if self._epoch is not None and not hasattr(reading, "set_epoch") and isinstance(generator, Generator):
+            generator.manual_seed(self._epoch)
+        elements = iter(reading)
+        first = _take(elements, rules.batch) if batches and completes else []
         if batches and inner is not None:
             # A copy where there can be one: Hugging Face's would begin there again in each pass of the same epoch.
             with contextlib.suppress(Exception):
@@ -205,24 +191,24 @@ class StreamingShard(IterableDataset[Any]):
             reading.load_state_dict(inner)
             elements = iter(reading)
         else:
-            passed = (batches - (first is not None)) * rules.batch
+            passed = (batches - bool(first)) * rules.batch
             next(itertools.islice(elements, passed, passed), None)
         while True:
-            mine = batches % turns == turn
-            wanted = range(rules.batch) if completes and first is None else rules.own if mine else range(0)
-            kept, found = _take(elements, rules.batch, wanted)
-            if found < rules.batch:
-                break
-            if completes and first is None:
-                first = kept
-            if mine:
-                yield from _places([kept[at] for at in rules.own], _PassPlace(batches, handed_out, inner))
+            batch = _take(elements, rules.batch)
+            if completes and not first:
+                first = batch
+            if batches % turns == turn:
+                places = [(False, at) for at in rules.own]
+                if len(batch) < rules.batch:
+                    places = rules.last(len(batch), batches > 0)
+                for begun, at in places[handed_out:]:
+                    handed_out += 1
+                    yield (first if begun else batch)[at], _PassPlace(batches, handed_out, inner)
+            if len(batch) < rules.batch:
+                return
             tells = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
             batches, handed_out, inner = batches + 1, 0, reading.state_dict() if tells else None
             self._place = _PassPlace(batches, 0, inner)
-        if mine:
-            last = [(first or {})[at] if begun else kept[at] for begun, at in rules.last(found, batches > 0)]
-            yield from _places(last, _PassPlace(batches, handed_out, inner))
 
     def _turn(self) -> tuple[int, int]:
         """Returns which of the workers this is, and how many take global batches in turn."""
@@ -235,26 +221,15 @@ class StreamingShard(IterableDataset[Any]):
 class _PassPlace(NamedTuple):
     """Where a pass stands: global batches behind it, elements handed out of the next one, the iterable's own state."""
 
-    batches: int
-    handed_out: int
-    inner: Any
+    batches: int = 0
+    handed_out: int = 0
+    inner: Any = None
 
 
-def _places(own: list[Any], place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
-    """Yields the elements of a global batch that were not handed out, each with the place behind it."""
-    for count, element in enumerate(own[place.handed_out :], place.handed_out + 1):
-        yield element, place._replace(handed_out=count)
-
-
-def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:
-    """Takes up to `size` elements; returns those at the places that are wanted, and how many were taken."""
-    kept: dict[int, Any] = {}
-    taken = 0
+def _take(elements: Iterator[Any], size: int) -> list[Any]:
+    """Returns the next elements, up to `size`."""
     try:
-        for taken, element in enumerate(itertools.islice(elements, size), 1):
-            if taken - 1 in wanted:
-                kept[taken - 1] = element
+        return list(itertools.islice(elements, size))
     except SkipSample as cause:
         text = f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards"
         raise BadSample(f"{text}: have it leave out such elements by itself, or raise it in transform=") from cause
-    return kept, taken

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 
 from lazyshard.config import Source, read_config
@@ -14,6 +15,7 @@ from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
 from lazyshard.data.rank import Stats
+from lazyshard.data.run_state import StateDicts
 from lazyshard.data.sequence_forms import Pack, Pad, Split
 from lazyshard.data.sequences import LazyShardedSequences
 from lazyshard.data.settings import BadRows, EncodeCache, Order
@@ -22,7 +24,7 @@ from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import named_function
 
 if TYPE_CHECKING:
-    from lazyshard.config.config import Config, DatasetConfig, SequencesConfig, StepConfig
+    from lazyshard.config.config import Config, DatasetConfig
 
 
 class RankSampler(Sampler[int]):
@@ -59,15 +61,17 @@ class Loaded:
         self.datasets = tuple(self._open(one, of_rows) for one in config.datasets)
         self.dataset: LazyShardedDataset | BlendedDataset = self.datasets[0]
         if len(self.datasets) > 1:
-            self.dataset = BlendedDataset(
-                list(zip(self.datasets, (one.weight for one in config.datasets), strict=True)),
-                batch_size=self._batch_size,
-                order=Order(micro_batches_per_step=config.micro_batches_per_step),
-                **config.model_dump(include={"num_samples", "stopping"}),
-            )
+            order = Order(micro_batches_per_step=config.micro_batches_per_step)
+            said = config.model_dump(include={"num_samples", "stopping"})
+            weighted = zip(self.datasets, (one.weight for one in config.datasets), strict=True)
+            self.dataset = BlendedDataset(weighted, batch_size=self._batch_size, order=order, **said)
         self.stream: LazyShardedStream[Any] | LazyShardedSequences | None = None
-        if config.sequences is not None:
-            self.stream = self._sequences(config.sequences, rank)
+        if (given := config.sequences) is not None:
+            form = {"pack": Pack, "split": Split, "pad": Pad}[given.form](**given.of_form)
+            said = given.model_dump(include={"window", "seed", "at_end", "too_long"})
+            said |= {"batch_size": config.dataloader.batch_size, "bad_rows": _bad_rows(given.max_error_count)}
+            steps = config.micro_batches_per_step
+            self.stream = LazyShardedSequences(self.dataset, form=form, micro_batches_per_step=steps, **said, **rank)
         elif config.dataloader.form == "stream":
             self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)
         self.loader: DataLoader[Any] = self._loader()
@@ -89,32 +93,15 @@ class Loaded:
         """Goes on where a run stands, before the loader is used: as `load_state_dict` of the data set."""
         (self.stream or self.dataset).load_state_dict(state)
 
-    def commit(
-        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
-    ) -> bool:
+    def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
         """Commits how far the checkpoints are, for the ``consumer``: as `LazyShardedDataset.commit`."""
         return (self.stream or self.dataset).commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def stats(self) -> tuple[Stats, ...]:
-        """Returns what the processes of each data set have met so far: dropped and filled places, and more.
-
-        Of sequences there is one, of them.
-        """
+        """Returns what the processes of each data set have met so far; of sequences there is one, of them."""
         if isinstance(self.stream, LazyShardedSequences):
             return (self.stream.stats(),)
         return tuple(dataset.stats() for dataset in self.datasets)
-
-    def _sequences(self, given: SequencesConfig, rank: dict[str, Any]) -> LazyShardedSequences:
-        config = self.config
-        return LazyShardedSequences(
-            self.dataset,
-            form={"pack": Pack, "split": Split, "pad": Pad}[given.form](**given.of_form),
-            **rank,
-            **given.model_dump(include={"window", "seed", "at_end", "too_long"}),
-            batch_size=config.dataloader.batch_size,
-            bad_rows=_bad_rows(given.max_error_count),
-            micro_batches_per_step=config.micro_batches_per_step,
-        )
 
     def _open(self, one: DatasetConfig, rank: dict[str, Any]) -> LazyShardedDataset:
         config = self.config
@@ -122,19 +109,14 @@ class Loaded:
         encode = None
         if (used := config.tokenizer) is not None:
             encode = partial(_tokenize, self.tokenizer, used.max_length, used.too_long)
-        return LazyShardedDataset(
-            one.path,
-            encode,
-            **rank,
-            **config.model_dump(include={"max_wait", "consumer"}),
-            **one.model_dump(include={"samples_per_chunk", "max_total_samples"}),
-            num_samples=None if len(config.datasets) > 1 else config.num_samples,
-            batch_size=self._batch_size,
-            steps=[_step(step) for step in one.steps],
-            order=Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run),
-            bad_rows=_bad_rows(one.max_error_count),
-            cache=EncodeCache(memory_bytes=one.cache_bytes),
-        )
+        said = config.model_dump(include={"max_wait", "consumer"})
+        said |= one.model_dump(include={"samples_per_chunk", "max_total_samples"})
+        said |= {"num_samples": None if len(config.datasets) > 1 else config.num_samples}
+        groups: dict[str, Any] = {"order": Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run)}
+        groups |= {"bad_rows": _bad_rows(one.max_error_count), "cache": EncodeCache(memory_bytes=one.cache_bytes)}
+        calls = ((kind, call) for step in one.steps for kind, call in step if call is not None)
+        steps = [_STEPS[kind](*dict(call).values()) for kind, call in calls]
+        return LazyShardedDataset(one.path, encode, batch_size=self._batch_size, steps=steps, **said, **groups, **rank)
 
     def _loader(self) -> DataLoader[Any]:
         options = self.config.dataloader
@@ -144,22 +126,13 @@ class Loaded:
         elif self.tokenizer is not None and self.config.sequences is None:
             pad = self.tokenizer.pad_token_id
             collate = partial(_padded, (self.tokenizer.eos_token_id or 0) if pad is None else pad)
-        return DataLoader(
-            self.dataset if self.stream is None else self.stream,
-            sampler=RankSampler(self.dataset) if self.stream is None else None,
-            collate_fn=collate,
-            **options.model_dump(exclude={"form", "at_end", "collate_fn"}),
-        )
+        sampler = RankSampler(self.dataset) if self.stream is None else None
+        others = options.model_dump(exclude={"form", "at_end", "collate_fn"})
+        return DataLoader(self.stream or self.dataset, sampler=sampler, collate_fn=collate, **others)
 
 
 def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = None) -> Loaded:
     """Makes what a configuration says: tokenizer, data sets with their steps, blended by weights, and the loader.
-
-    ::
-
-        loaded = lazyshard.load("train.yaml")
-        for batch in loaded.loader:
-            train(batch)
 
     Functions that it names are imported, so a configuration is as trusted as code; see docs/pipeline.md.
 
@@ -187,11 +160,6 @@ def _bad_rows(limit: int | None) -> BadRows:
     return BadRows("raise") if limit == 0 else BadRows(limit=limit)
 
 
-def _step(step: StepConfig) -> Step:
-    kind, call = next((name, call) for name, call in step if call is not None)
-    return _STEPS[kind](*dict(call).values())
-
-
 def _tokenizer(path: str, name: str) -> Any:
     """Returns the tokenizer of a local directory; nothing is fetched, and no code of it is run."""
     try:
@@ -210,10 +178,7 @@ def _tokenizer(path: str, name: str) -> Any:
 
 
 def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Makes a sample of a row: `input_ids` of its `messages`, by the chat template, or else of its `text`.
-
-    One of more than `max_length` tokens is dropped or, with `too_long` "truncate", cut.
-    """
+    """Makes a sample of a row: `input_ids` of its `messages`, by the chat template, or else of its `text`."""
     if isinstance(row.get("messages"), (list, tuple)):
         tokens = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"]
     elif isinstance(row.get("text"), str):
@@ -230,16 +195,11 @@ def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[s
 
 
 def _padded(pad: int, samples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Collates samples of tokens, each as long as the longest: `input_ids`, `attention_mask` and `labels`, all int64.
+    """Collates samples of tokens, each as long as the longest, as int64.
 
     Labels are the tokens, and -100, which losses of torch and transformers leave out, where padding is.
     """
-    lengths = [len(sample["input_ids"]) for sample in samples]
-    shape = (len(samples), max(lengths, default=0))
-    tokens, labels = torch.full(shape, pad), torch.full(shape, -100)
-    mask = torch.zeros(shape, dtype=torch.int64)
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        found = torch.tensor(sample["input_ids"], dtype=torch.int64)
-        tokens[row, :length] = labels[row, :length] = found
-        mask[row, :length] = 1
-    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+    tokens = [torch.tensor(sample["input_ids"], dtype=torch.int64) for sample in samples]
+    mask = pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True)
+    padded, labels = (pad_sequence(tokens, batch_first=True, padding_value=value) for value in (pad, -100))
+    return {"input_ids": padded, "attention_mask": mask, "labels": labels}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from torchdata.nodes import BaseNode
@@ -11,10 +11,6 @@ except ModuleNotFoundError as cause:
     raise ImportError("LazyShardedNode needs torchdata: pip install 'lazyshard[torchdata]'") from cause
 
 from lazyshard.data.iterable import LazyShardedStream
-
-if TYPE_CHECKING:
-    from lazyshard.data.blended import BlendedDataset
-    from lazyshard.data.dataset import LazyShardedDataset
 
 __all__ = ["LazyShardedNode"]
 
@@ -27,36 +23,30 @@ class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type 
         source = LazyShardedNode(LazyShardedStream(LazyShardedDataset("stream", batch_size=8), at_end="loop"))
         loader = Loader(Batcher(ParallelMapper(source, tokenize, num_workers=4), batch_size=8))
 
-    Without workers of its own; `ParallelMapper` has them. Each pass begins as one over the stream does: where the state
-    stands that was loaded, through the loader or into the stream, in the epoch of that state; call `stream.set_epoch`
-    before the next epoch.
+    Without workers of its own; `ParallelMapper` has them. Each pass begins as one over the stream does; call
+    `stream.set_epoch` before the next epoch.
 
     Args:
         stream: what is drawn, in this process; nobody else iterates over it.
 
-    Raises:
-        TypeError: it is no `LazyShardedStream`.
+    Raises TypeError: it is no `LazyShardedStream`.
     """
 
-    def __init__(self, stream: LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]) -> None:
+    def __init__(self, stream: LazyShardedStream[Any]) -> None:
         super().__init__()
         if not isinstance(stream, LazyShardedStream):
             example = "LazyShardedNode(LazyShardedStream(LazyShardedDataset(DIRECTORY)))"
             raise TypeError(f"expected a stream, as in {example}, got {stream!r:.100}")
-        self._stream = stream
-        self._samples: Iterator[Any] = iter(())
-
-    @property
-    def stream(self) -> LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]:
+        self.stream = stream
         """What is drawn."""
-        return self._stream
+        self._samples: Iterator[Any] = iter(())
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins a pass; see the class. Raises as `LazyShardedStream.load_state_dict`."""
         super().reset(initial_state)
         if initial_state is not None:
-            self._stream.load_state_dict(initial_state)
-        self._samples = iter(self._stream)
+            self.stream.load_state_dict(initial_state)
+        self._samples = iter(self.stream)
 
     def next(self) -> Any:
         """Returns the next sample. Raises StopIteration at the end, and as `LazyShardedDataset.__getitem__` does."""
@@ -64,4 +54,4 @@ class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type 
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state behind what was handed out, as `LazyShardedStream.state_dict` does."""
-        return self._stream.state_dict()
+        return self.stream.state_dict()

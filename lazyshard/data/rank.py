@@ -4,10 +4,6 @@ A worker of torch looks itself whether its training process is there, but rememb
 was forked (`ManagerWatchdog` of `torch/utils/data/_utils/worker.py`): killed within that time, its training process is
 never missed. And a loader that is left in mid-stream gives each of its workers five seconds, one after the other
 (`_shutdown_workers` of `torch/utils/data/dataloader.py`). So ours end soon after their process, and with their loader.
-
-The epoch, and what each worker has met, live in one shared tensor, which torch hands to forked and spawned workers
-alike. Each worker of a DataLoader adds to its own row, so nothing is locked. Where two DataLoaders run over one data
-set at the same time, or one has more than 255 workers, workers share rows, and the statistics may miss some.
 """
 
 from __future__ import annotations
@@ -17,22 +13,21 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import torch.distributed
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.stream import StreamReader
 from lazyshard.stream.waiting import Parent
 
+# What a DataLoader of torch or torchdata goes by where it is given no sampler.
 _DEALS_ALL: Final = frozenset({"SequentialSampler", "RandomSampler", "_StatefulRandomSamplerIterator"})
-"""What a DataLoader of torch or torchdata goes by where it is given no sampler."""
 
 
 class Rank(NamedTuple):
@@ -43,11 +38,9 @@ class Rank(NamedTuple):
 
 
 def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank:
-    """Returns the rank and size to read for.
+    """Returns the rank and size to read for: those given, else Megatron's, else torch.distributed's, else 0 of 1.
 
-    What is given counts; else Megatron's `mpu` if model parallelism is initialised; else `torch.distributed` if it
-    is; else 0 of 1. With Megatron all tensor-, pipeline- and context-parallel peers of a data-parallel rank get the
-    same answer.
+    With Megatron all tensor-, pipeline- and context-parallel peers of a data-parallel rank get the same answer.
 
     Raises:
         ConfigInvalid: only one of the two is given, they are impossible, or this is one of several processes of
@@ -60,12 +53,9 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
         return _check(mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size())
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return _check(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1"):
-        text = f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised"
-        raise ConfigInvalid(
-            f"{text}, so every process would train on all the data: initialise one, or pass dp_rank, dp_size"
-        )
+    if (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        text = f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised, so every process"
+        raise ConfigInvalid(f"{text} would train on all the data: initialise one, or pass dp_rank, dp_size")
     return Rank(0, 1)
 
 
@@ -79,18 +69,16 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
     frame = sys._getframe(2)
     if rank.dp_size == 1 or type(frame.f_locals.get("self")).__name__ not in _DEALS_ALL:
         return
-    caller: FrameType | None = frame
     begins, module = False, ""
-    while caller is not None:
+    for caller, _ in traceback.walk_stack(frame):
         module = str(caller.f_globals.get("__name__")).partition(".")[0]
         if module not in ("torch", "torchdata"):
             break
         begins = begins or isinstance(caller.f_locals.get("self"), _BaseDataLoaderIter)
-        caller = caller.f_back
     if begins and module != "accelerate":
-        text = f"a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks"
-        way = f"give it sampler={name}.rank_indices, or iterate over {name}.batches(...), which makes the loader"
-        raise ConfigInvalid(f"{where}: {text}: {way}", **rank._asdict())
+        text = f"{where}: a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks"
+        way = f"give it sampler={name}.rank_indices, or iterate over {name}.batches(...)"
+        raise ConfigInvalid(f"{text}: {way}", **rank._asdict())
 
 
 def _check(dp_rank: object, dp_size: object) -> Rank:
@@ -124,14 +112,6 @@ def _worker_loop() -> Callable[..., object] | None:
     return loop if getattr(loop, "__name__", "") == "_worker_loop" else None
 
 
-def watch_forks(dataset: object) -> None:
-    """Has DataLoader workers that are forked while a data set is there follow this process from the first.
-
-    If this process is a worker that was spawned, and has just been given its data set, it follows its parent itself.
-    """
-    multiprocessing.util.register_after_fork(dataset, _follow)
-
-
 def _follow(_: object) -> None:
     # Runs before the worker's own loop, however the process was started.
     started_by = multiprocessing.parent_process()
@@ -142,8 +122,9 @@ def _follow(_: object) -> None:
     parent_of_worker(None if served else started_by.pid)
 
 
-def enter_process(reader: StreamReader, rank: Rank, worker: WorkerInfo | None) -> None:
+def enter_process(reader: StreamReader, rank: Rank) -> None:
     """Makes a reader this process's own: a DataLoader worker's, or the main process's."""
+    worker = get_worker_info()
     label = f"rank {rank.dp_rank} of {rank.dp_size}"
     reader.label = label if worker is None else f"{label}, worker {worker.id}"
     # Newer releases of torch have workers that are threads: those end with their process.
@@ -151,23 +132,24 @@ def enter_process(reader: StreamReader, rank: Rank, worker: WorkerInfo | None) -
     reader.parent = parent_of_worker() if apart else None
 
 
+# The main process and 255 workers. All of it stays below 32 KiB: what is larger torch copies by several threads when it
+# is shared (`GRAIN_SIZE` in aten/src/ATen/TensorIterator.h), and in a process that was forked from one that had such
+# threads it waits for them for ever.
 _ROWS: Final = 256
-"""The main process and 255 workers. All of it stays below 32 KiB: what is larger torch copies by several threads when
-it is shared (`GRAIN_SIZE` in aten/src/ATen/TensorIterator.h), and in a process that was forked from one that had such
-threads it waits for them for ever."""
-
 _COLUMNS: Final = 9
 
 # Places in the view. Only the first column of a row does not count: the first row has the epoch there, in which index 0
 # lies; the second whether some process has looked if the order undoes how the stream was dealt; the third whether some
-# process has asked if an index is still in the epoch.
+# process has asked if an index is still in the epoch; the fourth how many workers hand out what an
+# iterable draws, which the main process cannot see.
 EPOCH: Final = 0
 ORDER_CHECKED: Final = _COLUMNS
 ASKED: Final = 2 * _COLUMNS
+WORKERS_READ: Final = 3 * _COLUMNS
 
 
 @contextmanager
-def carrying_fields() -> Iterator[None]:
+def carrying() -> Iterator[None]:
     """Has errors that leave a DataLoader worker keep their fields."""
     try:
         yield
@@ -203,7 +185,11 @@ class Stats(NamedTuple):
 
 
 class SharedNumbers:
-    """The shared tensor, and `view`, the same numbers flat: `view[EPOCH]` is the epoch."""
+    """The epoch, and what each process has met, in a tensor that torch hands to forked and spawned workers alike.
+
+    `view` is the same flat: `view[EPOCH]` is the epoch. Each worker adds to its own row, so nothing is locked. Where
+    two DataLoaders run over one data set at a time, or one has more than 255 workers, the statistics may miss some.
+    """
 
     def __init__(self) -> None:
         self.__setstate__({"_tensor": torch.zeros((_ROWS, _COLUMNS), dtype=torch.int64)})
@@ -215,6 +201,9 @@ class SharedNumbers:
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Does nothing to one that is shared; a copy has to be shared with the workers that it will have.
         self._tensor: torch.Tensor = state["_tensor"].share_memory_()
+        # Workers that are forked while a data set is there follow this process from the first. One that was spawned,
+        # and has just been given its data set, follows its parent.
+        multiprocessing.util.register_after_fork(self, _follow)
         # A flat memoryview is read in 30 ns, a tensor in 500.
         self.view = memoryview(self._tensor.numpy().data).cast("B").cast("q")
 
@@ -222,14 +211,11 @@ class SharedNumbers:
         """Adds what this process has met since it last reported; both as its own sums."""
         worker = get_worker_info()
         start = 0 if worker is None else (1 + worker.id % (_ROWS - 1)) * _COLUMNS
-        for column, (new, old) in enumerate(zip(_numbers(now), _numbers(before), strict=True), 1):
-            self.view[start + column] += new - old
+        for column, (new, old) in enumerate(zip(now, before, strict=True), 1):
+            # Seconds as milliseconds.
+            self.view[start + column] += round(new * 1000) - round(old * 1000) if column == 3 else int(new - old)
 
     def stats(self) -> Stats:
         """Adds up what all processes have met."""
         _, bad, opened, waited_ms, *others = self._tensor.sum(dim=0).tolist()
         return Stats(bad, opened, waited_ms / 1000, *others)
-
-
-def _numbers(stats: Stats) -> tuple[int, ...]:
-    return (*stats[:2], round(stats.waited_s * 1000), *stats[3:])

@@ -1,7 +1,6 @@
 """Where a run stands: the state that was loaded, what it is in each epoch, and after so many samples.
 
-A run whose epochs are begun with `set_epoch` is, for its state, one that begins with the epoch that was set: what was
-trained before decides nothing any more. What is no such state is told by what it looks like.
+A run whose epochs are begun with `set_epoch` is, for its state, one that begins with the epoch that was set.
 """
 
 from __future__ import annotations
@@ -9,21 +8,24 @@ from __future__ import annotations
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import StateInvalid
-from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState
-from lazyshard.part import Part
+from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState, WindowPlace
+from lazyshard.part import MAX_SAMPLES, Part
+from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
-from lazyshard.stream.run_state import check_fits, ranges_of_steps, resumed, steps_of, without_samples, without_steps
+from lazyshard.stream import run_state as runs
 
-Ranges = Iterable[tuple[int, int]]
-"""Half-open ranges of numbers."""
+Ranges = Iterable[tuple[int, int]]  # half-open ranges of numbers
+StateDicts = Iterable[dict[str, Any]]
+Stopping = Literal["first_exhausted", "all_exhausted"]
+Worker = tuple[int, int]  # number of a DataLoader worker, and how many there are
 
 # What a `LazyShardedStream` adds to the state of its data set, which cannot stand there. Of a DataLoader worker: which
 # one it is, of how many, and how many samples it has handed out of the pass. Within a micro batch: how many samples of
@@ -32,11 +34,10 @@ WORKER: Final = "worker"
 WORKERS: Final = "workers"
 HANDED_OUT: Final = "handed_out"
 OVER: Final = "over"
-
-Worker = tuple[int, int]
-"""Number of a DataLoader worker, and how many there are."""
-
-_SHOWN_KEYS: Final = 6
+# And within a micro batch of sequences: of which ranks, and whether this worker has begun to hand it out.
+_RANKS: Final = "ranks"
+_BATCH: Final = "batch_size"
+_BEGUN: Final = "begun"
 
 _STATES: Final[dict[str, Any]] = {"run": RunState, "blend": BlendState, "sequences": SequenceState}
 _FIELDS: Final = {kind: frozenset(one.__slots__) for kind, one in _STATES.items()}
@@ -56,7 +57,7 @@ class States(Generic[_S]):
         return self.loaded if self.loaded is not None and epoch == epoch_of(self.loaded) else None
 
     def consumed(self, epoch: int) -> int:
-        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
+        """Returns how many samples were trained in the loaded state, if it is of that epoch."""
         loaded = self.in_epoch(epoch)
         return 0 if loaded is None else loaded.consumed
 
@@ -67,47 +68,22 @@ class RunStates(States[RunState]):
     def __init__(self, order: RunOrder, reader: StreamReader) -> None:
         super().__init__(order)
         self._reader = reader
-        # What "auto" stands for, once somebody has settled it.
-        self.settled: int | None = None
+        self.settled: int | None = None  # what "auto" stands for, once somebody has settled it
 
     @property
     def unit(self) -> int | None:
-        """Samples that are dealt in a row; None as long as "auto" is open.
-
-        Fixed once it is settled; a state that is loaded before then brings its own, that with which its run began.
-        """
+        """Samples that are dealt in a row, settled or brought by the state; None as long as "auto" is open."""
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled
         return self.loaded.unit if unit is None and self.loaded is not None else unit
 
     def read(self, value: object) -> RunState:
         """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
         where = f"{self._reader.directory}: the state to go on from"
-        if (reason := mistaken(value)) is not None:
-            raise StateInvalid(f"{where}: {reason}", file=where, expected="the state of a run")
+        check_kind(value, where, "run")
         state = RunState.from_dict(value, where)
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled or state.unit
-        check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
+        runs.check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
         return state
-
-    def load(self, value: object, settled: int | None, anywhere: bool) -> tuple[int, int]:
-        """Goes on from what `state_dict` gave; returns the epoch that it sets, and the position of its current part.
-
-        Once the data set is used, with so many ranks `settled`, it has to be of the same course, and stand at the same
-        place unless `anywhere` will do, or RuntimeError is raised. Raises as `read` and `check_data`.
-        """
-        state = self.read(value)
-        epoch = epoch_of(state)
-        if settled is None:
-            from lazyshard.data.commits import check_data
-
-            check_data(state, self.order, self._reader)
-            self.loaded = state
-            return epoch, state.parts[-1].draws
-        given, here = self._resumed(state, settled), self.of(epoch, settled)
-        position = given.parts[-1].draws
-        if _course(given) != _course(here) or (position != here.parts[-1].draws and not anywhere):
-            raise stands_elsewhere(f"{self._reader.directory}: this data set")
-        return epoch, position
 
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
@@ -116,44 +92,137 @@ class RunStates(States[RunState]):
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self.order.known_total(self._reader.refresh())
-        now = steps_of(state.parts[-1]) + 1
+        now = runs.steps_of(state.parts[-1]) + 1
         # All by the steps as they would be trained; the next ones are passed over as they are.
-        out += [one for steps in wanted if steps[0] != now for one in ranges_of_steps(state, *steps, total)]
+        out += [one for steps in wanted if steps[0] != now for one in runs.ranges_of_steps(state, *steps, total)]
         for start, stop in wanted:
             if start == now:
-                state = without_steps(state, start, stop, total)
-        known = _gaps(state)
+                state = runs.without_steps(state, start, stop, total)
+        known = gaps_of(state.parts)
         # What is left out already need not be dealt anew.
-        self.loaded = state if known.joined(out).ranges == known.ranges else without_samples(state, out)
+        self.loaded = state if known.joined(out).ranges == known.ranges else runs.without_samples(state, out)
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
         if (loaded := self.in_epoch(epoch)) is not None:
-            return self._resumed(loaded, dp)
-        order, unit, skip = self.order, self.unit, () if self.loaded is None else _gaps(self.loaded).ranges
+            return self.resumed(loaded, dp)
+        order, unit, parts = self.order, self.unit, () if self.loaded is None else self.loaded.parts
         assert unit is not None, "settled before a run is begun"
-        # No number for the first epoch, so that a run which sets it is no other than one which does not.
-        begin = Part(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
-        return self._anew(unit, begin)
+        return self._anew(unit, begun_part(parts, epoch, dp, order.batch_size, order.draws_per_step))
 
     def _anew(self, unit: int, part: Part) -> RunState:
         order, size, stream_id = self.order, self._reader.samples_per_chunk, self._reader.stream_id
         window, limit = order.rules(size, unit).window, order.max_total_samples
         return RunState(stream_id, size, unit, window, order.seed, limit, (part,), consumed=0)
 
-    def _resumed(self, state: RunState, dp: int) -> RunState:
-        return resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
+    def resumed(self, state: RunState, dp: int) -> RunState:
+        """Returns a state as so many ranks go on from it."""
+        return runs.resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
+
+
+class BlendStates(States[BlendState]):
+    """The state of a run over a blend of streams of these names."""
+
+    def __init__(self, names: Sequence[str], schedule: BlendSchedule, order: RunOrder, stopping: Stopping) -> None:
+        super().__init__(order)
+        self.names, self.schedule, self.stopping = tuple(names), schedule, stopping
+
+    def read(self, value: object) -> BlendState:
+        """Returns what `state_dict` gave. Raises StateInvalid."""
+        check_kind(value, "the state of a blend", "blend")
+        return BlendState.from_dict(value, "the state of a blend")
+
+    def resumed(self, state: BlendState, dp: int) -> BlendState:
+        """Returns it as it is: other ranks make it another state."""
+        return state
+
+    def load(self, found: BlendState) -> dict[str, RunState]:
+        """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""
+        last = found.parts[-1]
+        most = max(_steps(last), last.pieces[-1][2] + last.draws)
+        if most > MAX_SAMPLES:
+            raise _invalid("it has more steps or draws than any run", "parts", MAX_SAMPLES, most)
+        epoch = epoch_of(found)
+        for member, stands in zip(last.members, _stand(last), strict=True):
+            state, name, field = found.members[member], found.names[member], f"members[{member}]"
+            if epoch_of(state) != epoch:
+                raise _invalid(f"its stream {name} is in another epoch", field, epoch, epoch_of(state))
+            if (own := (len(state.parts) - 1, state.parts[-1].draws)) != stands:
+                raise _invalid(f"its stream {name} stands elsewhere by its own state", field, stands, own)
+        known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
+        if not known:
+            theirs, mine = ", ".join(found.names), ", ".join(self.names)
+            text = f"the state is of a blend of {theirs}, here are {mine}: none of them goes on; start anew without it"
+            raise StateMismatch(text, field="names", expected=theirs, actual=mine)
+        self.loaded = found
+        return known
+
+    def part(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> BlendPartState:
+        """Returns the part with which the run begins or goes on; `stands` are the part and draws of each stream."""
+        size, steps = self.order.batch_size, self.order.draws_per_step
+        known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
+        members, pieces = tuple(known.index(name) for name in self.names), self.schedule.pieces(0, steps)
+        anew = BlendPartState(rank.dp_size, size, 0, members, pieces, tuple(stands), epoch or None, 0, steps)
+        loaded = self.in_epoch(epoch)
+        if loaded is None:
+            return anew
+        last = loaded.parts[-1]
+        # Nothing that decides its draws is another.
+        same = (last.dp, last.batch_size, last.members) == (anew.dp, size, members) and _stand(last) == anew.begins
+        piece, *others = self.schedule.pieces(last.first_step, steps)
+        if same and (piece._replace(offset=last.pieces[0][2]), *others) == last.pieces:
+            return replace(last, draws_per_step=steps or last.draws_per_step)
+        pieces = self.schedule.pieces(_steps(last), steps)
+        first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
+        if last.members == members and parts == pieces[0].parts:
+            # The same weights go on where they are in their period.
+            pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
+        again = None if last.draws or len(loaded.parts) > 1 else last.epoch
+        return replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
+
+    def parts(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
+        """Returns the parts of the run up to that of `part`; one before it that has drawn nothing is not kept."""
+        part, loaded = self.part(epoch, rank, stands), self.in_epoch(epoch)
+        if loaded is None:
+            return (part,)
+        last = loaded.parts[-1]
+        same = replace(last, draws_per_step=part.draws_per_step) == part
+        return (*(loaded.parts if last.draws and not same else loaded.parts[:-1]), part)
+
+    def after(self, parts: Sequence[BlendPartState], position: int, members: Mapping[str, RunState]) -> BlendState:
+        """Returns the state at a position of the last part."""
+        # Streams that are blended no more stay, so that they may come back.
+        known = {} if self.loaded is None else dict(zip(self.loaded.names, self.loaded.members, strict=True))
+        known |= members
+        parts = (*parts[:-1], replace(parts[-1], draws=position))
+        return BlendState(tuple(known), tuple(known.values()), parts, trained(parts))
+
+
+def _invalid(why: str, field: str, expected: object, actual: object) -> StateInvalid:
+    text = f"the state of a blend: {why}: expected {expected}, found {actual}"
+    return StateInvalid(text, field=field, expected=str(expected), actual=str(actual))
+
+
+def _stand(part: BlendPartState) -> tuple[tuple[int, int], ...]:
+    """Returns part and draws of each stream at the end of a part."""
+    drawn = BlendCourse(part.pieces).counts(part.draws)
+    return tuple((number, begin + more) for (number, begin), more in zip(part.begins, drawn, strict=True))
+
+
+def _steps(part: BlendPartState) -> int:
+    """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
+    return part.first_step + (part.draws // part.draws_per_step if part.draws_per_step else 0)
+
+
+def trained(parts: Sequence[BlendPartState]) -> int:
+    """Returns how many samples were trained in parts of a run, over all ranks."""
+    return sum(part.dp * part.draws for part in parts)
 
 
 def epoch_of(state: RunState | BlendState) -> int:
     """Returns the epoch with which the run that a state tells began, or was begun anew by `set_epoch`."""
     parts: tuple[Part | BlendPartState, ...] = state.parts
     return next((part.epoch for part in reversed(parts) if part.epoch is not None), 0)
-
-
-def stands_elsewhere(what: str) -> RuntimeError:
-    """Returns the error for a state that is loaded too late."""
-    return RuntimeError(f"{what} is in use already and stands elsewhere; load the state into a new one, before its use")
 
 
 def ranges_of(samples: Ranges, chunks: Ranges, samples_per_chunk: int) -> list[tuple[int, int]]:
@@ -177,19 +246,26 @@ def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
     return found
 
 
-def _gaps(state: RunState) -> Gaps:
-    return Gaps(one for part in state.parts for one in part.skip)
+def gaps_of(parts: Sequence[Part]) -> Gaps:
+    """Returns all that parts of a run leave out."""
+    return Gaps(one for part in parts for one in part.skip)
 
 
-def _course(state: RunState) -> list[Part]:
-    """Returns what decides the draws of a state's current part; the first one may name epoch 0 or not."""
-    parts = [replace(part, first_step=0, draws_per_step=0) for part in state.parts]
-    parts[0] = replace(parts[0], epoch=parts[0].epoch or 0)
-    return [*parts[:-1], replace(parts[-1], draws=0)]
+def begun_part(parts: Sequence[Part], epoch: int, dp: int, batch_size: int, draws_per_step: int) -> Part:
+    """Returns the part that begins an epoch, with what those of the run before leave out."""
+    skip = gaps_of(parts).ranges
+    # No number for the first epoch, so that a run which sets it is no other than one which does not.
+    return Part(dp, batch_size, epoch=epoch or None, skip=skip, draws_per_step=draws_per_step)
 
 
-def mistaken(value: object, kind: str = "run") -> str | None:
-    """Returns what a value is that is no state of this kind, and what to give instead; None if it may be one."""
+def check_kind(value: object, where: str, kind: str) -> None:
+    """Raises StateInvalid for what is surely no state of this kind, and says what to give instead."""
+    if (reason := _mistaken(value, kind)) is not None:
+        what = {"run": "a run", "blend": "a blend", "sequences": "LazyShardedSequences"}[kind]
+        raise StateInvalid(f"{where}: {reason}", file=where, expected=f"the state of {what}")
+
+
+def _mistaken(value: object, kind: str) -> str | None:
     if isinstance(value, (str, os.PathLike)):
         return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
     if not isinstance(value, dict):
@@ -198,24 +274,25 @@ def mistaken(value: object, kind: str = "run") -> str | None:
     owner = "a LazyShardedDataset or LazyShardedStream"
     if WORKER in value or HANDED_OUT in value or OVER in value:
         owner = f"{'one DataLoader worker of ' * (WORKER in value)}a LazyShardedStream or LazyShardedIterable"
-    # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
-    if kind == "sequences" and ("_snapshot" in value or "_num_yielded" in value):
-        return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
-    if kind == "sequences" and theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
-        return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
-    if kind != "sequences" and WORKER in value:
+    if kind == "sequences":
+        # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
+        if "_snapshot" in value or "_num_yielded" in value:
+            return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
+        if theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
+            return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
+    elif WORKER in value:
         return f"it is that of {owner}: the same number of workers goes on, or any from `dataset.state_dict(consumed)`"
-    if kind != theirs == "sequences":
+    elif theirs == "sequences":
         return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
-    if kind != "sequences" and HANDED_OUT in value:
+    elif HANDED_OUT in value:
         return f"it stands within a micro batch, where {owner} of as many ranks goes on: give one from the end of one"
     if kind != theirs == "blend":
         return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
     if value.keys() & fields:
         return None
     # Nothing of a state in it: it is something that holds more, or something else.
-    keys = [reprlib.repr(key) for key in list(value)[:_SHOWN_KEYS]]
-    last = f"{len(value) - _SHOWN_KEYS} more" if len(value) > _SHOWN_KEYS else keys.pop() if keys else "empty"
+    keys = [reprlib.repr(key) for key in list(value)[:6]]
+    last = f"{len(value) - 6} more" if len(value) > 6 else keys.pop() if keys else "empty"
     shown = f"{', '.join(keys)} and {last}" if keys else last
     if paths := [path for path, inner in _inner(value) if len(inner.keys() & fields) > 2]:
         others = " or ".join(f"`checkpoint{path}`" for path in paths[:3])
@@ -224,10 +301,7 @@ def mistaken(value: object, kind: str = "run") -> str | None:
 
 
 def _inner(value: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
-    """Returns the objects in an object, those near the top first, with the way to each.
-
-    A checkpoint holds thousands of tensors; a state lies near the top of it.
-    """
+    """Returns the objects near the top of a checkpoint, which may hold thousands of tensors, with the way to each."""
     found, seen = [("", value)], 0
     for path, holder in found:
         for key, inner in holder.items() if path.count("[") < 3 else ():
@@ -242,8 +316,7 @@ def check_worker(state: dict[str, Any], here: Worker | None, where: str) -> None
     there = (state[WORKER], state.get(WORKERS)) if WORKER in state else None
     if there != here:
         mine, other = (f"DataLoader worker {one[0]} of {one[1]}" if one else "a whole run" for one in (here, there))
-        way = "with another number of workers go on from what `state_dict(consumed)` gave"
-        text = f"{where}: expected that of {mine}, found that of {other}; {way}"
+        text = f"{where}: expected that of {mine}, found that of {other}; any workers go on from `state_dict(consumed)`"
         raise StateInvalid(text, field=WORKERS, expected=mine, actual=other)
 
 
@@ -256,13 +329,47 @@ def check_micro_batch(there: tuple[Any, Any], here: tuple[int, int], where: str)
 
 
 def read_count(state: dict[str, Any], name: str, most: int | None, where: str) -> int:
-    """Returns how many were handed out, by a field of a state, 0 if it has none.
-
-    Raises StateInvalid: it is no integer from 0, or above the most.
-    """
+    """Returns a field of a state, 0 if it has none. Raises StateInvalid: it is no integer from 0 up to the most."""
     found = state.get(name, 0)
     if type(found) is not int or found < 0 or (most is not None and found > most):
         expected, actual = "an integer from 0" + ("" if most is None else f" to {most}"), f"{found!r:.100}"
         text = f"{where}: expected {expected} as {name!r}, found {actual}; go on from an older checkpoint"
         raise StateInvalid(text, field=name, expected=expected, actual=actual)
     return found
+
+
+class EpochPosition(NamedTuple):
+    """Where a run is in an epoch: behind `consumed` sequences, over all ranks, and `within` more of each.
+
+    The next ones are made again from `place`, at or before that. It is the position of one DataLoader `worker`, or of
+    all; `begun` if that has begun to hand out the micro batch that follows.
+    """
+
+    epoch: int
+    consumed: int = 0
+    place: WindowPlace = WindowPlace()
+    within: int = 0
+    worker: Worker | None = None
+    begun: bool = False
+
+    @classmethod
+    def of_state(
+        cls, state: SequenceState, value: dict[str, Any], here: tuple[int, int], worker: Worker | None, where: str
+    ) -> EpochPosition:
+        """Returns the position of a state, read from a value, if this worker, of ranks and batch size, can go on."""
+        check_worker(value, worker, where)
+        if value.get(HANDED_OUT, 0) != 0 or worker is not None:
+            check_micro_batch((value.get(_RANKS), value.get(_BATCH)), here, where)
+        begun = worker is not None and value.get(_BEGUN) is True
+        # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
+        within = read_count(value, HANDED_OUT, here[1] - (not begun), where)
+        return cls(state.epoch, state.consumed, state.place, within, worker, begun)
+
+    def beside(self, ranks: int, batch_size: int) -> dict[str, Any]:
+        """Returns what a state has beside that of a whole run."""
+        if not self.within and self.worker is None:
+            return {}
+        found: dict[str, Any] = {HANDED_OUT: self.within, _RANKS: ranks, _BATCH: batch_size}
+        if self.worker is not None:
+            found |= {WORKER: self.worker[0], WORKERS: self.worker[1], _BEGUN: self.begun}
+        return found

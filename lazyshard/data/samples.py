@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -15,14 +16,8 @@ import numpy.typing as npt
 
 from lazyshard.data.rank import Stats
 from lazyshard.data.settings import BadRows
-from lazyshard.data.steps import RowSteps, failed_step
-from lazyshard.errors import (
-    BadSample,
-    ChunkCorrupt,
-    ChunkRetired,
-    RowInvalid,
-    SkipSample,
-)
+from lazyshard.data.steps import RowSteps
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
@@ -33,22 +28,13 @@ from lazyshard.stream.chunk_files import RowPlace, read_place
 
 _log = logging.getLogger("lazyshard")
 
+# Bad substitutes after which a chunk is given up: with half of its rows bad, all fail once in 65,536 times.
 MOST_BAD: Final = 16
-"""Bad substitutes after which a chunk is given up: with half of its rows bad, all fail once in 65,536 times."""
-
+# Rows dropped in a row, in the search for one that takes a place, after which a filter is taken to keep nothing: where
+# one row of a thousand is kept, so many are dropped in a row once in 22,000 times.
 FILL_ROWS: Final = 10_000
-"""Rows dropped in a row, in the search for one that takes a place, after which a filter is taken to keep nothing.
-
-Where one row of a thousand is kept, so many are dropped in a row once in 22,000 times.
-"""
-
-_MOST_DROPPED: Final = 1 << 17
-"""Rows of which it is known at the most that they are dropped: some 8 MB."""
-
-BUSY: Final = object()
-"""Stands for a sample of which nothing is kept yet, and which another process is encoding."""
-
-_COUNTED: Final = Stats._fields[4:]
+_MOST_DROPPED: Final = 1 << 17  # Rows of which it is known at the most that they are dropped: some 8 MB
+BUSY: Final = object()  # Stands for a sample of which nothing is kept yet, and which another process is encoding
 
 Samples = Sequence[int] | npt.NDArray[np.int64]
 RowsOf = Callable[[list[bytes], Samples | None], list[Any]]
@@ -61,57 +47,47 @@ def parsed_rows(lines: list[bytes], samples: Samples | None) -> list[dict[str, A
 
 
 class BadRowCount:
-    """Counts bad samples and decides whether to go on; `skipped` counts those that are dropped.
+    """Counts bad samples, and those that are dropped: `skipped`. `instead` is what the log says is done about one."""
 
-    `instead` is what is done in the place of one, for the log, if that is not what data sets do.
-    """
-
-    def __init__(self, rules: BadRows, instead: str | None = None) -> None:
-        self.skipped = 0
-        self._rules = rules
-        self._instead = instead
-        self._seen: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._seen)
+    def __init__(self, rules: BadRows, instead: str = "another row is used instead") -> None:
+        self.skipped, self.seen = 0, set[int]()
+        self._rules, self._instead = rules, instead
 
     def fresh(self) -> BadRowCount:
         """Returns one with the same settings that has met none."""
         return BadRowCount(self._rules, self._instead)
 
     def skip(self, where: Callable[[], BadSample]) -> None:
-        """Takes note of a drawn sample that is dropped; speaks of the first, tenth, hundredth and so on."""
+        """Takes note of a drawn sample that is dropped; logs the first, tenth, hundredth and so on."""
         self.skipped += 1
         if str(self.skipped).strip("0") == "1":
-            instead = self._instead or "another row is used instead"
-            _log.warning("%s; %s (skipped by this process: %d)", where(), instead, self.skipped)
+            _log.warning("%s; %s (skipped by this process: %d)", where(), self._instead, self.skipped)
 
-    def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
-        """Takes note of a bad sample and returns if a substitute is to be trained instead.
-
-        Otherwise raises BadSample, or `where`, unless the cause says by itself where it happened.
-        """
-        if self._rules.action == "raise":
-            if isinstance(cause, (ChunkCorrupt, RowInvalid)):
-                raise cause
-            raise where from cause
-        known = sample in self._seen
-        self._seen.add(sample)
+    def meet(self, sample: int, where: Callable[[], BadSample], cause: Exception) -> None:
+        """Takes note of a bad sample, or raises: BadSample, or a cause that says by itself where it happened."""
+        raises, whole = self._rules.action == "raise", isinstance(cause, ChunkCorrupt) and cause.row is None
+        if whole or (raises and isinstance(cause, (ChunkCorrupt, RowInvalid))):
+            raise cause
+        error = where()
+        if raises:
+            raise error from cause
+        known, limit = sample in self.seen, self._rules.limit
+        self.seen.add(sample)
+        count = len(self.seen)
         # A known one too: who goes on after the error must not get what it refused.
-        limit, count = self._rules.limit, len(self._seen)
         if limit is not None and count > limit:
-            text = f"{count} bad samples in this process, their limit is {limit}; the last one: {where}"
-            raise BadSample(text, **vars(where), count=count) from cause
+            text = f"{count} bad samples in this process, their limit is {limit}; the last one: {error}"
+            raise BadSample(text, **vars(error), count=count) from cause
         if not known:
             most = "" if limit is None else f" of at most {limit}"
-            instead = self._instead or "another row of its chunk is used instead"
-            _log.warning("%s; %s (bad sample %d%s)", where, instead, count, most)
+            _log.warning("%s; %s (bad sample %d%s)", error, self._instead, count, most)
 
 
 def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
     """Returns the error that says which published sample is bad or dropped, where it stands, and why."""
     number, row = divmod(sample, reader.samples_per_chunk)
-    chunk, step = reader.chunk(number), None if isinstance(cause, SkipSample) else failed_step(cause)
+    chunk = reader.chunk(number)
+    step = None if isinstance(cause, SkipSample) else vars(cause).get("_lazyshard_step")
     byte, line, reason = chunk.offset(row), row + 1, f"{f'{step}: ' if step else ''}{type(cause).__name__}: {cause}"
     if isinstance(cause, RowInvalid) and step is None:
         # It knows of blank lines in foreign files, and where in the row it was.
@@ -125,71 +101,67 @@ def substitutes(sample: int, rows: int, samples_per_chunk: int, chunk: int | Non
 
     Their order depends on its number alone, so every rank, worker and restart that meets it takes the same substitute.
     """
-    own = sample // samples_per_chunk
-    first, seen = samples_per_chunk * own, {sample - samples_per_chunk * own}
-    if chunk is None:
-        for attempt in range(min(MOST_BAD, rows - 1)):
-            other = mix64(sample, attempt) % rows
-            # On to the next one not tried yet, so that a small chunk is tried whole.
-            while other in seen:
-                other = (other + 1) % rows
-            seen.add(other)
-            yield first + other
-        start = mix64(sample, MOST_BAD)
-    else:
-        first, seen, start = chunk * samples_per_chunk, set(), mix64(sample, chunk)
+    own, row = divmod(sample, samples_per_chunk)
+    first, seen, start = samples_per_chunk * own, {row}, mix64(sample, MOST_BAD)
+    if chunk is not None:
+        first, seen, start = samples_per_chunk * chunk, set(), mix64(sample, chunk)
+    for attempt in range(min(MOST_BAD, rows - 1) if chunk is None else 0):
+        other = mix64(sample, attempt) % rows
+        # On to the next one not tried yet, so that a small chunk is tried whole.
+        while other in seen:
+            other = (other + 1) % rows
+        seen.add(other)
+        yield first + other
     yield from (first + other for at in range(rows) if (other := (start + at) % rows) not in seen)
 
 
 class SampleMaker:
     """Makes samples of lines, and counts what one process has met on the way.
 
-    Attributes:
-        encodes: whether samples are made of rows; otherwise rows are samples.
-        rows_of: makes rows of lines; None where they are parsed one by one, since they hold arrays.
-        left_out: samples that are not to be drawn, among which no substitute is taken.
+    `rows_of` makes rows of lines; None where they are parsed one by one, since they hold arrays. `encodes`: whether
+    samples are made of rows; otherwise rows are samples. Among `left_out`, not to be drawn, no substitute is taken.
     """
 
     def __init__(
         self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, memory_bytes: int, limit: int | None
     ) -> None:
-        self.encodes = bool(steps)
+        self.encodes, self.left_out = bool(steps), Gaps()
         self.rows_of: RowsOf | None = None if reader.arrays else parsed_rows
-        self.left_out = Gaps()
-        self._reader = reader
-        self._steps = steps
-        self._bad = bad
+        self._reader, self._steps, self._bad = reader, steps, bad
         # Pickled samples by number, so that what a caller does to one cannot change it. Epochs go round and round, so
         # the first to come stay: to evict the least recently used would evict each just before its turn.
         self._kept: dict[int, bytes] = {}
         # What is not encoded is as quickly read again.
         self._room = self._memory_bytes = memory_bytes if self.encodes else 0
         self._limit = sys.maxsize if limit is None else limit
-        self._dropped: set[int] = set()
-        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._dropped = set[int]()
+        self._counts = dict.fromkeys(Stats._fields[4:], 0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what this process has kept and met."""
         fresh = {"_kept": {}, "_room": self._memory_bytes, "_dropped": set(), "_bad": self._bad.fresh()}
-        return self.__dict__ | fresh | {"_counts": dict.fromkeys(_COUNTED, 0)}
+        return self.__dict__ | fresh | {"_counts": dict.fromkeys(self._counts, 0)}
 
     @property
     def stats(self) -> Stats:
         """What this process has met."""
         bad, reader = self._bad, self._reader
-        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values())
+        return Stats(len(bad.seen), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values())
 
     def forget_met(self) -> None:
         """Starts counting anew."""
-        self._bad, self._counts = self._bad.fresh(), dict.fromkeys(_COUNTED, 0)
+        self._bad, self._counts = self._bad.fresh(), dict.fromkeys(self._counts, 0)
 
     def of_lines(self, lines: list[bytes], samples: Samples) -> list[Any]:
-        """Returns what is made of the checked lines of the first of some samples, or of substitutes.
+        """Returns what is made of the checked lines of the first of some samples, or of substitutes; or raises.
 
-        Raises as `substitute`.
+        Rows that another process is encoding come last: peers that draw the same batch share the work.
         """
-        rows = None if self.encodes or self.rows_of is None else self.rows_of(lines, samples)
-        return rows or [self._of_line(int(sample), line) for sample, line in zip(samples, lines, strict=False)]
+        if not self.encodes and self.rows_of is not None and (rows := self.rows_of(lines, samples)):
+            return rows
+        given = [(int(sample), line) for sample, line in zip(samples, lines, strict=False)]
+        made = [self._of_line(*one, wait=False) for one in given]
+        return [self._of_line(*given[at]) if one is BUSY else one for at, one in enumerate(made)]
 
     def _of_line(self, sample: int, line: bytes, *, wait: bool = True) -> Any:
         """Returns what is kept of a sample, or made of its line, or what is trained in its place; or `BUSY`."""
@@ -199,19 +171,13 @@ class SampleMaker:
         if failed is not None:
             return self.substitute(sample, failed)
         if self._room > 0 and made is not BUSY:
-            self._remember(sample, made)
+            # What pickle raises of a function or an open file differs from one to the next.
+            with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):
+                data = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
+                if len(data) <= self._room and sample not in self._kept:
+                    self._kept[sample] = data
+                    self._room -= len(data)
         return made
-
-    def _remember(self, sample: int, made: Any) -> None:
-        """Keeps a sample in memory if there is room and it can be pickled."""
-        try:
-            data = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
-            return
-        if len(data) <= self._room and sample not in self._kept:
-            self._kept[sample] = data
-            self._room -= len(data)
 
     def _made(self, sample: int, line: bytes, *, wait: bool = True) -> tuple[Any, Exception | None]:
         """Returns what is made of a checked line, or why it cannot be trained."""
@@ -225,7 +191,7 @@ class SampleMaker:
             raise_if_short(cause)
             return None, cause
 
-    def _tried(self, sample: int) -> tuple[Any, Exception | None]:
+    def tried(self, sample: int) -> tuple[Any, Exception | None]:
         """Returns what is made of a published sample, or why it cannot be trained."""
         try:
             line = self._reader.lines_published(sample, sample + 1)[0]
@@ -235,7 +201,7 @@ class SampleMaker:
 
     def read(self, sample: int) -> Any:
         """Returns what is made of a published sample, or what is trained in its place."""
-        made, failed = self._tried(sample)
+        made, failed = self.tried(sample)
         return made if failed is None else self.substitute(sample, failed)
 
     def substitute(self, sample: int, cause: Exception) -> Any:
@@ -246,14 +212,8 @@ class SampleMaker:
         """
         if isinstance(cause, SkipSample):
             self._bad.skip(lambda: where_bad(self._reader, sample, cause))
-        made = self._search(sample, cause)
-        self._counts["filled"] += 1
-        return made
-
-    def _search(self, sample: int, cause: Exception) -> Any:
-        size = self._reader.samples_per_chunk
-        own = sample // size
-        dropped, bad, last = int(self._note(sample, cause)), 0, cause
+        reader, size = self._reader, self._reader.samples_per_chunk
+        own, dropped, bad, last = sample // size, int(self._note(sample, cause)), 0, cause
         for chunk, rows in self._chunks(own):
             for other in substitutes(sample, rows, size, None if chunk == own else chunk):
                 if dropped >= FILL_ROWS:
@@ -264,26 +224,28 @@ class SampleMaker:
                     dropped += 1
                     continue
                 try:
-                    made, failed = self._tried(other)
+                    made, failed = self.tried(other)
                 except ChunkRetired as gone:
                     if chunk > own:
                         raise
                     raise self._nothing_kept(sample, dropped, last) from gone
                 if failed is None:
+                    self._counts["filled"] += 1
                     return made
                 if self._note(other, failed):
                     dropped, last = dropped + 1, failed
-                    continue
-                bad += 1
-                if bad == MOST_BAD:
-                    raise self._no_substitute(sample, cause) from cause
+                elif (bad := bad + 1) == MOST_BAD:
+                    break
             # Before the next chunk, which may have to be waited for. Where rows are bad, which is no filter's doing,
             # those of others are not trained in their stead.
-            if dropped >= FILL_ROWS or not dropped:
+            if dropped >= FILL_ROWS or not dropped or bad == MOST_BAD:
                 break
-        if dropped:
+        if dropped and bad < MOST_BAD:
             raise self._nothing_kept(sample, dropped, last) from last
-        raise self._no_substitute(sample, cause) from cause
+        path = str(reader.chunk(own).path)
+        text = f"{path}: no usable substitute for sample {sample}, all rows that were tried are bad too, it by"
+        why = f"{type(cause).__name__}: {cause}. Where all fail alike it is the encoder or a step"
+        raise BadSample(f"{text} {why}", file=path, sample=sample, chunk=own) from cause
 
     def _chunks(self, own: int) -> Iterator[tuple[int, int]]:
         """Yields the chunks to look into and how many rows they have: the sample's own, later ones, earlier ones."""
@@ -305,16 +267,8 @@ class SampleMaker:
                 self._dropped = set()
             self._dropped.add(sample)
             return True
-        if isinstance(cause, ChunkCorrupt) and cause.row is None:
-            raise cause
-        self._bad.meet(sample, where_bad(self._reader, sample, cause), cause)
+        self._bad.meet(sample, lambda: where_bad(self._reader, sample, cause), cause)
         return False
-
-    def _no_substitute(self, sample: int, cause: Exception) -> BadSample:
-        chunk = self._reader.chunk(sample // self._reader.samples_per_chunk)
-        text = f"{chunk.path}: no usable substitute for sample {sample}, all rows that were tried are bad too, it by"
-        why = f"{type(cause).__name__}: {cause}. Where all fail alike it is the encoder or a step"
-        return BadSample(f"{text} {why}", file=str(chunk.path), sample=sample, chunk=chunk.number)
 
     def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> BadSample:
         text = f"no row takes the place of sample {sample}: {dropped} in a row were dropped, the last because: {last}"
@@ -333,24 +287,21 @@ class LateRow(Mapping[str, Any]):
     Args:
         line: a JSON object that is known to be one, as UTF-8, whitespace around it is allowed; or where it lies.
 
-    Raises:
-        TypeError: the line is not of bytes; torch's `default_collate` then makes a dict of the batch.
+    Raises TypeError: the line is not of bytes; torch's `default_collate` then makes a dict of the batch.
     """
 
-    __slots__ = ("_line", "_row")
+    __slots__ = ("_held",)
 
     def __init__(self, line: bytes | RowPlace) -> None:
         if not isinstance(line, (bytes, RowPlace)):
             raise TypeError(f"a line is bytes or a place, got {type(line).__name__}")
-        self._line = line
-        self._row: dict[str, Any] | None = None
+        self._held: bytes | RowPlace | dict[str, Any] = line
 
     def _parsed(self) -> dict[str, Any]:
-        row = self._row
-        if row is None:
-            row = self._row = _row_of(self._line)
-            self._line = b""
-        return row
+        held = self._held
+        if not isinstance(held, dict):
+            held = self._held = _row_of(held)
+        return held
 
     def __getitem__(self, key: str) -> Any:
         return self._parsed()[key]
@@ -365,13 +316,11 @@ class LateRow(Mapping[str, Any]):
         return f"{type(self).__name__}({self._parsed()!r})"
 
     def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
-        if isinstance(self._line, RowPlace):
-            return _row_of, (read_place(self._line),)
-        return self.sent()
+        return (_row_of, (read_place(self._held),)) if isinstance(self._held, RowPlace) else self.sent()
 
     def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
         """As `__reduce__`, for who unpickles it soon and on this machine."""
-        return (_row_of, (self._line,)) if self._row is None else (dict, (self._row,))
+        return (dict if isinstance(self._held, dict) else _row_of), (self._held,)
 
 
 def _row_of(line: bytes | RowPlace) -> dict[str, Any]:
@@ -383,10 +332,7 @@ ForkingPickler.register(LateRow, LateRow.sent)
 
 
 def late_rows(reader: StreamReader, lines: list[bytes], samples: Samples | None) -> list[LateRow]:
-    """Makes rows of lines that were checked to be as their producer has published them, as `RowsOf`.
-
-    Without their places if it is not known whose they are.
-    """
+    """Makes rows of lines that were checked, as `RowsOf`; without their places if it is not known whose they are."""
     if samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES:
         return list(map(LateRow, lines))
     made = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -20,11 +21,11 @@ from lazyshard.stream.chunk import read_dealt
 _log = logging.getLogger("lazyshard")
 
 LayoutName = Literal["block", "strided"]
-UnitName = Literal["chunk", "sample", "batch", "auto"]
 BadRowAction = Literal["substitute", "raise"]
 
+# What a machine can spare that trains; 100 million tokens and their labels take 1 GB.
 ENCODE_CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains; 100 million tokens and their labels take 1 GB."""
+ENDLESS: Final = 1 << 60  # Samples of a stream that goes on from epoch to epoch
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,10 @@ class Order:
         micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
             steps, for `lazyshard trace`, `audit` and `skip`. None for not known; `batches` takes that for 1.
 
-    Raises:
-        ValueError: a field is none of these.
+    Raises ValueError: a field is none of these.
     """
 
-    unit: UnitName | int = "chunk"
+    unit: Literal["chunk", "sample", "batch", "auto"] | int = "chunk"
     layout: LayoutName = "block"
     shuffle_window: int = 0
     seed: int = 0
@@ -79,8 +79,7 @@ class BadRows:
         limit: the error budget: how many different bad rows one process (each DataLoader worker) replaces before it
             raises; None for any number.
 
-    Raises:
-        ValueError: a field is none of these.
+    Raises ValueError: a field is none of these.
     """
 
     action: BadRowAction = "substitute"
@@ -96,18 +95,15 @@ class EncodeCache:
     """Where samples that were made of rows are kept, so that each row is encoded once.
 
     Attributes:
-        directory: a directory of this node, on its disk or in /dev/shm, for all processes that draw the same rows:
-            model-parallel peers, workers, later epochs, the next start (docs/encode-cache.md). Not for an `encode_fn`
-            that makes another sample of a row each time.
+        directory: a directory of this node, on its disk or in /dev/shm, for all processes that draw the same rows
+            (docs/encode-cache.md). Not for an `encode_fn` that makes another sample of a row each time.
         size: what the directory may take, as a number of at least 4,096 bytes or as a text like ``"20GB"`` or
             ``"512MiB"``; chunks that were used longest ago go first. None stands for 16 GiB.
-        fingerprint: plain facts that change whenever another sample would be made of a row: what was kept under other
-            facts is not found. By default the attribute `fingerprint` of `encode_fn`; needed where that has none, and
-            with `steps`.
+        fingerprint: plain facts that change whenever another sample would be made of a row. By default the attribute
+            `fingerprint` of `encode_fn`; needed where that has none, and with `steps`.
         memory_bytes: bytes of encoded samples that each process keeps in memory for later epochs.
 
-    Raises:
-        ValueError: a field is none of these; or size or fingerprint is given without a directory.
+    Raises ValueError: a field is none of these; or size or fingerprint is given without a directory.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -117,16 +113,14 @@ class EncodeCache:
 
     def __post_init__(self) -> None:
         check_field("memory_bytes", self.memory_bytes, 0)
-        for name, value in (("size", self.size), ("fingerprint", self.fingerprint)):
-            if value is not None and self.directory is None:
+        for name in ("size", "fingerprint"):
+            if getattr(self, name) is not None and self.directory is None:
                 raise ValueError(f"{name} is that of an encode cache with a directory: give both, or leave it out")
-        try:
-            known = type(self.most_bytes) is int and self.most_bytes >= LEAST_CACHE_BYTES
-        except ValueError:
-            known = False
-        if not known:
-            expected = f"a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or '512MiB'"
-            raise ValueError(f"size of an encode cache is {expected}, got {self.size!r}")
+        with contextlib.suppress(ValueError):
+            if type(self.most_bytes) is int and self.most_bytes >= LEAST_CACHE_BYTES:
+                return
+        expected = f"a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or '512MiB'"
+        raise ValueError(f"size of an encode cache is {expected}, got {self.size!r}")
 
     @property
     def most_bytes(self) -> int:
@@ -153,18 +147,12 @@ def _check_given(name: str, value: object, low: int, stop: int | None = None) ->
         check_field(name, value, low, stop)
 
 
-ENDLESS: Final = 1 << 60
-"""Samples of a stream that goes on from epoch to epoch."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOrder(Order):
     """The order, and what else decides which sample is drawn when.
 
-    Attributes:
-        batch_size, max_total_samples, num_samples: as of `LazyShardedDataset`.
-        blended: whether a blend draws, in batches that mix streams and epochs.
-        unit_batch: samples of the "batch" that is dealt in turn, where that is not `batch_size`.
+    `blended`: whether a blend draws, in batches that mix streams and epochs; the "batch" that is dealt in turn then has
+    `unit_batch` samples.
     """
 
     batch_size: int
@@ -207,9 +195,9 @@ class RunOrder(Order):
         return limit if limit is not None and published.samples >= limit else None
 
     def block(self, course: Course, total: int | None) -> int | None:
-        """Returns how many positions of the current part each rank has, given the total to count with.
+        """Returns how many positions of the current part each rank has, up to the end of its epoch or `num_samples`.
 
-        They end where the epoch does in which the course stands, or with `num_samples`; None as long as that is open.
+        None as long as that is open. Raises ValueError: `num_samples` is less than one batch of every rank.
         """
         if self.num_samples is None:
             return None if total is None else course.epoch_stop(course.current.draws, total)

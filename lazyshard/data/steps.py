@@ -19,43 +19,32 @@ from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import FunctionMissing, named_function
 
 Row = dict[str, Any]
+EncodeFn = Callable[..., Any]  # takes a row and, if it can, ``return_length=True``; returns the sample
 
-# A process finds each function once.
-_named: Final = functools.cache(named_function)
-
-
-def failed_step(error: Exception) -> str | None:
-    """Returns place, kind and function of the step that has raised an error; None where it was none."""
-    step: str | None = vars(error).get("_lazyshard_step")
-    return step
+_named: Final = functools.cache(named_function)  # A process finds each function once
 
 
 class Step:
     """A step of a pipeline. `MessageTransform`, `Filter` and `Map` are the steps there are."""
 
     _KIND: str = ""
-    # Of its function, or of the name of that.
-    _FIELD: str = ""
+    _FIELD: str = ""  # of its function, or of the name of that
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """Returns what becomes of a row, the sample of this index in its stream; it may be changed.
+        """Returns what becomes of a row, the sample of this index, which may be changed; messages call it by its place.
 
-        Messages call the step by its place. Raises SkipSample: it is dropped; or whatever the step's function raises.
+        Raises SkipSample: it is dropped; or whatever the step's function raises.
         """
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """Returns kind and function, for messages."""
+    def describe(self, *, whole: bool = False) -> str:
+        """Returns kind and function, for messages; if `whole` with all else that the step says."""
         function = name = vars(self)[self._FIELD]
         if not isinstance(function, str):
             names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
             name = ":".join(filter(None, map(str, names)))
-        return f"{self._KIND} {name}"
-
-    def _details(self) -> str:
-        """Returns kind, function, and what else the step says."""
-        others = [f"{name}={value!r}" for name, value in vars(self).items() if name != self._FIELD]
-        return " ".join([self.describe(), *others])
+        others = [f" {key}={value!r}" for key, value in vars(self).items() if whole and key != self._FIELD]
+        return f"{self._KIND} {name}{''.join(others)}"
 
     def __post_init__(self) -> None:
         """Checks the function. Raises ConfigInvalid: it is none, or there is none of this name."""
@@ -98,8 +87,7 @@ class MessageTransform(Step):
         message_transform: called with the row; returns the row that takes its place. Or its name,
             "package.module:function".
 
-    Raises:
-        ConfigInvalid: there is no such function.
+    Raises ConfigInvalid: there is no such function.
     """
 
     message_transform: Callable[[Row], Mapping[str, Any]] | str
@@ -124,8 +112,7 @@ class Filter(Step):
         with_indices: whether it is called with the index too: the number of the sample in its stream, counted from 0
             chunk after chunk; the same on any number of ranks and workers, and in every epoch.
 
-    Raises:
-        ConfigInvalid: there is no such function.
+    Raises ConfigInvalid: there is no such function.
     """
 
     filter_fn: Callable[..., Any] | str
@@ -153,8 +140,7 @@ class Map(Step):
         with_indices: as of `Filter`.
         remove_columns: names of columns to take out of the row; those that the function returns stay.
 
-    Raises:
-        ConfigInvalid: there is no such function.
+    Raises ConfigInvalid: there is no such function.
     """
 
     function: Callable[..., Mapping[str, Any]] | str
@@ -178,52 +164,45 @@ class Map(Step):
 
 
 class RowSteps:
-    """Steps, in order, and the encoder behind them, which makes a sample of what comes out; None where that is it."""
+    """Steps, in order, and the encoder behind them, which makes a sample of what comes out; None where that is it.
 
-    def __init__(self, steps: Iterable[Step] | Step, encoder: Encoder | None) -> None:
+    The encoder is called with ``return_length=True`` too if it takes that, as ms-swift's `template.encode` does.
+    """
+
+    def __init__(self, steps: Iterable[Step] | Step, encode_fn: EncodeFn | None) -> None:
+        if encode_fn is not None and not callable(encode_fn):
+            raise TypeError(f"encode_fn is a function of a row, got {type(encode_fn).__name__}")
         self.steps = (steps,) if isinstance(steps, Step) else tuple(steps)
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
                 name = f"steps[{number}]"
                 raise ConfigInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
         self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(self.steps)]
-        self._encode = encoder
+        self._encode = encode_fn
+        self._options: dict[str, bool] = {}
+        with contextlib.suppress(TypeError, ValueError):
+            parameters = {} if encode_fn is None else inspect.signature(encode_fn).parameters
+            kinds = {name: one.kind for name, one in parameters.items()}
+            named = kinds.get("return_length", inspect.Parameter.POSITIONAL_ONLY)
+            if named is not inspect.Parameter.POSITIONAL_ONLY or inspect.Parameter.VAR_KEYWORD in kinds.values():
+                self._options = {"return_length": True}
 
     def __bool__(self) -> bool:
         return bool(self._steps) or self._encode is not None
 
     def __call__(self, row: Row, index: int) -> Any:
-        """Returns the sample of a row. Raises what a step (see `failed_step`) or the encoder raises."""
+        """Returns the sample of a row; of a dict with `input_ids` with a `length`, unless it has that or `lengths`.
+
+        Raises what a step, which is noted in `_lazyshard_step`, or the encoder raises.
+        """
         for step, place in self._steps:
             try:
                 row = step.apply(row, index, place)
             except Exception as error:
                 vars(error)["_lazyshard_step"] = place.rstrip(",")
                 raise
-        return row if self._encode is None else self._encode(row)
-
-
-EncodeFn = Callable[..., Any]
-"""Takes a row and, if it can, ``return_length=True``; returns the sample."""
-
-
-class Encoder:
-    """An encoder, called with ``return_length=True`` too if it takes that, as ms-swift's `template.encode` does."""
-
-    def __init__(self, encode_fn: EncodeFn) -> None:
-        if not callable(encode_fn):
-            raise TypeError(f"encode_fn is a function of a row, got {type(encode_fn).__name__}")
-        self._encode = encode_fn
-        self._options: dict[str, bool] = {}
-        with contextlib.suppress(TypeError, ValueError):
-            parameters = inspect.signature(encode_fn).parameters
-            named = parameters.get("return_length")
-            given = named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY
-            if given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-                self._options = {"return_length": True}
-
-    def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the encoded sample; a dict with `input_ids` gets a `length` unless it has `length` or `lengths`."""
+        if self._encode is None:
+            return row
         sample = self._encode(row, **self._options)
         if sample is None:
             raise ValueError("the encoder returned None")

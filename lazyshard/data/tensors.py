@@ -1,10 +1,8 @@
 """A row's array as a tensor; values of encoded samples as JSON with arrays and back, as they were or not at all.
 
-    value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
-    packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
-               "ratio": {"$scalar": array(0.5)}}
-
-What comes back is new at each call, arrays and tensors in C order.
+value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
+packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
+           "ratio": {"$scalar": array(0.5)}}
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     Args:
         array: of any dtype that rows may hold; of `lazyshard.BFLOAT16` it gives a tensor of bfloat16.
 
-    Raises:
-        TypeError: this release of torch has no such dtype, as those before 2.3 have no uint16, uint32 and uint64.
+    Raises TypeError: this release of torch has no such dtype, as those before 2.3 have no uint16, uint32 and uint64.
     """
     if not array.flags.writeable:
         array = array.copy()
@@ -38,17 +35,7 @@ def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-TENSOR: Final = "$tensor"
-NUMPY: Final = "$numpy"
-TUPLE: Final = "$tuple"
-SCALAR: Final = "$scalar"
-FLOAT: Final = "$float"
-MARKS: Final = frozenset((TENSOR, NUMPY, TUPLE, SCALAR, FLOAT))
-"""Keys that no value may have."""
-
-_SHORT: Final = 8
-"""Numbers up to which a list is shorter, and read sooner, as it is."""
-
+_SHORT: Final = 8  # Numbers up to which a list is shorter, and read sooner, as it is
 _INT32: Final = 2**31
 
 
@@ -63,7 +50,7 @@ def pack(value: Any) -> Any:
     if value is None or kind in (str, bool, int):
         return value
     if kind is float:
-        return value if math.isfinite(value) else {FLOAT: np.array(value)}
+        return value if math.isfinite(value) else {"$float": np.array(value)}
     if kind is list:
         array = array_of_list(value) if len(value) > _SHORT else None
         return [pack(one) for one in value] if array is None else array
@@ -73,16 +60,18 @@ def pack(value: Any) -> Any:
                 raise TypeError(f"the key {name!r:.80}")
         return {name: pack(one) for name, one in value.items()}
     if kind is tuple:
-        return {TUPLE: [pack(one) for one in value]}
+        return {"$tuple": [pack(one) for one in value]}
     if kind is torch.Tensor:
         # More than numbers in memory of the CPU would not come back.
         odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
         if not (odd or value.is_quantized or vars(value)):
-            return {TENSOR: array_of_tensor(value)}
+            bits = value.contiguous()
+            is_short = bits.dtype is torch.bfloat16
+            return {"$tensor": bits.view(torch.int16).numpy().view(BFLOAT16) if is_short else bits.numpy()}
     if kind is np.ndarray and value.dtype.isnative:
-        return {NUMPY: value}
+        return {"$numpy": value}
     if isinstance(value, np.number | np.bool_):
-        return {SCALAR: np.array(value)}
+        return {"$scalar": np.array(value)}
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
 
 
@@ -98,16 +87,17 @@ def unpack(value: Any) -> Any:
     if len(value) == 1:
         (mark, inner), *_ = value.items()
         if mark in MARKS:
-            return _UNPACK[mark](inner)
+            return MARKS[mark](inner)
     return {name: unpack(one) for name, one in value.items()}
 
 
-_UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
-    TENSOR: as_tensor,
-    NUMPY: lambda array: array,
-    TUPLE: lambda values: tuple(map(unpack, values)),
-    SCALAR: lambda array: array[()],
-    FLOAT: lambda array: array.item(),
+# By keys that no value may have.
+MARKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "$tensor": as_tensor,
+    "$numpy": lambda array: array,
+    "$tuple": lambda values: tuple(map(unpack, values)),
+    "$scalar": lambda array: array[()],
+    "$float": lambda array: array.item(),
 }
 
 
@@ -125,11 +115,3 @@ def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
             short = exact.astype(np.float32)
         return short if np.array_equal(short.astype(np.float64), exact, equal_nan=True) else exact
     return np.array(values, np.bool_) if kinds == {bool} else None
-
-
-def array_of_tensor(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Returns an array of a tensor's numbers; those of bfloat16 as `BFLOAT16`."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()

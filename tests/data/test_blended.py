@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import BlendedDataset, LateRow, LazyShardedDataset, Order
-from lazyshard.data.blended import BlendReader
+from lazyshard.data.index_space import IndexReader
 from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.retention import retire
@@ -194,15 +194,15 @@ def test_who_comes_while_another_thread_merges_gets_all_lines(tmp_path: Path, mo
     # Where what was merged ends, the next batch is merged anew.
     behind = len(blended._lanes.ahead[3])
     batch = list(range(behind, behind + 100))
-    real = BlendReader._lines_from
+    real = IndexReader.lines
     other: list[list[str]] = []
 
-    def lines_from(self: BlendReader, dataset: LazyShardedDataset, index: int, *, wait: bool) -> list[bytes]:
-        monkeypatch.setattr(BlendReader, "_lines_from", real)
+    def lines(self: IndexReader, *arguments: Any) -> list[bytes]:
+        monkeypatch.setattr(IndexReader, "lines", real)
         other.append(ids(blended.__getitems__(batch)))
-        return real(self, dataset, index, wait=wait)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(BlendReader, "_lines_from", lines_from)
+    monkeypatch.setattr(IndexReader, "lines", lines)
     assert [ids(blended.__getitems__(batch)), *other] == [expected[behind : behind + 100]] * 2
 
 

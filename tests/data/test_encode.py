@@ -19,13 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import BFLOAT16, EncodeCache, LazyShardedDataset
-from lazyshard.data.steps import Encoder
+from lazyshard.data.steps import RowSteps
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
 from tests.data.runs import open_rank
 from tests.data.workers import loader
 from tests.stream.streams import produce
+
+
+def encoder(function: Any) -> Any:
+    return functools.partial(RowSteps((), function), index=0)
 
 
 def named(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
@@ -58,21 +62,21 @@ class Template:
     ],
 )
 def test_length_is_asked_for_where_it_can_be(function: Any, options: dict[str, Any]) -> None:
-    assert Encoder(function)({})["options"] == options
+    assert encoder(function)({})["options"] == options
     # One without a signature is called with the row alone.
-    assert Encoder(dict)({"a": 1}) == {"a": 1}
+    assert encoder(dict)({"a": 1}) == {"a": 1}
     with pytest.raises(ValueError, match="returned None"):
-        Encoder(lambda row: None)({})
+        encoder(lambda row: None)({})
 
 
 def test_length_is_that_of_the_tokens_unless_the_encoder_gives_one() -> None:
     for tokens, length in (((1, 2), 2), (np.arange(4), 4), (torch.arange(5), 5), ([], 0)):
-        assert Encoder(lambda row, tokens=tokens: {"input_ids": tokens})({})["length"] == length
-    assert Encoder(lambda row: {"input_ids": [1, 2, 3], "length": 9})({})["length"] == 9
+        assert encoder(lambda row, tokens=tokens: {"input_ids": tokens})({})["length"] == length
+    assert encoder(lambda row: {"input_ids": [1, 2, 3], "length": 9})({})["length"] == 9
     others = [{"input_ids": [1], "lengths": [1]}, {"labels": [1]}, {"input_ids": 5}, [1], UserDict({"input_ids": [1]})]
     for sample in others:
         before = repr(sample)
-        assert Encoder(lambda row, sample=sample: sample)({}) is sample
+        assert encoder(lambda row, sample=sample: sample)({}) is sample
         assert repr(sample) == before
 
 

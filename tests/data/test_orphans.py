@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data import index_reader
+from lazyshard.data import rank as processes
 from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
 from tests.data.programs import programs, start_program
@@ -134,7 +134,7 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPa
 def test_only_workers_have_a_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None) -> None:
     worker = method and SimpleNamespace(id=0, worker_method=method)
     # A training process may outlive the shell that started it.
-    monkeypatch.setattr(index_reader, "get_worker_info", lambda: worker)
+    monkeypatch.setattr(processes, "get_worker_info", lambda: worker)
     # Nor is this one to end with the shell that started it.
     monkeypatch.setattr(Parent, "follow", lambda self: None)
     dataset = LazyShardedDataset(produce(tmp_path / "s", 2), dp_rank=0, dp_size=1)

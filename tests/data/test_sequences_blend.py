@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedSequences, Map, Order, Pack, Pad, Split
 from lazyshard.errors import LengthUnknown, StateMismatch
-from tests.data.sequence_runs import (
-    LENGTHS,
-    all_written,
-    dealt,
-    expected,
-    forms,
-    loader_of,
-    tokens_of_row,
-    write_rows,
-)
+from tests.data.sequence_runs import LENGTHS, all_written, dealt, expected, forms, loader_of, tokens_of_row, write_rows
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import produce
 

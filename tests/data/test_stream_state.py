@@ -181,7 +181,7 @@ def test_torchdata_refuses_other_workers_and_our_state_goes_on(forty: Path, form
     found, saved = begin(stateful(samples, before), 3)
     state = (samples if form == "map" else samples.dataset).state_dict(3 * 4)
     if form != "map":
-        with pytest.raises(RuntimeError, match="workers hand the samples out"):
+        with pytest.raises(RuntimeError, match="workers hand out what is drawn"):
             samples.state_dict()
     # Ours of a worker says why; torchdata's own are assertions.
     with pytest.raises((AssertionError, StateInvalid)) as refused:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data import index_reader as window_reader
+from lazyshard.data import index_space as window_reader
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan.course import Draw
 from lazyshard.stream import chunk

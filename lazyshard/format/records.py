@@ -46,7 +46,7 @@ _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _SHOWN: Final = 60  # Characters of a fact that messages show: a system prompt may have pages
 _ABSENT: Final = object()
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
-_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?(?:b|bytes?)?", re.IGNORECASE)
 
 Fact: TypeAlias = str | int | float | bool | None
 Encoding: TypeAlias = Mapping[str, Fact]
@@ -179,18 +179,18 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def parse_size(text: str | int) -> int:
-    """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024); ValueError: none, or 0.
+def parse_size(text: str | int, least: int = 1) -> int:
+    """Returns a number of bytes in units of the SI (kB) or the IEC (KiB); ValueError: none, or fewer than `least`.
 
     >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
     (20000000000, 1572864, 512)
     """
-    size = 0
+    size = -1
     if (found := _SIZE.fullmatch(str(text).strip())) is not None:
         whole, decimals, prefix, binary = found.groups("")
-        unit = (1024 if binary else 1000) ** ("kmgt".index(prefix.lower()) + 1) if prefix else 1
+        unit = (1024 if binary else 1000) ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
         size = int(whole + decimals) * unit // 10 ** len(decimals)
-    if size < 1:
+    if size < least:
         raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
     return size
 

@@ -1,19 +1,22 @@
 """The commands in typer's terms, what each does, and what becomes of errors: a line each, and an exit code.
 
-A command's function only takes its arguments and returns what is to be done, which runs once typer is through: signals
-and errors then reach us as they are.
+A command's function returns what is to be done, which runs once typer is through: signals and errors reach us as they
+are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import signal
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -30,68 +33,18 @@ from lazyshard_producer.shipping import as_directory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import NAME, count, explain, holding, one_line
 
-_HELP: Final = """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
 
-See [bold]lazyshard-producer COMMAND --help[/bold]."""
-
-_CODES: Final = {code: meaning for code, meaning, _ in errors.TABLE}
-
-_RUN_EPILOG: Final = epilog(
-    [
-        f"{NAME} run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000",
-        f"{NAME} run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500",
-        f"{NAME} run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 --out /shared/stream "
-        "--samples-per-chunk 1000 --max-ahead 64chunks",
-        f"{NAME} run --source /shared/stream --out /shared/larger --samples-per-chunk 10000",
-        f"{NAME} run --config stream.toml",
-    ],
-    _CODES,
-    "A second Ctrl-C ends it at once; that can be resumed too.",
-    "[bold]Signals[/bold]",
-    "SIGTERM  finish the publish in hand and stop; the same command goes on",
-    "SIGUSR1  live sources give what they have, then the stream ends",
-    "SIGHUP   read --config again: rate, limits, max_bad_rows, log_every_seconds",
-)
-
-_CHECK_EPILOG: Final = epilog(
-    [f"{NAME} check stream.toml", f"{NAME} check stream.toml --rows 10 --transform my_rows:clean"],
-    {**_CODES, errors.FINISHED: "it would run, or the stream has ended"},
-)
-
-_INIT_EPILOG: Final = epilog(
-    [f"{NAME} init", f"{NAME} init stream.toml"],
-    {
-        errors.FINISHED: "written",
-        errors.USAGE: "there is such a file already, or usage",
-        errors.FILESYSTEM: "the filesystem failed: disk full, read-only, no permission",
-    },
-)
-
-_QUARANTINE_EPILOG: Final = epilog(
-    [f"{NAME} quarantine /shared/stream --rows > refused.jsonl"],
-    {
-        errors.FINISHED: "shown, or nothing was refused",
-        errors.USAGE: "usage; there is no such directory",
-        errors.STREAM_REFUSED: "the file of refused rows cannot be read as what it is",
-        errors.FILESYSTEM: "the filesystem or store failed",
-    },
-)
-
-
-def _kept_rows(stream: str, directory: str) -> Iterator[bytes]:
+def _kept_rows(stream: str, directory: str) -> Iterator[str | bytes]:
     lost = 0
-    for refused in read_refused(directory):
-        row = refused or b""
+    for row in read_refused(directory):
         lost += not row
-        if row and sys.stdout.isatty():
-            # What is in it comes from somebody else.
-            row = one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
         if row:
-            yield row
+            # What is in it comes from somebody else.
+            yield one_line(row.decode("utf-8", "backslashreplace")) if sys.stdout.isatty() else row
     if lost:
         why = "rows of tables and generators, and those that were too long, are not kept"
         places = f"`{NAME} quarantine {stream}` names their places"
-        say(one_line(f"{NAME}: warning: {count(lost, 'row')} could not be printed: {why}; {places}"))
+        say(f"{NAME}: warning: {count(lost, 'row')} could not be printed: {why}; {places}")
 
 
 def _print_all(lines: Iterable[str | bytes]) -> int:
@@ -109,7 +62,6 @@ def _print_all(lines: Iterable[str | bytes]) -> int:
 app = typer.Typer(
     name=NAME,
     cls=PlainFlags,
-    help=_HELP,
     epilog=f"[bold]Example[/bold]\n\n{NAME} run --source data.jsonl --out /shared/stream --samples-per-chunk 1000",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -141,27 +93,17 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
             known = any(name == command.name for command in app.registered_commands)
             # Its options without it are what a forgotten `run` looks like.
             meant = f"; did you mean `{NAME} run ...`?" if name.startswith("--") else ""
-            _complain(f"{error.format_message()}{meant} (see `{NAME}{f' {name}' if known else ''} --help`)")
+            see = f"(see `{NAME}{f' {name}' if known else ''} --help`)"
+            say(f"{NAME}: error: {error.format_message()}{meant} {see}")
             return errors.USAGE
-        return _report(error, debug="--debug" in arguments)
-    return code if isinstance(code, int) else errors.FINISHED
-
-
-def _report(error: Exception, debug: bool) -> int:
-    """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code."""
-    code = errors.exit_code(error)
-    if debug:
         # Line by line: a text in it may be somebody else's.
-        for line in traceback.format_exc().splitlines():
-            say(one_line(line))
-    problems = error.problems if isinstance(error, errors.SettingsInvalid) else ()
-    for text in [f"{one.option}: {one.text}" for one in problems] or [explain(error)]:
-        _complain(text)
-    return code
-
-
-def _complain(text: str) -> None:
-    say(one_line(f"{NAME}: error: {text}"))
+        for line in traceback.format_exc().splitlines() if "--debug" in arguments else ():
+            say(line)
+        problems = error.problems if isinstance(error, errors.SettingsInvalid) else ()
+        for text in [f"{one.option}: {one.text}" for one in problems] or [explain(error)]:
+            say(f"{NAME}: error: {text}")
+        return errors.exit_code(error)
+    return code if isinstance(code, int) else errors.FINISHED
 
 
 @app.callback(invoke_without_command=True)
@@ -169,6 +111,10 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
+    """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
+
+    See [bold]lazyshard-producer COMMAND --help[/bold].
+    """
     if version:
         print(f"{NAME} {__version__}")
         raise typer.Exit(errors.FINISHED)
@@ -177,13 +123,26 @@ def _root(
         raise typer.Exit(errors.USAGE)
 
 
-_CONFIG_HELP: Final = (
-    "A configuration file (TOML) with the names of these flags; a flag counts where both are given, and sources given "
-    "as flags take the place of the file's. See init."
-)
+_CONFIG_HELP: Final = "A TOML file with the names of the flags, see init; flags come first, their sources replace its."
 _Config = Annotated[str | None, typer.Option("--config", metavar="FILE", help=_CONFIG_HELP)]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _Quiet = Annotated[bool, typer.Option("--no-progress", help="Show only warnings, errors and the last line.")]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _command(name: str, codes: Mapping[int, str], **settings: Any) -> Callable[[_Command], _Command]:
+    """Has typer offer a function; sections of its docstring become the end of the help, beside these exit codes."""
+
+    def offer(function: _Command) -> _Command:
+        sections = re.split(r"\n\n(Examples|Exit codes|Signals):\n", inspect.cleandoc(function.__doc__ or ""))
+        pairs = zip(sections[1::2], sections[2::2], strict=True)
+        lines = {title: textwrap.dedent(text).splitlines() for title, text in pairs}
+        own = {int(code): meaning for code, meaning in (line.split("  ") for line in lines.get("Exit codes", ()))}
+        more = ["[bold]Signals[/bold]", *lines["Signals"]] if "Signals" in lines else []
+        end = epilog(lines.get("Examples", ()), {**codes, **own}, *more)
+        return app.command(name, help=sections[0], epilog=end, **settings)(function)
+
+    return offer
 
 
 def _load(flags: Given, config: str | None) -> Settings:
@@ -194,26 +153,24 @@ def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> in
     settings = _load(flags, config)
     # The port first: one that is taken is to be noticed before anything is made.
     with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
-        display = choose_display(quiet, settings.log_every_s)
+        display = choose_display(quiet, settings.log_every_s, metrics)
         if metrics.address is not None:
             display.note(f"metrics at {metrics.address}")
         if config is not None and stop.reload_ignored:
-            display.note(
-                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
-                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
-            )
+            again = "To change a setting, stop this with SIGTERM and start it again, or start it with setsid"
+            display.note(f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. {again}")
         with contextlib.closing(display):
             load = None if config is None else partial(_load, flags, config)
-            result = run(settings, display, stop, metrics=metrics, load=load)
+            result = run(settings, display, stop, load)
         if isinstance(result, End):
             there = holding(result.samples, result.chunks)
-            say(one_line(f"already ended: {settings.out} holds {there}; nothing to do"))
+            say(f"already ended: {settings.out} holds {there}; nothing to do")
             return errors.FINISHED
         display.finish(result)
         return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
 
 
-@app.command("run", epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
+@_command("run", errors.CODES, context_settings={"allow_extra_args": True})
 @with_options
 def _run(
     context: typer.Context, config: _Config = None, no_progress: _Quiet = False, debug: _Debug = False, **given: Any
@@ -226,6 +183,19 @@ def _run(
 
     --transform, --where, --encode and python: sources run code of yours, with all rights of this command. A
     configuration file may name them: trust it as you trust a program.
+
+    Examples:
+        lazyshard-producer run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000
+        lazyshard-producer run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500
+        lazyshard-producer run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 --config stream.toml
+        lazyshard-producer run --source /shared/stream --out /shared/larger --samples-per-chunk 10000
+        lazyshard-producer run --config stream.toml
+
+    Signals:
+        SIGINT   finish the publish in hand and stop, as SIGTERM; a second one ends it at once, which can be resumed too
+        SIGTERM  finish the publish in hand and stop; the same command continues
+        SIGUSR1  live sources give what they have, then the stream ends
+        SIGHUP   read --config again: rate, limits, max_bad_rows, log_every_seconds
     """
     if context.args:
         first = context.args[0]
@@ -235,7 +205,7 @@ def _run(
     return partial(_run_stream, flags.with_values(given), config, no_progress, stop)
 
 
-@app.command("check", epilog=_CHECK_EPILOG)
+@_command("check", errors.CODES)
 @with_options
 def _check(
     context: typer.Context,
@@ -249,6 +219,13 @@ def _check(
 
     Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions
     that these settings name are imported and called: do not try a file of somebody else's without reading it.
+
+    Examples:
+        lazyshard-producer check stream.toml
+        lazyshard-producer check stream.toml --rows 10 --transform my_rows:clean
+
+    Exit codes:
+        0  it would run, or the stream has ended
     """
     flags = context.obj[1].with_values(given)
     if file is not None and config is not None:
@@ -262,11 +239,21 @@ def _check(
     return task
 
 
-@app.command("init", epilog=_INIT_EPILOG)
+@_command("init", {})
 def _init(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = "lazyshard-producer.toml",
 ) -> Task:
-    """Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."""
+    """Writes an example of a configuration file, with a comment for each setting. Never overwrites a file.
+
+    Examples:
+        lazyshard-producer init
+        lazyshard-producer init stream.toml
+
+    Exit codes:
+        0  written
+        2  there is such a file already, or usage
+        7  the filesystem failed: disk full, read-only, no permission
+    """
 
     def task() -> int:
         try:
@@ -280,7 +267,7 @@ def _init(
     return task
 
 
-@app.command("quarantine", epilog=_QUARANTINE_EPILOG)
+@_command("quarantine", {})
 def _quarantine(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
     rows: Annotated[bool, typer.Option("--rows", help="Print the rows, a line each, as they came.")] = False,
@@ -288,7 +275,16 @@ def _quarantine(
 ) -> Task:
     """Shows the rows refused with --on-bad-row quarantine, counted by reason.
 
-    With --rows prints them as they came, to be mended and given as a further --source.
+    With --rows prints them as they came, to be fixed and given as a further --source.
+
+    Examples:
+        lazyshard-producer quarantine /shared/stream --rows > refused.jsonl
+
+    Exit codes:
+        0  shown, or nothing was refused
+        2  usage; there is no such directory
+        5  the file of refused rows cannot be read as what it is
+        7  the filesystem or store failed
     """
     if rows and as_json:
         raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")

@@ -1,7 +1,6 @@
 """What is seen of a run: a bar on a terminal, else lines for a log, and metrics for Prometheus.
 
-A stderr that is gone (a closed pipe, a full disk) is no reason to stop. A live source that trickles makes a run wait
-after every row: waits that last get a line, those that come one after another get one together.
+A stderr that is gone (a closed pipe, a full disk) is no reason to stop.
 """
 
 from __future__ import annotations
@@ -72,15 +71,14 @@ def summary(outcome: Outcome) -> str:
     """Returns the last line of a run for people."""
     tally = outcome.tally
     speed = f"{tally.new:,} read in {tally.seconds:.1f} s ({tally.rate:,.0f} samples/s)"
-    extras = f"{count(tally.blank_lines, 'blank line')} skipped"
-    extras += f", {count(tally.duplicate_key_rows, 'row')} with duplicate keys"
-    extras += f", {count(tally.refused_rows, 'row')} refused" if tally.refused_rows else ""
-    return one_line(f"{outcome}; {speed}; {extras}")
+    duplicate = f"{count(tally.duplicate_key_rows, 'row')} with duplicate keys"
+    refused = f", {count(tally.refused_rows, 'row')} refused" if tally.refused_rows else ""
+    return f"{outcome}; {speed}; {count(tally.blank_lines, 'blank line')} skipped, {duplicate}{refused}"
 
 
-def log_line(event: str, time: str, **values: str | int | float) -> str:
+def log_line(event: str, **values: str | int | float) -> str:
     """Returns a line for a log: time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2."""
-    pairs = {"time": time, "event": event} | values
+    pairs = {"time": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}", "event": event} | values
     return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
 
 
@@ -105,162 +103,125 @@ def _values(tally: Tally, **rate: float) -> dict[str, Any]:
 LASTING_S: Final = 5.0  # from here on a wait is worth a line; the heartbeat in head.json says `waiting` then too
 BAR_EVERY_S: Final = 0.2  # how often the bar's figures change; faster than anybody reads
 LOG_EVERY_S: Final = 60.0  # at the most one line so often: a run of a day leaves some 1,440 lines
+_BAR_LOOKS: Final = 51  # those of 10 s: the rate neither jumps nor lags
 
 
 class Display:
     """A line of key=value at the start, every `every_s` seconds, at the end, and where a wait begins and is over.
 
-    Without `every_s` only warnings and the last line, which is for a log or for people. None raises OSError. `show` is
-    wanted `every_s` seconds after its last call.
+    Without `every_s` only warnings and the last line, which is for a `log` or for people. On a terminal, `screen`, a
+    bar shows the share of the sources' bytes that is read. Nothing raises OSError.
     """
 
-    every_s: float = LOG_EVERY_S
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self, log: bool, every_s: float | None = None, clock: Callable[[], float] = time.monotonic, looks: int = 2
-    ) -> None:
-        self._log = log
-        self._quiet = every_s is None
-        self._clock = clock
-        self._looks: deque[Tally] = deque(maxlen=looks)
+    def __init__(self, log: bool, every_s: float | None = None, screen: Console | None = None) -> None:
+        self.metrics = Metrics()
+        self._log, self._screen, self._quiet = log, screen, every_s is None
+        self._looks: deque[Tally] = deque(maxlen=2)
+        self.every_s = LOG_EVERY_S if every_s is None else every_s
         # Of the wait that goes on, if one does: why, since when, and whether that was told; and when one was told last.
         self._reason: str | None = None
-        self._began = 0.0
-        self._told = False
-        self._told_at = -math.inf
-        if every_s is not None:
-            self.every_s = every_s
+        self._began, self._told, self._told_at = 0.0, False, -math.inf
+        if screen is not None:
+            self.every_s, self._looks = BAR_EVERY_S, deque(maxlen=_BAR_LOOKS)
+            column = Column(no_wrap=True, overflow="ellipsis")
+            figures = TextColumn("{task.fields[figures]}", markup=False, table_column=column)
+            columns = (BarColumn(bar_width=20), TaskProgressColumn(), figures, TimeRemainingColumn())
+            self._bar = Progress(*columns, console=screen, transient=True, auto_refresh=False)
+            self._task = self._bar.add_task("", total=None, figures="")
 
     def start(self, out: str, tally: Tally) -> None:
         """Says that the run starts."""
         self._looks.append(tally)
         self._event("start", out=out, **_values(tally), sources=tally.sources)
+        if self._screen is not None:
+            with contextlib.suppress(OSError):
+                self._bar.start()
+            self.show(tally)
 
     def show(self, tally: Tally) -> None:
-        """Says how far it is; the rate is that since the last time."""
-        values = _values(tally, rate=self._recent_rate(tally))
-        self._event("progress", **values, **({"waiting": waiting} if (waiting := self._lasting()) else {}))
-
-    def wait(self, reason: str | None) -> None:
-        """Is told, as often as one likes, that the run waits and for what, which may change; None: it goes on."""
-        now = self._clock()
-        if reason is None:
-            if self._told:
-                self._event("resumed", waited_seconds=now - self._began)
-            self._told, self._reason = False, None
-            return
-        if self._reason is None:
-            self._began = now
-        self._reason = reason
-        if not self._told and self._lasting() and now - self._told_at >= self.every_s:
-            self._told, self._told_at = True, now
-            self._event("waiting", reason=reason)
-
-    def note(self, text: str) -> None:
-        """Says what may be of interest."""
-        self._event("note", message=text)
-
-    def warn(self, text: str) -> None:
-        """Says what is odd."""
-        self._print(one_line(f"{NAME}: warning: {text}"))
-
-    def log_every(self, seconds: float) -> None:
-        """Takes another time between two lines of a log; means nothing to a bar."""
-        self.every_s = seconds
-
-    def finish(self, outcome: Outcome) -> None:
-        """Says how it came out, in the last line: for a log with key=value, for people a sentence."""
-        values = {"result": outcome.end, "out": outcome.out, **_values(outcome.tally)}
-        if outcome.end != "finished":
-            values["message"] = str(outcome)
-        say(log_line("end", _now(), **values) if self._log else summary(outcome))
-
-    def close(self) -> None:
-        """Takes away what moves on the screen; may be called twice."""
-
-    def _print(self, line: str) -> None:
-        say(line)
-
-    def _event(self, event: str, **values: Any) -> None:
-        if not self._quiet:
-            say(log_line(event, _now(), **values))
-
-    def _recent_rate(self, tally: Tally) -> float:
-        """Returns the rows a second over the last looks, of which this is one; 0 until time has passed."""
+        """Says how far it is; the rate is that since the last time, or over the last seconds."""
         self._looks.append(tally)
         first = self._looks[0]
-        return (tally.new - first.new) / (tally.seconds - first.seconds) if tally.seconds > first.seconds else 0.0
-
-    def _lasting(self) -> str | None:
-        """Returns what is waited for, if that has gone on long enough to be of interest."""
-        return self._reason if self._clock() - self._began >= LASTING_S else None
-
-
-class Bar(Display):
-    """A bar: the share of the sources' bytes that is read; where nobody knows how much comes, it only moves."""
-
-    every_s: float = BAR_EVERY_S
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        # The rate over 51 looks, 10 s: it neither jumps nor lags.
-        super().__init__(False, None, clock, 51)
-        self._console = console
-        column = Column(no_wrap=True, overflow="ellipsis")
-        figures = TextColumn("{task.fields[figures]}", markup=False, table_column=column)
-        columns = (BarColumn(bar_width=20), TaskProgressColumn(), figures, TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
-
-    def start(self, out: str, tally: Tally) -> None:
-        """Draws the bar."""
-        self._task = self._progress.add_task("", total=None, figures="")
-        with contextlib.suppress(OSError):
-            self._progress.start()
-        self.show(tally)
-
-    def show(self, tally: Tally) -> None:
-        """Moves the bar."""
-        rate, waiting = self._recent_rate(tally), self._lasting()
+        rate = (tally.new - first.new) / (tally.seconds - first.seconds) if tally.seconds > first.seconds else 0.0
+        waiting = self._reason if self._is_lasting() else None
+        if self._screen is None:
+            self._event("progress", **_values(tally, rate=rate), **({"waiting": waiting} if waiting else {}))
+            return
         text = f"{count(tally.samples, 'sample')}  {rate:,.0f}/s  {count(tally.chunks, 'chunk')}"
         text += f"  {tally.refused_rows:,} refused" if tally.refused_rows else ""
         text += f"  waiting: {waiting}" if waiting else ""
         total = None if tally.bytes_total is None else max(1, tally.bytes, tally.bytes_total)
         with contextlib.suppress(OSError):
-            self._progress.update(self._task, total=total, completed=tally.bytes, figures=text, refresh=True)
+            self._bar.update(self._task, total=total, completed=tally.bytes, figures=text, refresh=True)
 
-    def log_every(self, seconds: float) -> None:
-        """Means nothing here."""
+    def wait(self, reason: str | None) -> None:
+        """Is told, as often as one likes, that the run waits and for what, which may change; None: it goes on."""
+        now = self.clock()
+        if reason is None:
+            if self._told:
+                self._event("resumed", waited_seconds=now - self._began)
+            self._told, self._reason = False, None
+            return
+        self._began, self._reason = now if self._reason is None else self._began, reason
+        if not self._told and self._is_lasting() and now - self._told_at >= self.every_s:
+            self._told, self._told_at = True, now
+            self._event("waiting", reason=reason)
 
     def note(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self._print(one_line(f"{NAME}: {text}"))
+        """Says what may be of interest."""
+        if self._screen is None:
+            self._event("note", message=text)
+        else:
+            say(f"{NAME}: {text}", self._screen)
+
+    def warn(self, text: str) -> None:
+        """Says what is odd."""
+        say(f"{NAME}: warning: {text}", self._screen)
+
+    def log_every(self, seconds: float) -> None:
+        """Takes another time between two lines of a log; means nothing to a bar."""
+        if self._screen is None:
+            self.every_s = seconds
+
+    def finish(self, outcome: Outcome) -> None:
+        """Says how it came out, in the last line: for a log with key=value, for people a sentence."""
+        values, more = _values(outcome.tally), {} if outcome.end == "finished" else {"message": str(outcome)}
+        line = log_line("end", result=outcome.end, out=outcome.out, **values, **more)
+        say(line if self._log else summary(outcome))
 
     def close(self) -> None:
-        """Takes the bar away."""
-        with contextlib.suppress(OSError):
-            self._progress.stop()
+        """Takes away what moves on the screen; may be called twice."""
+        if self._screen is not None:
+            with contextlib.suppress(OSError):
+                self._bar.stop()
 
-    def _print(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def _event(self, event: str, **values: Any) -> None:
+        if not self._quiet:
+            say(log_line(event, **values))
+
+    def _is_lasting(self) -> bool:
+        """Whether what is waited for has gone on long enough to be of interest."""
+        return self.clock() - self._began >= LASTING_S
 
 
-def choose_display(quiet: bool, log_every_s: float) -> Display:
+def choose_display(quiet: bool, log_every_s: float, metrics: Metrics) -> Display:
     """Returns the display that suits stderr: warnings and the last line only where `quiet`, else a bar or a log."""
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        return Display(not console.is_terminal, None if quiet else log_every_s)
-    return Bar(console)
+    screen, every_s = (console, None) if console.is_terminal else (None, log_every_s)
+    display = Display(screen is None, None if quiet else every_s, None if quiet else screen)
+    display.metrics = metrics
+    return display
 
 
-def say(line: str) -> None:
-    """Prints a line on stderr, if it still goes anywhere."""
-    if sys.stderr is not None:  # None where it was closed before the start; print() would take stdout instead
-        with contextlib.suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def say(line: str, screen: Console | None = None) -> None:
+    """Prints a line on stderr, if it still goes anywhere; above the bar that is on a screen."""
+    with contextlib.suppress(OSError, ValueError):
+        if screen is not None:
+            screen.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+        elif sys.stderr is not None:  # None where it was closed before the start; print() would take stdout instead
+            print(one_line(line), file=sys.stderr, flush=True)
 
 
 Reason = Literal["source", "rate", "limit", "deadlock"]
@@ -295,25 +256,16 @@ OTHERS: Final = "(others)"
 class Metrics:
     """The figures of a run, which Prometheus gets over HTTP at `address`, where there is a port; 0 takes a free one.
 
-    There is no label whose values grow with the data: of sources and consumers the first `MAX_LABELS` have their own,
-    the rest share one. Nothing is authenticated or encrypted; the address is the loopback one unless asked otherwise.
-    Raises ExtraMissing without prometheus-client, and SettingInvalid where the port cannot be had; nothing afterwards.
+    Of sources and consumers the first `MAX_LABELS` have their own label, the rest share one. Raises ExtraMissing
+    without prometheus-client, and SettingInvalid where the port cannot be had; nothing afterwards.
     """
 
-    def __init__(
-        self,
-        host: str = "",
-        port: int | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    clock: Callable[[], float] = time.monotonic
+
+    def __init__(self, host: str = "", port: int | None = None) -> None:
         self.address: str | None = None
-        self._clock = clock
-        self._now = now
         self._values = {name: dict(values) for name, *_, values in _FIGURES}
-        self._seals = [0] * (len(_SEAL_BUCKETS) + 1)
-        self._seal_s = 0.0
+        self._seals, self._seal_s = [0] * (len(_SEAL_BUCKETS) + 1), 0.0
         self._reason: Reason | None = None
         self._since = 0.0
         # Else who asks between two steps would get a sum that falls later, which counters must not.
@@ -342,8 +294,7 @@ class Metrics:
         """A chunk of so many rows and bytes is published; `seconds` from its last row to its seal being durable."""
         for name, more in (("samples", samples), ("bytes", size), ("chunks", 1)):
             self._values[name][""] += more
-        self._values["stream_chunks"] = {"": chunks}
-        self._values["last_publish_seconds"] = {"": self._now()}
+        self._values |= {"stream_chunks": {"": chunks}, "last_publish_seconds": {"": time.time()}}
         self._seals[bisect_left(_SEAL_BUCKETS, seconds)] += 1
         self._seal_s += seconds
         self._tell_one("state", "running")
@@ -361,15 +312,12 @@ class Metrics:
     def waits(self, reason: Reason | None) -> None:
         """Waits for this from now on, or has not to wait any longer. Call it as often as you like."""
         with self._lock:
-            self._values["wait_seconds"], self._since, self._reason = self.waited(), self._clock(), reason
+            self._values["wait_seconds"], self._since, self._reason = self.waited(), self.clock(), reason
         self._tell_one("waiting", reason)
         self._tell_one("state", "running" if reason is None else "waiting")
 
     def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
-        """How many chunks are published beyond each consumer's checkpoints, and beyond the slowest reader's hint.
-
-        Consumers that are missing have gone; `ahead` is None where there is no reader.
-        """
+        """Chunks published beyond each consumer's checkpoints, and beyond the slowest reader's hint if there is any."""
         shown: dict[str, float] = dict(sorted(lags.items())[:MAX_LABELS])
         if len(lags) > MAX_LABELS:
             shown[OTHERS] = max(lag for name, lag in lags.items() if name not in shown)
@@ -395,7 +343,7 @@ class Metrics:
         with self._lock:
             waited = dict(self._values["wait_seconds"])
             if self._reason is not None:
-                waited[self._reason] += max(0.0, self._clock() - self._since)
+                waited[self._reason] += max(0.0, self.clock() - self._since)
             return waited
 
     def collect(self) -> Iterator[Any]:

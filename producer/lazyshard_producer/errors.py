@@ -1,20 +1,30 @@
-"""Errors of the producer command, and its exit codes. All extend lazyshard's root and a builtin, and carry fields."""
+"""Errors of the producer command, and its exit codes. All extend lazyshard's root and a builtin, and carry fields.
+
+    code  meaning                                                       what to do
+       0  the stream has ended, now or before; or SIGTERM came          nothing; after SIGTERM the same command goes on
+       1  a package that is needed is not installed                     pip install 'lazyshard[producer]'
+       2  usage: a setting is missing or cannot be, or a port is taken  see --help
+       3  a bad row, more than --max-bad-rows of them, or no others     fix the line named, run again
+       4  a source is missing, unreadable, or not what it was           put it back, run again
+       5  stream does not fit, is damaged, or ended without new rows    use another --out
+       6  another producer has the stream                               stop one of the two
+       7  filesystem or store failed: full, read-only, no permission    make room, run again
+       8  a worker process has died: out of memory, or killed           run again with fewer --workers
+      70  unexpected error                                              run again with --debug, report it
+      71  not enough memory; no row was skipped for it                  raise the limit, run again
+     130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on
+
+The help of the command shows what they mean.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from lazyshard.errors import (
-    AccessRefused,
-    ConfigInvalid,
-    LazyShardError,
-    ProducerFenced,
-    RowInvalid,
-    StoreUnavailable,
-    StreamMissing,
-    WriterFailed,
-)
+from lazyshard import errors
+from lazyshard.errors import LazyShardError
 from lazyshard.lazy import FunctionMissing, named_function
 from lazyshard.memory import is_short
 
@@ -69,33 +79,16 @@ FINISHED, NO_EXTRA, USAGE, BAD_ROW, SOURCE_REFUSED, STREAM_REFUSED, OTHER_PRODUC
 # EX_SOFTWARE and EX_OSERR of sysexits.h; 128 + SIGINT, as shells have it.
 UNEXPECTED, OUT_OF_MEMORY, INTERRUPTED = 70, 71, 130
 
-TABLE: Final = (
-    (
-        FINISHED,
-        "the stream has ended, now or before; or SIGTERM came",
-        "nothing; after SIGTERM the same command goes on",
-    ),
-    (NO_EXTRA, "a package that is needed is not installed", "pip install 'lazyshard[producer]'"),
-    (USAGE, "usage: a setting is missing or cannot be, or a port is taken", "see --help"),
-    (BAD_ROW, "a bad row, more than --max-bad-rows of them, or no others", "mend the line named, run again"),
-    (SOURCE_REFUSED, "a source is missing, unreadable, or not what it was", "put it back, run again"),
-    (STREAM_REFUSED, "stream does not fit, is damaged, or ended without new rows", "use another --out"),
-    (OTHER_PRODUCER, "another producer has the stream", "stop one of the two"),
-    (FILESYSTEM, "filesystem or store failed: full, read-only, no permission", "make room, run again"),
-    (WORKER_FAILED, "a worker process has died: out of memory, or killed", "run again with fewer --workers"),
-    (UNEXPECTED, "unexpected error", "run again with --debug, report it"),
-    (OUT_OF_MEMORY, "not enough memory; no row was skipped for it", "raise the limit, run again"),
-    (INTERRUPTED, "interrupted (SIGINT, Ctrl-C)", "run the same command again to go on"),
-)
-"""Each code with what it means and what to do. `lazyshard_producer.cli` repeats it, and docs/troubleshooting.md."""
+CODES: Final = {int(code): text for code, text in re.findall(r"^ +(\d+)  (.*?)  ", __doc__ or "", re.MULTILINE)}
+"""What each code means, as the docstring of this module says it; for the help."""
 
-_CODES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...]] = (
+_KINDS: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...]] = (
     (ExtraMissing, NO_EXTRA),
-    ((SettingInvalid, ConfigInvalid), USAGE),
-    (RowInvalid, BAD_ROW),
+    ((SettingInvalid, errors.ConfigInvalid), USAGE),
+    (errors.RowInvalid, BAD_ROW),
     (SourceRefused, SOURCE_REFUSED),
-    (ProducerFenced, OTHER_PRODUCER),
-    ((WriterFailed, AccessRefused, StreamMissing, StoreUnavailable), FILESYSTEM),
+    (errors.ProducerFenced, OTHER_PRODUCER),
+    ((errors.WriterFailed, errors.AccessRefused, errors.StreamMissing, errors.StoreUnavailable), FILESYSTEM),
     (WorkerFailed, WORKER_FAILED),
     (LazyShardError, STREAM_REFUSED),
     (OSError, FILESYSTEM),
@@ -107,4 +100,4 @@ def exit_code(error: BaseException) -> int:
     """Returns the exit code for an error that ends the command."""
     if is_short(error):
         return OUT_OF_MEMORY
-    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)
+    return next((code for kind, code in _KINDS if isinstance(error, kind)), UNEXPECTED)

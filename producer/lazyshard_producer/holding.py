@@ -16,11 +16,13 @@ producer that counted from it could wait for a checkpoint that waits for data.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -30,8 +32,7 @@ from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.retention import read_retired, retire
-from lazyshard_producer.configuration.quantities import Amount, show_bytes
-from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.configuration.settings import Amount, Limits, show_bytes
 from lazyshard_producer.wording import count, one_line
 
 SILENT_S: Final = 600.0  # not heard of for so long it may be dead; only what is said depends on it: clocks differ
@@ -43,14 +44,17 @@ _NAMED: Final = 3  # so many consumers are named, the others counted
 
 
 class KeptChunks(NamedTuple):
-    """Why chunks that are on disk may not be deleted, and the consumers that are meant, in order.
+    """Why chunks on disk may not be deleted, the consumers that are meant, in order; those of [0, before) may be.
 
-    last: `retain` keeps the last ones, the newest at least, and no consumer needs any other; unregistered: one that was
-    named has no cursor; consumer: it is done with no more.
+    last: `retain` keeps the last ones, and no consumer needs others; unregistered: one that was named has no cursor;
+    consumer: it is done with no more.
     """
 
     by: Literal["all", "last", "nobody", "unregistered", "consumer"]
+    why: str  # in words
+    way: str = ""  # what would end a deadlock, beside more room
     names: tuple[str, ...] = ()
+    before: int = 0
 
 
 class Stock(NamedTuple):
@@ -61,17 +65,12 @@ class Stock(NamedTuple):
     size: int
     largest: int
 
-    @property
-    def chunks(self) -> int:
-        """How many they are."""
-        return self.stop - self.first
-
 
 class Hold(NamedTuple):
     """Why the next chunk may not be published yet, in one line, and in how many seconds to ask again."""
 
     reason: str
-    retry_s: float
+    retry_s: float = 0.0
     deadlock: bool = False  # a consumer waits for chunks for which there is room only once it has had them
     stalled: bool = False  # it may last for ever: a consumer that it waits for may be dead, or none can make room
 
@@ -99,60 +98,43 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
     return max(1, amount.number // size) if size else 1
 
 
-def publishable(consumers: Sequence[Consumer], ahead: int) -> int:
-    """Returns N such that [0, N) may be published: `ahead` more than the slowest hint, or what some consumer needs."""
-    return max(min(map(hint, consumers), default=0) + ahead, max(map(needs, consumers), default=0))
-
-
-def may_be_dead(consumer: Consumer, now: float) -> bool:
-    """Whether a consumer has been silent for `SILENT_S`, or its files cannot be used."""
-    return consumer.problem is not None or (seen := seen_at(consumer)) is None or now - seen >= SILENT_S
-
-
-def age_of_oldest(times: Iterable[float | None], now: float) -> float | None:
-    """Returns the age in seconds of the oldest of the times that are known, 0 of one ahead of our clock, or None."""
+def _age(times: Iterable[float | None], now: float, words: str) -> str:
+    """Returns the age of the oldest of the times that are known, in these words, 0 of one ahead of our clock; or ""."""
     oldest = min((time for time in times if time is not None), default=None)
-    return None if oldest is None else max(0.0, now - oldest)
-
-
-def deletable(consumers: Sequence[Consumer], limits: Limits, published: int) -> int:
-    """Returns N such that the chunks of [0, N) may be deleted: never one that a consumer is not done with."""
-    kept = why_kept(consumers, limits, published)
-    if kept.by == "last":
-        return max(0, published - _last(limits))
-    return min(one.chunks_before for one in consumers) if kept.by == "consumer" else 0
+    return "" if oldest is None else words.format(format_seconds(max(0.0, now - oldest)))
 
 
 def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> KeptChunks:
-    """Returns why no more than `deletable` may be deleted: what has to change before more may."""
+    """Returns which chunks may be deleted, never one that a consumer is not done with, and what has to change first."""
     if limits.retain == "all":
-        return KeptChunks("all")
+        return KeptChunks("all", "--retain all deletes nothing", "choose --retain consumed")
     there = {one.name for one in consumers if one.cursor is not None}
     if missing := tuple(sorted(set(limits.consumers) - there)):
-        return KeptChunks("unregistered", missing)
+        why = f"nothing is deleted before {_quoted(missing)} of --consumers wrote a cursor"
+        return KeptChunks("unregistered", why, "take that out of --consumers", missing)
     if not consumers:
-        return KeptChunks("nobody")
-    done = min(one.chunks_before for one in consumers)
-    if published - _last(limits) <= done:
-        return KeptChunks("last")
-    return KeptChunks("consumer", tuple(one.name for one in consumers if one.chunks_before == done))
+        return KeptChunks("nobody", "nothing is deleted, as no consumer has registered yet")
+    # The newest one stays in any case: its seal says where a restart goes on.
+    last, fewer = (limits.retain, "retain fewer chunks") if isinstance(limits.retain, int) else (1, "")
+    done, most = min(one.chunks_before for one in consumers), max(0, published - last)
+    if most <= done:
+        stay = f"--retain keeps the last {last}" if last > 1 else "the newest always stays"
+        return KeptChunks("last", f"no consumer needs what is on disk any more, but {stay}", fewer, before=most)
+    names = tuple(one.name for one in consumers if one.chunks_before == done)
+    # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
+    save = f"let {_quoted(names)} save checkpoints, and commit them (dataset.commit), more often"
+    return KeptChunks("consumer", f"chunk {done} and those after it are kept for {_quoted(names)}", save, names, done)
 
 
 def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int) -> bool:
     """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
 
-    A consumer that waits reaches no checkpoint, so if it is one of those that keep the oldest chunk, it keeps it for
-    ever; others may still reach theirs. One that waits may have a checkpoint under way: then it turns out to be none.
+    A consumer that waits reaches no checkpoint: if it keeps the oldest chunk, it keeps it for ever. Others may still
+    reach theirs, and one that waits may have one under way: then it turns out to be none.
     """
     moving = {one.name for one in consumers if needs(one) <= published}
-    if len(moving) == len(consumers):
-        return False
-    return kept.by not in ("consumer", "unregistered") or not moving.issuperset(kept.names)
-
-
-def _last(limits: Limits) -> int:
-    """Returns how many of the last chunks stay in any case: the newest one's seal says where a restart goes on."""
-    return max(1, limits.retain) if isinstance(limits.retain, int) else 1
+    stuck = kept.by not in ("consumer", "unregistered") or not moving.issuperset(kept.names)
+    return stuck and len(moving) < len(consumers)
 
 
 class Shelf:
@@ -165,9 +147,8 @@ class Shelf:
 
     def has_arrays(self) -> bool:
         """Whether the chunks have side files; False as long as there is no manifest."""
-        if self._arrays is None:
-            manifest = read_manifest(self.directory, None)
-            self._arrays = None if manifest is None else manifest.arrays
+        if self._arrays is None and (manifest := read_manifest(self.directory, None)) is not None:
+            self._arrays = manifest.arrays
         return bool(self._arrays)
 
     def first(self) -> int:
@@ -191,7 +172,7 @@ class Shelf:
         if not exact:
             sizes = {chunk: self.chunk_size(chunk) for chunk in survey.sampled_chunks(first, stop)}
             size = survey.estimate_size(stop - first, sizes, stop - 1)
-            return Stock(first, stop, size, largest=max(sizes.values(), default=0))
+            return Stock(first, stop, size, max(sizes.values(), default=0))
         # Listed, which on a network filesystem costs far less; of all chunks no sizes are kept.
         size, largest = 0, {"data": 0, "seal": 0, "side": 0}
         with os.scandir(self.directory) as entries:
@@ -201,26 +182,24 @@ class Shelf:
                     kind = "side" if parsed is None else "seal" if parsed[1] else "data"
                     found = entry.stat(follow_symlinks=False).st_size
                     size, largest[kind] = size + found, max(largest[kind], found)
-        return Stock(first, stop, size, largest=sum(largest.values()))
+        return Stock(first, stop, size, sum(largest.values()))
 
     def chunk_size(self, chunk: int) -> int:
         """Returns the bytes of a chunk with its seal; a file that is not there has none."""
         size = 0
-        for name in self._names(chunk):
+        for name in survey.chunk_files(chunk, arrays=self.has_arrays()):
             with contextlib.suppress(FileNotFoundError):
                 size += os.stat(self.directory / name, follow_symlinks=False).st_size
         return size
 
     def used_bytes(self, published: int) -> int:
         """Returns about how many bytes the stream takes, so many chunks of it being published."""
-        return survey.measure_disk(self.directory, self.first(), published, self._names).size
+        names = partial(survey.chunk_files, arrays=self.has_arrays())
+        return survey.measure_disk(self.directory, self.first(), published, names).size
 
     def free_bytes(self) -> int | None:
         """Returns how many bytes are free beside the chunks, None where nobody can tell."""
         return survey.free_bytes(self.directory)
-
-    def _names(self, chunk: int) -> tuple[str, ...]:
-        return survey.chunk_files(chunk, arrays=self.has_arrays())
 
 
 class Gate(Protocol):
@@ -231,6 +210,10 @@ class Gate(Protocol):
 
     def after_publish(self, published_chunks: int) -> None:
         """Takes notice that so many chunks are published, and deletes what may go."""
+
+
+_UNREAD: Final = "how far its consumers are cannot be read"
+_UNDELETED: Final = "chunks that nobody needs cannot be deleted"
 
 
 @dataclass(eq=False)
@@ -248,18 +231,16 @@ class Holdback:
     _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None
-    _trouble: str | None = None
-    _blind: str | None = None
 
     def __post_init__(self) -> None:
         """Looks where the chunks begin."""
         self._first = self.shelf.first()
+        self._trouble: dict[str, str] = {}  # what goes wrong now, and why
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """Returns why chunk number `published_chunks` may not be published yet, None if it may.
 
-        It is counted as large as the largest one so far: one that is larger than all before it can go beyond a limit
-        of bytes, by the difference.
+        It is counted as large as the largest one so far: a larger one goes beyond a limit of bytes by the difference.
         """
         self._take_stock(published_chunks)
         hold = self._hold(published_chunks, published_samples)
@@ -269,7 +250,10 @@ class Holdback:
             hold = self._hold(published_chunks, published_samples)
         if hold is None:
             self._held_since = None
-        return hold
+            return None
+        now = self.clock()
+        self._held_since = now if self._held_since is None else self._held_since
+        return hold._replace(reason=one_line(hold.reason), retry_s=retry_s(now - self._held_since))
 
     def after_publish(self, published_chunks: int) -> None:
         """Deletes what may be deleted, now that so many chunks are published. O(consumers + deleted chunks)."""
@@ -280,10 +264,12 @@ class Holdback:
     def _hold(self, published: int, samples: int) -> Hold | None:
         limits, stock = self.limits, self.stock
         if limits.max_ahead is not None:
-            mean = stock.size // stock.chunks if stock is not None and stock.chunks else None
+            mean = stock.size // (stock.stop - stock.first) if stock is not None and stock.stop > stock.first else None
             ahead = ahead_in_chunks(limits.max_ahead, self.samples_per_chunk, mean)
-            if published >= publishable(self._consumers, ahead):
-                return self._hold_ahead(limits.max_ahead, published, samples)
+            # So much more than the slowest hint, but never less than what some consumer needs.
+            slowest, most = min(map(hint, self._consumers), default=0), max(map(needs, self._consumers), default=0)
+            if published >= max(slowest + ahead, most):
+                return self._hold_ahead(limits.max_ahead, published, samples, slowest)
         if stock is None:
             return None
         if limits.max_disk is not None and stock.size + stock.largest > limits.max_disk:
@@ -293,30 +279,27 @@ class Holdback:
             return self._hold_for_room(stock, published, limits.min_free_disk, free)
         return None
 
-    def _hold_ahead(self, amount: Amount, published: int, samples: int) -> Hold:
-        now, smallest = self.wall_clock(), min(map(hint, self._consumers), default=0)
-        behind = [one for one in self._consumers if hint(one) == smallest]
-        text = f"--max-ahead {amount}: {count(published, 'chunk')} with "
-        text += f"{count(samples, 'sample')} published; "
-        if behind:
-            ago = age_of_oldest(map(seen_at, behind), now)
-            text += f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {smallest}"
-            text += ("" if ago is None else f", heard of {format_seconds(ago)} ago") + self._dead(behind, now)
-        else:
-            text += "no consumer has registered yet"
-        return self._made(text, stalled=any(may_be_dead(one, now) for one in behind))
+    def _hold_ahead(self, amount: Amount, published: int, samples: int, slowest: int) -> Hold:
+        now, behind = self.wall_clock(), [one for one in self._consumers if hint(one) == slowest]
+        text = f"--max-ahead {amount}: {count(published, 'chunk')} with {count(samples, 'sample')} published; "
+        if not behind:
+            return Hold(f"{text}no consumer has registered yet")
+        heard = _age(map(seen_at, behind), now, ", heard of {} ago")
+        where = f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {slowest}"
+        dead = self._dead(behind, now)
+        return Hold(f"{text}{where}{heard}{dead}", stalled=bool(dead))
 
     def _hold_for_room(self, stock: Stock, published: int, limit: int, free: int | None) -> Hold:
         """Returns the hold at `max_disk`, or at `min_free_disk` where `free` says what is free."""
         now, consumers, chunk = self.wall_clock(), self._consumers, stock.largest
-        kept, more = why_kept(consumers, self.limits, published), deletable(consumers, self.limits, published)
+        kept = why_kept(consumers, self.limits, published)
         keepers = [one for one in consumers if kept.by == "consumer" and one.name in kept.names]
         waiting = [one for one in consumers if needs(one) > published]
         wanted = max(map(needs, waiting), default=0)
         if free is None:
-            room = (wanted - stock.first + 1) * chunk
-            there = f"{count(stock.chunks, 'chunk')} on disk {'takes' if stock.chunks == 1 else 'take'} "
-            text = f"--max-disk {show_bytes(limit)}: {there}{show_bytes(stock.size)}"
+            room, chunks = (wanted - stock.first + 1) * chunk, stock.stop - stock.first
+            take = f"{count(chunks, 'chunk')} on disk {'takes' if chunks == 1 else 'take'} {show_bytes(stock.size)}"
+            text = f"--max-disk {show_bytes(limit)}: {take}"
             way = f"raise --max-disk to {room} bytes ({show_bytes(room)}) or more"
         else:
             room = (wanted - published) * chunk + limit - free
@@ -326,43 +309,23 @@ class Holdback:
         if waiting:
             wait = f"{'waits' if len(waiting) == 1 else 'wait'} for {count(wanted, 'chunk')}"
             text += f"; {_quoted([one.name for one in waiting])} {wait}, {published:,} {_are(published)} published"
-        stuck = more > self._first and self._trouble is not None
-        why, ways = self._why(kept, keepers, now)
-        text += f"; chunks that nobody needs cannot be deleted: {self._trouble}" if stuck else f"; {why}"
-        deadlock = more <= self._first and is_deadlock(consumers, kept, published)
+        deletes, trouble, why = kept.before > self._first, self._trouble.get(_UNDELETED), kept.why
+        stuck = deletes and trouble is not None
+        if keepers:
+            written = (keeper.cursor.updated_at for keeper in keepers if keeper.cursor is not None)
+            why += _age(written, now, ", whose cursor is {} old") or ", without a cursor"
+        text += f"; {_UNDELETED}: {trouble}" if stuck else f"; {why}"
+        deadlock = not deletes and is_deadlock(consumers, kept, published)
         if deadlock:
-            text = f"deadlock: {text}; {' or '.join([way, *ways])}"
-        stalled = stuck or kept.by in ("all", "last") or any(may_be_dead(one, now) for one in keepers)
-        return self._made(text + self._dead(keepers, now), deadlock=deadlock, stalled=stalled)
-
-    def _made(self, text: str, *, deadlock: bool = False, stalled: bool = False) -> Hold:
-        now = self.clock()
-        self._held_since = now if self._held_since is None else self._held_since
-        return Hold(one_line(text), retry_s(now - self._held_since), deadlock, stalled)
-
-    def _why(self, kept: KeptChunks, keepers: Sequence[Consumer], now: float) -> tuple[str, list[str]]:
-        """Returns why no more can be deleted, and what would end a deadlock, beside more room."""
-        names = _quoted(kept.names)
-        if kept.by == "all":
-            return "--retain all deletes nothing", ["choose --retain consumed"]
-        if kept.by == "nobody":
-            return "nothing is deleted, as no consumer has registered yet", []
-        if kept.by == "unregistered":
-            return f"nothing is deleted before {names} of --consumers wrote a cursor", ["take that out of --consumers"]
-        if kept.by == "last":
-            last = _last(self.limits)
-            stay = f"--retain keeps the last {last}" if last > 1 else "the newest always stays"
-            ways = [] if self.limits.retain == "consumed" else ["retain fewer chunks"]
-            return f"no consumer needs what is on disk any more, but {stay}", ways
-        ago = age_of_oldest((keeper.cursor.updated_at for keeper in keepers if keeper.cursor is not None), now)
-        when = "without a cursor" if ago is None else f"whose cursor is {format_seconds(ago)} old"
-        # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
-        ways = [f"let {names} save checkpoints, and commit them (dataset.commit), more often"]
-        return f"chunk {keepers[0].chunks_before} and those after it are kept for {names}, {when}", ways
+            text = f"deadlock: {text}; {way}{kept.way and f' or {kept.way}'}"
+        dead = self._dead(keepers, now)
+        stalled = stuck or kept.by in ("all", "last") or bool(dead)
+        return Hold(text + dead, deadlock=deadlock, stalled=stalled)
 
     def _dead(self, consumers: Sequence[Consumer], now: float) -> str:
         """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
-        dead = [one for one in consumers if may_be_dead(one, now)]
+        # Silent for long, or with files that cannot be used.
+        dead = [one for one in consumers if one.problem or now - (seen_at(one) or -math.inf) >= SILENT_S]
         if not dead:
             return ""
         first = min(dead, key=lambda one: seen_at(one) or 0.0)
@@ -388,41 +351,41 @@ class Holdback:
         if now - self._looked_at < every_s:
             return False
         self._looked_at = now
-        try:
+        # Where they cannot be read, what was known stays true: consumers only come on, and for those that are not known
+        # nothing is deleted.
+        with self._told(_UNREAD):
             self._consumers = self.shelf.consumers(published)
-        except OSError as error:
-            # What was known stays true: consumers only come on, and for those that are not known nothing is deleted.
-            if self._blind != str(error):
-                self._blind = str(error)
-                self.warn(f"{self.shelf.name}: how far its consumers are cannot be read: {error}")
+        if _UNREAD in self._trouble:
             return False
-        self._blind = None
-        self._delete(published)
-        return True
-
-    def _delete(self, published: int) -> None:
         published = self.shelf.visible(published)
-        target = min(deletable(self._consumers, self.limits, published), self._first + DELETED_AT_ONCE)
-        if target <= self._first:
-            return
-        chunks = range(self._first, target)
-        size = self._size(chunks)
-        try:
-            self.shelf.retire(target, published, self.check)
-        except OSError as error:
-            if self._trouble != str(error):
-                self.warn(f"{self.shelf.name}: chunks that nobody needs cannot be deleted: {error}")
-            self._trouble = str(error)
-            # What is left of them is tried again at the next look.
-            target, size = self._first, size - self._size(chunks)
-        else:
-            self._trouble = None
-        self._first = target
-        if self.stock is not None:
-            self.stock = self.stock._replace(first=target, size=max(0, self.stock.size - size))
+        kept = why_kept(self._consumers, self.limits, published)
+        target = min(kept.before, self._first + DELETED_AT_ONCE)
+        if target > self._first:
+            chunks = range(self._first, target)
+            size = self._size(chunks)
+            with self._told(_UNDELETED):
+                self.shelf.retire(target, published, self.check)
+            if _UNDELETED in self._trouble:
+                # What is left of them is tried again at the next look.
+                target, size = self._first, size - self._size(chunks)
+            self._first = target
+            if self.stock is not None:
+                self.stock = self.stock._replace(first=target, size=max(0, self.stock.size - size))
+        return True
 
     def _size(self, chunks: range) -> int:
         return 0 if self.stock is None else sum(map(self.shelf.chunk_size, chunks))
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Warns of an OSError instead of raising it, once as long as it stays the same."""
+        before = self._trouble.pop(what, None)
+        try:
+            yield
+        except OSError as error:
+            self._trouble[what] = str(error)
+            if before != str(error):
+                self.warn(f"{self.shelf.name}: {what}: {error}")
 
 
 def retry_s(held_s: float) -> float:

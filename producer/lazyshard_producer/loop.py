@@ -6,24 +6,30 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import CheckedLines, EncodedRow, check_encoded, check_lines, without_array_keys
+from lazyshard.format.names import END
+from lazyshard.format.records import End
 from lazyshard.format.row import check_row
+from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
-from lazyshard_producer.display import Display, Metrics, Outcome, Reason, Tally
+from lazyshard_producer.display import Display, Outcome, Reason, Tally
+from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.holding import Holdback, hint
-from lazyshard_producer.out_directory import clear_journals, leftovers
+from lazyshard_producer.position import plain_name
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
 from lazyshard_producer.shipping import Destination
+from lazyshard_producer.sources.files import file_size
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count
 
@@ -34,9 +40,7 @@ class Pace:
     """Spreads rows evenly, so many a second, from `now` on, which is seconds of a monotonic clock as in its methods."""
 
     def __init__(self, rate: float, now: float) -> None:
-        self._rate = rate
-        self._start = now
-        self._taken = 0
+        self._rate, self._start, self._taken = rate, now, 0
 
     def delay(self, now: float) -> float:
         """Returns in how many seconds the next row is due; 0 if it is."""
@@ -65,44 +69,50 @@ class _SignalCame(Exception):
     """A signal asks to stop."""
 
 
+Load = Callable[[], Settings]
+"""Reads the settings anew; there is none without a configuration file."""
+
+
 @dataclass(eq=False)
 class RowLoop:
     """Moves the rows of a run into its writer, `rows` so far, and tells display and metrics of it."""
 
     settings: Settings  # as the user knows them; they may change while it runs
-    inner: Settings  # those that it was begun with, for the directory in which it publishes
     writer: ChunkWriter
     destination: Destination
     display: Display
-    metrics: Metrics
     stop: Stop
-    load: Callable[[], Settings] | None = None  # reads the settings anew; None where there is no configuration file
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    load: Load | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, init=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, init=False)
     rows: int = 0
     _ending: bool = False
     _bytes: int = 0  # of the open chunk
     _beat: float | None = None
 
-    def __post_init__(self) -> None:
-        """Makes what says so where the filesystem, a source or a function does not answer."""
-        self._watchdog = Watchdog(self.display.warn)
-
     def publish(self) -> Outcome:
         """Publishes all rows and closes the writer, unless something raises."""
-        writer, display, destination = self.writer, self.display, self.destination
+        writer, display, settings = self.writer, self.display, self.settings
+        inner = replace(settings, out=str(writer.directory), spool=None)
+        # What another program left there is no position, and is refused as such.
+        committed = (writer.source or {}) if writer.published_chunks else None
+        samples, check = writer.published_samples, writer.check_owner
+        # It says so where the filesystem, a source or a function does not answer.
+        watchdog = self._watchdog = Watchdog(display.warn)
         with contextlib.ExitStack() as sources:
-            # What another program left there is no position, and is refused as such.
-            committed = (writer.source or {}) if writer.published_chunks else None
-            samples, check, watchdog = writer.published_samples, writer.check_owner, self._watchdog
-            pipeline = Pipeline(
-                self.inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
+            pipeline = self._pipeline = Pipeline(
+                inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
             )
             sources.callback(pipeline.close)
-            self.begin(pipeline)
-            sources.callback(self._watchdog.close)
-            display.start(destination.shelf.name, self._tally())
-            self._watchdog.start()
+            sources.callback(watchdog.close)
+            self._started = self._figures_due = self.clock()
+            self._show_due = self._started + display.every_s
+            self._before, self._refused = writer.samples, pipeline.stats.refusals.count
+            self._pace: Pace | None = None
+            self._gate = self.destination.gate(None)
+            self._take_settings(settings, replace(settings, rate=None, limits=Limits()))
+            display.start(self.destination.shelf.name, self._tally())
+            watchdog.start()
             if self.move():
                 return self._end()
             tally = self._tally()
@@ -111,62 +121,55 @@ class RowLoop:
             writer.close(end=False)
             # The chunk in hand is published by now.
             tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
-            destination.settle(writer.published_chunks, display.wait)
+            self.destination.settle(writer.published_chunks, display.wait)
             return stopped(self.settings, self.stop, tally)
 
     def _end(self) -> Outcome:
         """Ends the stream, all rows being in it."""
-        out, writer, stats = self.inner.out, self.writer, self._pipeline.stats
-        self._watchdog.ask(lambda: f"writing to {out}")
-        last = stats.reached()
+        writer, stats = self.writer, self._pipeline.stats
+        with self._watched():
+            last = stats.reached()
         if not self.rows and not writer.published_samples:
             # A stream without a row is not to pass for what was asked for.
             stats.refusals.check_empty(stats.rows)
             if stats.rows:
                 left_out = f"--where or --transform left out all of {count(stats.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
-        writer.close(end=True, source=last.encode(self._pipeline.names, end=True))
-        self._watchdog.answered()
-        clear_journals(out)
-        for note in leftovers(last, [source.path for source in self.inner.sources]):
-            self.display.warn(note)
+        with self._watched():
+            writer.close(end=True, source=last.encode(self._pipeline.names, end=True))
+        clear_journals(writer.directory)
+        since = "since its end was read; they are not in the stream"
+        for entry, one in zip(last.sources, self.settings.sources, strict=False):
+            if entry and entry["kind"] == "jsonl" and (more := file_size(one.path) - entry["offset"]) > 0:
+                self.display.warn(f"{plain_name(one.path)}: has grown by {count(more, 'byte')} {since}")
         there = self.destination.settle(writer.published_chunks, self.display.wait)
         tally = self._tally()
         return Outcome("finished", self.settings.out, tally) if there else stopped(self.settings, self.stop, tally)
 
-    def begin(self, pipeline: Pipeline) -> None:
-        """Begins to count."""
-        self._pipeline = pipeline
-        self._started = self._figures_due = self.clock()
-        self._show_due = self._started + self.display.every_s
-        self._before = self.writer.samples
-        self._refused = pipeline.stats.refusals.count
-        self._take_settings(self.settings, None)
-
-    def _take_settings(self, new: Settings, old: Settings | None) -> None:
-        """Sets the pace, and what is asked before each chunk; None: there is no limit."""
+    def _take_settings(self, new: Settings, old: Settings) -> None:
+        """Sets the pace, and what is asked before each chunk, where they are others now; None: there is no limit."""
         self.settings, writer = new, self.writer
-        if old is None or new.rate != old.rate:
+        if new.rate != old.rate:
             self._pace = None if new.rate is None else Pace(new.rate, self.clock())
-        if old is None or new.limits != old.limits:
+        if new.limits != old.limits:
             holdback = None
             if new.limits != Limits():
                 size, warn = writer.samples_per_chunk, self.display.warn
                 holdback = Holdback(new.limits, self.destination.shelf, size, check=writer.check_owner, warn=warn)
             self._gate = self.destination.gate(holdback)
-        if old is not None and new.log_every_s != old.log_every_s:
+        if new.log_every_s != old.log_every_s:
             self.display.log_every(new.log_every_s)
         self._pipeline.stats.refusals.most = new.max_bad_rows
 
     def _tally(self) -> Tally:
         """Returns how far the run is."""
-        stats = self._pipeline.stats
+        stats, writer = self._pipeline.stats, self.writer
         read, there, blank = stats.mixer.totals()
         return Tally(
-            samples=self.writer.samples,
-            published=self.writer.published_samples,
-            chunks=self.writer.published_chunks,
-            new=self.writer.samples - self._before,
+            samples=writer.samples,
+            published=writer.published_samples,
+            chunks=writer.published_chunks,
+            new=writer.samples - self._before,
             blank_lines=blank,
             duplicate_key_rows=stats.duplicate,
             bytes=read,
@@ -177,10 +180,7 @@ class RowLoop:
         )
 
     def move(self) -> bool:
-        """Moves rows until the reader ends (True) or a signal asks to stop (False).
-
-        A chunk's last row is written together with the position after it: that is what a restart goes on from.
-        """
+        """Moves rows until the reader ends (True) or a signal asks to stop (False)."""
         with contextlib.suppress(_SignalCame):
             while True:
                 self._look()
@@ -188,7 +188,7 @@ class RowLoop:
                 if batch is None:
                     return self.stop.requested is None
                 if len(batch.lines):
-                    self._over()
+                    self._tell(None)
                     self._write(batch)
                 elif reason := self._pipeline.stats.mixer.wait(SLICE_S):
                     size = self.writer.samples_per_chunk
@@ -198,7 +198,7 @@ class RowLoop:
         return False
 
     def _look(self) -> None:
-        """Looks at signals and clock."""
+        """Looks at signals and clock, and shows how far it is where it is time for that."""
         if self.stop.requested is not None:
             raise _SignalCame
         if self.stop.end_requested and not self._ending:
@@ -207,27 +207,23 @@ class RowLoop:
         if self.stop.take_reload():
             self._take_settings(reload_settings(self.settings, self.load, self.display), self.settings)
         self.destination.check()
-        self._show()
-
-    def _show(self) -> None:
-        """Shows how far it is, where it is time for that."""
         now = self.clock()
         if now >= self._show_due:
             self._show_due = now + self.display.every_s
             self.display.show(self._tally())
-        if self.metrics.address is None or now < self._figures_due:
+        if self.display.metrics.address is None or now < self._figures_due:
             return
-        self._figures_due = now + FIGURES_S
+        self._figures_due, metrics = now + FIGURES_S, self.display.metrics
         before, self._refused = self._refused, self._pipeline.stats.refusals.count
         kind: Literal["skipped", "quarantined"] = "skipped" if self.settings.on_bad_row == "skip" else "quarantined"
-        self.metrics.refused(kind, self._refused - before)
+        metrics.refused(kind, self._refused - before)
         # What cannot be had now is left as it was.
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
             consumers = self.destination.shelf.consumers(published)
             ahead = max(0, published - min(map(hint, consumers))) if consumers else None
-            self.metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
-            self.metrics.disk(self.destination.shelf.used_bytes(published))
+            metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
+            metrics.disk(self.destination.shelf.used_bytes(published))
 
     def _write(self, batch: Batch) -> None:
         at, stop = 0, len(batch.lines)
@@ -240,47 +236,42 @@ class RowLoop:
                 at += self._move(batch, at, due)
             self._look()
 
-    def _move(self, batch: Batch, at: int, count: int) -> int:
+    def _move(self, batch: Batch, at: int, most: int) -> int:
         """Writes rows of a batch from index `at` on, at most so many; returns how many were dealt with."""
-        lines, refused = _sound(batch.lines[at : at + count])
-        written = 0
-        if lines:
-            checked = _checked(lines, arrays=self.writer.arrays)
-            for index in checked.duplicates:
-                if not batch.checked:
-                    self._pipeline.stats.count_duplicate(batch.place(at + index))
-            written = len(checked)
+        checked = _checked(batch.lines[at : at + most], arrays=self.writer.arrays)
+        written = len(checked)
+        if written:
+            for index in () if batch.checked else checked.duplicates:
+                self._pipeline.stats.count_duplicate(batch.place(at + index))
             if batch.tokens is not None:
                 checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
-            refused = checked.refused or refused
-        if written:
             fills, source = written == self.writer.room, None
             if fills:
                 source = batch.position(at + written - 1).encode(self._pipeline.stats.mixer.names)
-            with contextlib.suppress(RowInvalid):  # that of `refused`
+            with contextlib.suppress(RowInvalid):  # that of `checked`
                 self.writer.write_lines(checked, source=source)
             self.rows += written
             self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
-            self.metrics.taken(batch.place(at).file, written)
+            self.display.metrics.taken(batch.place(at).file, written)
             if fills:
                 chunks, size = self.writer.published_chunks, self.writer.samples_per_chunk
-                self.metrics.published(chunks, size, self._bytes, self.writer.publish_s)
+                self.display.metrics.published(chunks, size, self._bytes, self.writer.publish_s)
                 self._bytes = 0
                 if self._gate is not None:
                     self.writer.settle()
                     self._gate.after_publish(self.writer.published_chunks)
         if self._pace is not None:
             self._pace.take(written)
-        if refused is None or written == count:
+        if checked.refused is None:
             return written
-        batch.refuse(at + written, refused)
+        batch.refuse(at + written, checked.refused)
         return written + 1
 
     def _due(self, most: int) -> int:
         """Returns how many of so many rows may be written now, waiting for the first."""
         while (pace := self._pace) is not None:
             if due := pace.due(self.clock()):
-                self._over()
+                self._tell(None)
                 return min(due, most)
             # In slices: the rate may be another one by then.
             self._pause(min(pace.delay(self.clock()), SLICE_S), "rate", "the next row is due by --rate")
@@ -301,7 +292,7 @@ class RowLoop:
                 # It may never end by itself.
                 self.display.warn(held.reason)
             self._pause(held.retry_s, "deadlock" if held.deadlock else "limit", held.reason)
-        self._over()
+        self._tell(None)
 
     def _pause(self, seconds: float, why: Reason, text: str) -> None:
         due = self.clock() + seconds
@@ -311,16 +302,22 @@ class RowLoop:
             self.sleep(min(left, SLICE_S))
         self._look()
 
-    def _tell(self, why: Reason, text: str) -> None:
-        now = self.clock()
+    def _tell(self, why: Reason | None, text: str = "") -> None:
+        """Says that it waits, once that has lasted a moment, and for what; None: that it no longer does."""
+        waits, now = self.writer.state == "waiting", self.clock()
+        self._beat = None if why is None else now if self._beat is None else self._beat
         if self._beat is None:
-            # Short waits are nobody's concern.
-            self._beat = now
-        elif now - self._beat > (WAIT_BEAT_S if self.writer.state == "waiting" else 2 * SLICE_S):
+            if not waits:
+                return
+            self.writer.state = "running"
+        else:
+            if now - self._beat <= (WAIT_BEAT_S if waits else 2 * SLICE_S):
+                return
             with self._watched():
                 self.writer.heartbeat("waiting", text)
-            self._wait(why, text)
             self._beat = now
+        self.display.wait(text or None)
+        self.display.metrics.waits(why)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -331,19 +328,8 @@ class RowLoop:
         finally:
             self._watchdog.answered()
 
-    def _over(self) -> None:
-        if self._beat is not None:
-            self._beat = None
-            if self.writer.state == "waiting":
-                self.writer.state = "running"
-                self._wait(None, None)
 
-    def _wait(self, why: Reason | None, text: str | None) -> None:
-        self.display.wait(text)
-        self.metrics.waits(why)
-
-
-def reload_settings(old: Settings, load: Callable[[], Settings] | None, display: Display) -> Settings:
+def reload_settings(old: Settings, load: Load | None, display: Display) -> Settings:
     """Returns the settings to go on with, and tells what changes. Raises nothing."""
     if load is None:
         display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
@@ -353,14 +339,13 @@ def reload_settings(old: Settings, load: Callable[[], Settings] | None, display:
     except (LazyShardError, OSError) as error:
         display.warn(f"nothing is reloaded: {error}")
         return old
-    taken = [option.field for option in OPTIONS if option.reload and option.owner is Settings]
-    if new.on_bad_row != old.on_bad_row:  # with another policy its number means something else
-        taken.remove("max_bad_rows")
     refused = ["source"] if new.sources != old.sources else []
     refused += [option.name for option in OPTIONS if not option.reload and option.of(old) != option.of(new)]
     for name in refused:
         display.warn(f"{name} cannot change while it runs; stop it and start it again for that")
-    settings = replace(old, limits=new.limits, **{name: getattr(new, name) for name in taken})
+    # With another policy the number of bad rows means something else.
+    most = new.max_bad_rows if new.on_bad_row == old.on_bad_row else old.max_bad_rows
+    settings = replace(old, limits=new.limits, rate=new.rate, log_every_s=new.log_every_s, max_bad_rows=most)
     changed = [one for one in OPTIONS if one.of(old) != one.of(settings)]
     changes = ", ".join(f"{one.name} from {one.show(old)} to {one.show(settings)}" for one in changed)
     display.note(f"reloaded: {changes or 'nothing has changed'}")
@@ -373,38 +358,36 @@ def stopped(settings: Settings, stop: Stop, tally: Tally | None = None) -> Outco
     return Outcome(end, settings.out, tally or Tally(sources=len(settings.sources)))
 
 
-def _sound(lines: Sequence[bytes | EncodedRow | RowInvalid]) -> tuple[Sequence[bytes | EncodedRow], RowInvalid | None]:
-    """Returns the lines before the first that its source could not give, and why it could not."""
-    for index, line in enumerate(lines):
-        if isinstance(line, RowInvalid):
-            return lines[:index], line  # type: ignore[return-value]
-    return lines, None  # type: ignore[return-value]
+def clear_journals(out: Path) -> None:
+    """Removes the journals of followed directories from a stream that has ended, but those that tell what was read."""
+    with contextlib.suppress(OSError, LazyShardError):
+        end = End.decode(read_file(out / END), str(out / END))
+        remove_journals(out / DIRECTORY, named_journals(end.source))
 
 
-def _checked(lines: Sequence[bytes | EncodedRow], *, arrays: bool) -> CheckedLines:
+def _checked(lines: Sequence[Any], *, arrays: bool) -> CheckedLines:
+    """Checks rows up to the first that is none, or that its source could not give: see `CheckedLines.refused`."""
+    sound = next((index for index, line in enumerate(lines) if isinstance(line, RowInvalid)), len(lines))
+    if sound < len(lines):
+        none = np.empty(0, np.uint64)
+        checked = _checked(lines[:sound], arrays=arrays) if sound else CheckedLines(b"", none, none)
+        return checked if checked.refused is not None else replace(checked, refused=lines[sound])
     if set(map(type, lines)) == {bytes}:
-        plain = check_lines(lines)  # type: ignore[arg-type]
+        plain = check_lines(lines)
         # The writer would refuse the same ones, but whoever refuses must know how many rows are left.
         return without_array_keys(plain) if arrays else plain
     # Rows of a stream that tells their lengths may come with rows that tell none.
     rows = [EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines]
     if not arrays:
         return replace(check_encoded(rows), arrays=None)
-    refused = _first_without_its_arrays(rows)
-    checked = check_encoded(rows if refused is None else rows[: refused.index])
-    return checked if refused is None or checked.refused is not None else replace(checked, refused=refused)
-
-
-def _first_without_its_arrays(rows: Sequence[EncodedRow]) -> RowInvalid | None:
-    """Returns why the first row is refused that has none of the arrays that it describes, with its `index`.
-
-    In a stream without arrays, of which it may come, what looks like a description is a value like any other.
-    """
+    # Why the first row is refused that has none of the arrays that it describes. In a stream without arrays, of which
+    # it may come, what looks like a description is a value like any other.
     for index, row in enumerate(rows):
         if not row.arrays and may_hold_arrays(row.line):
             try:
                 fill_row(check_row(row.line), np.empty(0, np.uint8))
             except RowInvalid as refused:
                 refused.index = index
-                return refused
-    return None
+                checked = check_encoded(rows[:index])
+                return checked if checked.refused is not None else replace(checked, refused=refused)
+    return check_encoded(rows)

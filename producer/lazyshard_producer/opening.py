@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,25 +16,22 @@ from lazyshard.format.records import Encoding
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following.directory import FollowedDirectory
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.files import open_source_file, read_magic, refuse_os_error, refuse_source, refusing
+from lazyshard_producer.sources.generator import GeneratorSource
+from lazyshard_producer.sources.indexed import IndexedSource
+from lazyshard_producer.sources.lines import JsonLinesFile
+from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source
+from lazyshard_producer.sources.stream import StreamSource, is_stream, open_reader
+from lazyshard_producer.sources.tables import TableSource, is_hugging_face
 
-_MAGIC: Final = {
-    b"\x1f\x8b": "jsonl.gz",
-    b"\x28\xb5": "jsonl.zst",
-    b"PA": "parquet",
-    b"AR": "arrow",
-    b"\xff\xff": "arrow",
-}
-"""How files of each kind begin that have no telling name; the last one is an Arrow stream."""
-
+# How files of each kind begin that have no telling name; the last one is an Arrow stream.
+_MAGIC: Final = {b"\x1f\x8b": "jsonl.gz", b"(\xb5": "jsonl.zst", b"PA": "parquet", b"AR": "arrow", b"\xff\xff": "arrow"}
 _TABLES: Final = (".parquet", ".arrow")
-
-_PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}
-"""Kinds of which a file has to be by its name, unless it is plain text."""
-
+_PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}  # kinds by name, of what is no plain text
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -74,9 +71,6 @@ def source_kind(settings: SourceSettings) -> str:
 
 
 def _directory_kind(path: str) -> str:
-    from lazyshard_producer.sources.stream import is_stream
-    from lazyshard_producer.sources.tables import is_hugging_face
-
     try:
         with refusing(path):
             if is_stream(path):
@@ -98,51 +92,56 @@ def _directory_kind(path: str) -> str:
     raise refuse_source(path, "a file", "a directory", f" that is neither a stream nor a saved data set; {hint}")
 
 
+_OPENERS: Final[dict[str, Callable[[SourceSettings, dict[str, Any] | None, Context], Source]]] = {
+    "jsonl": JsonLinesFile,
+    "jsonl.gz": CompressedJsonLines,
+    "jsonl.zst": CompressedJsonLines,
+    "stdin": StandardInput,
+    "follow": FollowedDirectory,
+    "megatron": IndexedSource,
+    "stream": StreamSource,
+    "python": GeneratorSource,
+}
+
+
 def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:
     """Opens a source at a position, None for its start."""
-    # Each kind is imported only where it is used: some take long, some need packages of their own.
-    match source_kind(settings):
-        case "jsonl":
-            from lazyshard_producer.sources.lines import JsonLinesFile
-
-            return JsonLinesFile(settings, position, context)
-        case "jsonl.gz" | "jsonl.zst" | "stdin" as kind:
-            from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
-
-            return (StandardInput if kind == "stdin" else CompressedJsonLines)(settings, position, context)
-        case "follow":
-            from lazyshard_producer.following.directory import FollowedDirectory
-
-            return FollowedDirectory(settings, position, context)
-        case "parquet" | "arrow" | "huggingface" as kind:
-            from lazyshard_producer.sources.tables import TableSource
-
-            return TableSource(kind, settings.path, position, context)
-        case "megatron":
-            from lazyshard_producer.sources.indexed import IndexedSource
-
-            return IndexedSource(settings, position, context)
-        case "stream":
-            from lazyshard_producer.sources.stream import StreamSource
-
-            return StreamSource(settings, position, context)
-        case _:
-            from lazyshard_producer.sources.generator import GeneratorSource
-
-            return GeneratorSource(settings, position, context)
+    kind = source_kind(settings)
+    if kind in _OPENERS:
+        return _OPENERS[kind](settings, position, context)
+    return TableSource(kind, settings.path, position, context)
 
 
 def check_sources(settings: Settings) -> None:
-    """Checks that every source can be read as far as that can be told without making anything."""
-    context = Context(Path(settings.out), settings.max_row_bytes)
+    """Checks that every source can be read as far as that can be told without making anything, and is given once."""
+    context, stream = Context(Path(settings.out), settings.max_row_bytes), _real(settings.out)
+    seen: dict[tuple[int, int], str] = {}
     for source in settings.sources:
         kind = source_kind(source)
         if kind == "jsonl":
             open_source_file(source.path).close()
         elif kind not in ("stdin", "follow"):  # these are not opened for a try
             open_source(source, None, context).close()
-    _check_distinct([source.path for source in settings.sources], settings.out)
-    _check_apart(settings.sources)
+    for source in settings.sources:
+        path = source.path
+        try:
+            status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
+        except (OSError, ValueError):
+            continue  # no file, or none that can be had: opening it says so
+        before = seen.setdefault((status.st_dev, status.st_ino), path)
+        if before is not path:
+            raise refuse_source(path, "every source once", f"the same file as {before}")
+        if path != STANDARD_INPUT and stream in ((real := _real(path)), *real.parents):
+            raise refuse_source(path, f"a file outside the stream's directory {settings.out}", "one inside it")
+    files = [(source.path, _real(source.path)) for source in settings.sources]
+    for directory in settings.sources:
+        if os.path.isdir(directory.path):
+            place, rules = _real(directory.path), NameRules(directory.pattern, directory.marker, directory.end_marker)
+            for path, file in files:
+                part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
+                if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
+                    given = f"a file of {directory.path}"
+                    raise refuse_source(path, "every source once", given, ", which is given too")
 
 
 def check_not_own(settings: Settings) -> None:
@@ -150,9 +149,8 @@ def check_not_own(settings: Settings) -> None:
     out = stream_path(settings.out) if is_url(settings.out) else _real(settings.out)
     for source in settings.sources:
         remote, path = is_url(source.path), source.path
-        if not remote and (source.follow or not os.path.isdir(path) or source_kind(source) != "stream"):
-            continue
-        if (stream_path(path) if remote else _real(path)) in (out, *out.parents):
+        stream = remote or (not source.follow and os.path.isdir(path) and source_kind(source) == "stream")
+        if stream and (stream_path(path) if remote else _real(path)) in (out, *out.parents):
             raise refuse_source(plain_name(path), "a stream apart from --out", "the same, or one around it")
 
 
@@ -160,42 +158,11 @@ def _real(path: str) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_distinct(paths: Sequence[str], out: str) -> None:
-    seen: dict[tuple[int, int], str] = {}
-    stream = _real(out)
-    for path in paths:
-        try:
-            status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
-        except (OSError, ValueError):
-            continue  # no file, or none that can be had: opening it says so
-        identity = (status.st_dev, status.st_ino)
-        if identity in seen:
-            raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
-        seen[identity] = path
-        if path != STANDARD_INPUT and stream in ((real := _real(path)), *real.parents):
-            raise refuse_source(path, f"a file outside the stream's directory {out}", "one inside it")
-
-
-def _check_apart(sources: Sequence[SourceSettings]) -> None:
-    directories = [source for source in sources if os.path.isdir(source.path)]
-    files = [_real(source.path) for source in sources] if directories else []
-    for directory in directories:
-        place, rules = _real(directory.path), NameRules(directory.pattern, directory.marker, directory.end_marker)
-        for file, source in zip(files, sources, strict=True):
-            part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
-            if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
-                actual = f"a file of {directory.path}"
-                raise refuse_source(source.path, "every source once", actual, ", which is given too")
-
-
 def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None:
     """Returns whether the rows of a source that is a stream may hold arrays, and what they are encoded with."""
-    if settings.follow or not (is_url(settings.path) or os.path.isdir(settings.path)):
+    there = is_url(settings.path) or os.path.isdir(settings.path)
+    if settings.follow or not there or source_kind(settings) != "stream":
         return None
-    if source_kind(settings) != "stream":
-        return None
-    from lazyshard_producer.sources.stream import open_reader
-
     reader = open_reader(settings.path)
     return reader.arrays, reader.encoding
 

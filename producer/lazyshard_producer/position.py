@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -81,9 +80,7 @@ class RunPosition:
         return {"version": VERSION, **values, "sources": entries, **lists}
 
 
-@cache
-def _reads() -> TypeAdapter[RunPosition]:
-    return TypeAdapter(RunPosition)
+_READER: Final = TypeAdapter(RunPosition)
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
@@ -99,7 +96,7 @@ def decode_position(value: Any, directory: str) -> RunPosition:
     entries = [None if entry["kind"] is None else entry for entry in sources]
     try:
         # As JSON, of which a list is a tuple also where types are strict.
-        position = _reads().validate_json(orjson.dumps({**value, "sources": entries}), strict=True)
+        position = _READER.validate_json(orjson.dumps({**value, "sources": entries}), strict=True)
     except ValidationError as cause:
         first = cause.errors()[0]
         raise _mismatch(directory, "source positions", f"{first['msg']} - at {first['loc']}") from None
@@ -113,8 +110,8 @@ def decode_position(value: Any, directory: str) -> RunPosition:
 
 
 def _mismatch(directory: str, expected: str, actual: str) -> StreamMismatch:
-    message = _no_position(directory, expected, actual)
-    return StreamMismatch(message, directory=directory, expected=expected, actual=actual)
+    text = str(refuse_position(directory, expected, actual))
+    return StreamMismatch(text, directory=directory, expected=expected, actual=actual)
 
 
 def source_names(value: Any) -> list[str]:
@@ -205,8 +202,7 @@ class FilePosition(NamedTuple):
 def read_entry(entry: dict[str, Any], name: str, *kinds: str, **fields: type) -> tuple[Any, ...]:
     """Returns fields, by their types, of the entry of the source of this name and of one of these kinds.
 
-    Raises:
-        SourceRefused: it is another one's, or a field is missing or wrong.
+    Raises SourceRefused: it is another one's, or a field is missing or wrong.
     """
     if entry.get("kind") not in kinds:
         expected = f"a source of kind {' or '.join(map(repr, kinds))}"
@@ -224,18 +220,12 @@ def _is_field(value: Any, kind: type) -> bool:
 
 
 def plain_name(path: str) -> str:
-    """Returns a path as JSON can hold it: bytes of a file name that are no UTF-8 become backslash escapes.
-
-    Of a URL the credentials are left out: the text is kept in seals.
-    """
+    """Returns a path as JSON can hold it: bytes that are no UTF-8 as backslash escapes, a URL without credentials."""
     return redact(path).encode("utf-8", "backslashreplace").decode()
 
 
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
     """Returns the error for a source whose position in the last seal cannot be gone on from."""
-    return SourceRefused(_no_position(name, expected, actual), file=name, expected=expected, actual=actual)
-
-
-def _no_position(name: str, expected: str, actual: str) -> str:
     what = "the stream's last seal holds no position to go on from"
-    return f"{name}: {what}: expected {expected}, found {actual}; choose another --out"
+    text = f"{name}: {what}: expected {expected}, found {actual}; choose another --out"
+    return SourceRefused(text, file=name, expected=expected, actual=actual)

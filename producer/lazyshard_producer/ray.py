@@ -13,12 +13,13 @@ directory, in parallel and on any machine that has it. A thread of the driver pu
 tasks, while others still run. Columns of tensors become nested arrays; those of Python objects, which Ray keeps
 pickled, are refused.
 
-A piece holds the rows of one write task, in one file under `STREAM/.ray/WRITE/`, named after its task:
+A piece holds the rows of one write task in parts of some MiB, the last of which is empty, in one file under
+`STREAM/.ray/WRITE/`, named after its task. A part:
 
-    rows                n lines of JSON, each with its newline
-    ends                n × u64, little-endian: row i ends before byte ends[i]
+    rows                n: u64, little-endian, as are the others
+    ends                n × u64: row i ends before byte ends[i]
     digests             n × u64: XXH3 of each row
-    trailer             8 bytes of magic, n, and how many bytes the rows have (u64 each)
+    data                n lines of JSON, each with its newline
 
 It is renamed when it is whole and on the device. A task that Ray runs again replaces what it left before.
 """
@@ -28,15 +29,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import secrets
 import shutil
-import struct
 import threading
 import time
 import uuid
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,13 +46,10 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, StreamMismatch, WriterFailed
 from lazyshard.format.batch import CheckedLines
-from lazyshard.format.names import seal_name
 from lazyshard.format.records import check_samples_per_chunk
-from lazyshard.format.seal import Seal
 from lazyshard.store.durable import create, rename, sync, write_all
-from lazyshard.store.files import check_folder, open_file, read_file
+from lazyshard.store.files import OpenFile, check_folder, open_file, read_seal
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.source import PIECE_ROWS
@@ -64,12 +61,10 @@ except ImportError as cause:
     needs = "lazyshard_producer.ray needs Ray Data, which cannot be imported: pip install 'lazyshard[ray]'"
     raise ExtraMissing(needs, package="ray", extra="ray") from cause
 
-POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill, and a look costs one listing
+POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill
 MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
 _HEARTBEAT_S: Final = 5.0
-_SLICE_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time
-_MAGIC: Final = b"LSPIECE1"
-_TRAILER: Final = struct.Struct("<8sQQ")
+_PART_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time, but for longer rows
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
 _FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
 
@@ -97,7 +92,7 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = MAX_ROW_BYTES
+        self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = 64 << 20
     ) -> None:
         self._samples_per_chunk = check_samples_per_chunk(samples_per_chunk)
         # Workers have other current directories.
@@ -118,14 +113,11 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         if not DataContext.get_current().execution_options.preserve_order:
             _log.warning(
                 "%s: Ray may hand out the blocks in another order each time, so this write can be completed but not "
-                "gone on with if the driver dies; set execution_options.preserve_order = True to have both",
+                "gone on with if the driver dies: set execution_options.preserve_order = True",
                 self._directory,
             )
         # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
-        try:
-            left = list(check_folder(self._folder.parent).iterdir())
-        except FileNotFoundError:
-            left = []
+        left = list(check_folder(self._folder.parent).iterdir()) if self._folder.parent.exists() else []
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
         try:
             for folder in left:
@@ -154,9 +146,8 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
     def on_write_failed(self, error: Exception) -> None:
         """Stops publishing; what is published stays. Called by Ray, on the driver."""
         self.close()
-        failure = self._committer.failure if self._committer is not None else None
-        if failure is not None and failure is not error:
-            raise failure from error
+        if self._committer is not None and self._committer.failure not in (None, error):
+            raise self._committer.failure from error
 
     def close(self) -> None:
         """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
@@ -168,14 +159,11 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         return "LazyShard"
 
 
-def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[list[bytes]]:
-    """Yields the rows of a task's blocks in order, each a line of JSON with its newline, some hundred at a time.
-
-    Raises RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
-    """
+def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[bytes]:
+    """Yields the rows of a task's blocks in order, lines of JSON. Raises RowInvalid with the number of the row."""
 
     def refuse(reason: str, row: int) -> RowInvalid:
-        advice = "mend it in the data set (map, filter, drop_columns), and write it again"
+        advice = "fix it in the data set (map, filter, drop_columns), and write it again"
         return RowInvalid(f"{task}, row {row}: {reason}; {advice}", reason=reason, file=task, line=row)
 
     pa = load_pyarrow(task)
@@ -190,13 +178,11 @@ def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iter
         except ValueError as cause:
             raise refuse(str(cause), row + 1) from cause
         for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
-            lines: list[bytes] = []
             for line in encoder.encode(batch):
                 row += 1
                 if isinstance(line, RowInvalid):
                     raise refuse(line.reason or str(line), row)
-                lines.append(line)
-            yield lines
+                yield line
 
 
 def _without_tensors(pa: Any, table: Any) -> Any:
@@ -219,13 +205,8 @@ def piece_path(folder: Path, task: int) -> Path:
     return folder / f"{task:08d}.piece"
 
 
-def list_pieces(folder: Path) -> set[int]:
-    """Returns the tasks whose pieces are there. A hint: on a network filesystem it may lag by seconds."""
-    return {int(found[1]) for found in map(re.compile(r"([0-9]{8,18})\.piece").fullmatch, os.listdir(folder)) if found}
-
-
-def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> None:
-    """Writes the piece of a task durably, or nothing; rows are lines with their newlines. Memory: 16 bytes a row."""
+def write_piece(folder: Path, task: int, lines: Iterable[bytes]) -> None:
+    """Writes the piece of a task durably, or nothing; rows are lines with their newlines."""
     temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
     try:
         fd = create(temporary)
@@ -233,16 +214,16 @@ def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> 
         directory = folder.parent.parent
         why = f"the driver no longer publishes, or does not share {directory} with this machine; see its log"
         raise WriterFailed(f"{folder}: {why}", directory=str(directory)) from cause
-    ends, digests, length = array("Q"), array("Q"), 0
     try:
-        for lines in batches:
-            for line in lines:
-                length += len(line)
-                ends.append(length)
-                digests.append(xxhash.xxh3_64_intdigest(line))
-            write_all(fd, b"".join(lines))
-        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (ends, digests)]
-        write_all(fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(ends), length))
+        part: list[bytes] = []
+        size = 0
+        for line in lines:
+            if part and size + len(line) > _PART_BYTES:
+                write_all(fd, _part(part))
+                part, size = [], 0
+            part.append(line)
+            size += len(line)
+        write_all(fd, (_part(part) if part else b"") + _part([]))
         sync(fd)
         rename(temporary, piece_path(folder, task))
     finally:
@@ -250,62 +231,45 @@ def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> 
         temporary.unlink(missing_ok=True)
 
 
-class PieceReader:
-    """Reads a piece, in ranges of rows. Row i ends before byte ends[i]. Memory: 16 bytes a row."""
+def _part(lines: list[bytes]) -> bytes:
+    ends, digests = np.cumsum([len(line) for line in lines]), list(map(xxhash.xxh3_64_intdigest, lines))
+    tables = [np.array(table, "<u8").tobytes() for table in (len(lines), ends, digests)]
+    return b"".join([*tables, *lines])
 
-    def __init__(self, path: Path) -> None:
-        self._file = open_file(path)
-        size = self._file.size
-        magic, rows, length = _TRAILER.unpack(self._bytes(max(size - _TRAILER.size, 0), _TRAILER.size))
-        if magic != _MAGIC or size != length + 16 * rows + _TRAILER.size:
-            raise self._corrupt("a whole piece", f"one of {size} bytes")
-        tables = np.frombuffer(self._bytes(length, 16 * rows), dtype="<u8").astype(np.uint64)
-        self.ends, self.digests = tables[:rows], tables[rows:]
 
-    def __len__(self) -> int:
-        """Rows."""
-        return len(self.digests)
+def read_piece(file: OpenFile) -> Iterator[CheckedLines]:
+    """Yields the rows of a piece, part by part. Raises ChunkCorrupt: it is not as it was written."""
 
-    def fit(self, first: int, most: int) -> int:
-        """Returns the end of a range from `first` on of so many rows that are in memory at once, at least one."""
-        last = int(np.searchsorted(self.ends, np.uint64(self._start(first) + _SLICE_BYTES), side="right"))
-        return min(max(last, first + 1), first + most, len(self))
+    def corrupt(expected: str, actual: str) -> ChunkCorrupt:
+        lost = "the filesystem has lost or changed what a task wrote; run the same write again"
+        found = f"{file.path}: expected {expected}, found {actual}: {lost}"
+        return ChunkCorrupt(found, file=str(file.path), expected=expected, actual=actual)
 
-    def read(self, first: int, last: int) -> CheckedLines:
-        """Returns the rows of the half-open range [first, last), which is not empty."""
-        start = self._start(first)
-        data = self._bytes(start, int(self.ends[last - 1]) - start)
-        ends, digests = self.ends[first:last] - np.uint64(start), self.digests[first:last]
-        before, view = 0, memoryview(data)
-        for row, (end, expected) in enumerate(zip(ends.tolist(), digests.tolist(), strict=True), first):
-            actual = xxhash.xxh3_64_intdigest(view[before:end])
-            if actual != expected:
-                raise self._corrupt(f"XXH3 {expected:016x} of row {row}", f"{actual:016x}")
-            before = end
-        return CheckedLines(data=data, ends=ends, digests=digests)
+    at = row = 0
 
-    def _start(self, row: int) -> int:
-        return int(self.ends[row - 1]) if row else 0
-
-    def _bytes(self, offset: int, count: int) -> bytes:
-        with open(self._file.fd, "rb", closefd=False) as file:
-            file.seek(offset)
-            data = file.read(count)
-        if len(data) != count:
-            raise self._corrupt(f"{count} bytes at {offset}", f"{len(data)}")
+    def take(size: int) -> bytes:
+        nonlocal at
+        data = file.read(at, size) if at + size <= file.size else b""
+        if len(data) != size:
+            raise corrupt(f"{size} bytes at {at}", f"a piece of {file.size} bytes")
+        at += size
         return data
 
-    def _corrupt(self, expected: str, actual: str) -> ChunkCorrupt:
-        lost = "the filesystem has lost or changed what a task wrote; run the same write again"
-        found = f"{self._file.path}: expected {expected}, found {actual}: {lost}"
-        return ChunkCorrupt(found, file=str(self._file.path), expected=expected, actual=actual)
+    while rows := int.from_bytes(take(8), "little"):
+        ends, digests = np.frombuffer(take(16 * rows), "<u8").astype(np.uint64).reshape(2, rows)
+        data = take(int(ends[-1]))
+        bounds, view = pairwise([0, *ends.tolist()]), memoryview(data)
+        actual = np.array([xxhash.xxh3_64_intdigest(view[start:end]) for start, end in bounds], np.uint64)
+        for at_row in np.flatnonzero(actual != digests):
+            raise corrupt(f"XXH3 {digests[at_row]:016x} of row {row + at_row}", f"{actual[at_row]:016x}")
+        row += rows
+        yield CheckedLines(data, ends, digests)
 
 
 class Committer:
-    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end.
+    """Publishes pieces on a thread of its own, closes the writer, and removes the folder of pieces in the end.
 
-    A write that is started anew on a stream that was begun gives all rows again: those that are published are
-    recognised by their digests and passed over.
+    Of a write that is started anew, rows that are published are recognised by their digests and passed over.
     """
 
     def __init__(self, writer: ChunkWriter, folder: Path) -> None:
@@ -360,19 +324,25 @@ class Committer:
 
     def _publish_all(self) -> bool:
         """Publishes pieces until the last one (True), or until it is to stop (False)."""
-        next_task = 0
-        there: set[int] = set()
-        while self._tasks is None and not self._stopping:
-            if next_task not in there:
-                there = list_pieces(self._folder)
-            if next_task in there:
-                self._publish(next_task, 0.0)
-                next_task += 1
-            else:
+        task, missing_since = 0, None
+        while not self._stopping:
+            if (tasks := self._tasks) is not None:
+                at = bisect_left(tasks, task)
+                if at == len(tasks):
+                    break
+                task = tasks[at]
+            try:
+                piece = open_file(piece_path(self._folder, task))
+            except FileNotFoundError:
+                if tasks is not None:
+                    # Its task is done, but it has to be seen here first.
+                    missing_since = missing_since or time.monotonic()
+                    if time.monotonic() - missing_since >= MISSING_S:
+                        raise
                 self._wait()
-        for task in self._tasks or ():
-            if task >= next_task and not self._stopping:
-                self._publish(task, MISSING_S)
+            else:
+                self._publish(piece)
+                task, missing_since = task + 1, None
         if self._rows < self._published and not self._stopping:
             raise self._mismatch(f"the {self._published} rows that are published", f"{self._rows} in all")
         return not self._stopping
@@ -385,29 +355,20 @@ class Committer:
             self._beat_at = now
             self._writer.heartbeat("waiting", "rows of Ray's write tasks")
 
-    def _publish(self, task: int, patience_s: float) -> None:
-        """Takes a piece, unless it is to stop before that is there."""
-        path, deadline = piece_path(self._folder, task), time.monotonic() + patience_s
-        while True:
-            try:
-                piece = PieceReader(path)
-                break
-            except FileNotFoundError:
-                # It has to be seen here first.
-                if time.monotonic() >= deadline:
-                    raise
-            self._wait()
-            if self._stopping:
-                return
+    def _publish(self, piece: OpenFile) -> None:
         self._writer.state = "running"
-        first = self._count_published(piece.digests)
-        self._rows += first
-        while first < len(piece):
-            last = piece.fit(first, self._writer.room)
-            self._rows += last - first
-            self._writer.write_lines(piece.read(first, last), source=self._position())
-            first = last
-        os.unlink(path)
+        for part in read_piece(piece):
+            first = self._count_published(part.digests)
+            self._rows += first
+            while first < len(part):
+                last = min(len(part), first + self._writer.room)
+                self._rows += last - first
+                start, end = (int(part.ends[row - 1]) if row else 0 for row in (first, last))
+                ends = part.ends[first:last] - np.uint64(start)
+                rows = CheckedLines(part.data[start:end], ends, part.digests[first:last])
+                self._writer.write_lines(rows, source=self._position())
+                first = last
+        os.unlink(piece.path)
 
     def _position(self) -> dict[str, Any]:
         return {"kind": "ray", "rows": self._rows}
@@ -421,7 +382,7 @@ class Committer:
             part = min(count - done, self._writer.samples_per_chunk - at)
             # One that is retired since is passed over: the writer would have refused the stream otherwise.
             with contextlib.suppress(FileNotFoundError):
-                expected = Seal.decode(read_file(self._writer.directory / seal_name(chunk)), chunk).digests
+                expected = read_seal(self._writer.directory, chunk).digests
                 differ = np.flatnonzero(expected[at : at + part] != digests[done : done + part])
                 if len(differ):
                     sample = self._rows + done + int(differ[0])

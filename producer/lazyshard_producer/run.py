@@ -1,55 +1,104 @@
-"""One run of the command, from the settings to a stream that has ended or can be resumed; and what it would do."""
+"""One run of the command, from the settings to a stream that has ended or can be resumed; and what it would do.
+
+A stream that has ended is recognised without taking its lock, and not touched unless a crash has left something.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
+import os
 import resource
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from lazyshard.errors import LazyShardError, ProducerFenced, RowInvalid, StreamEnded, StreamMissing, WriterFailed
+from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.names import seal_name
-from lazyshard.format.records import End
+from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY
+from lazyshard.format.records import End, Head
 from lazyshard.format.row import check_row
-from lazyshard.format.seal import Seal
-from lazyshard.store.files import read_file
-from lazyshard.store.urls import is_url
+from lazyshard.store.files import is_there, read_file, read_record, read_seal
+from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import ChunkWriter
+from lazyshard.stream.listing import list_chunks, read_manifest
 from lazyshard.stream.recovery import find_manifest
+from lazyshard.stream.retention import list_kept
 from lazyshard.stream.stream import open_stream
-from lazyshard_producer import out_directory
-from lazyshard_producer.configuration.quantities import show_bytes
-from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
-from lazyshard_producer.display import Display, Metrics, Outcome
-from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.loop import RowLoop, stopped
-from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
+from lazyshard_producer.configuration import settings as known
+from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
+from lazyshard_producer.configuration.settings import Limits, Option, Settings, SourceSettings
+from lazyshard_producer.display import Display, Outcome
+from lazyshard_producer.errors import SettingInvalid, SourceRefused
+from lazyshard_producer.following.directory import list_unread
+from lazyshard_producer.following.journal import DIRECTORY
+from lazyshard_producer.following.journal import KIND as FOLLOWED
+from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
+from lazyshard_producer.opening import check_not_own, check_sources, open_source, source_kind, source_size
+from lazyshard_producer.position import PACKED_SIZE, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.rows.encoding import form_of
-from lazyshard_producer.rows.pipeline import Pipeline
+from lazyshard_producer.rows.pipeline import Pipeline, changes, describe
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_destination
 from lazyshard_producer.shipping.store import GivenUp
-from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_producer.sources.files import file_size
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count, explain, holding, one_line
+
+_MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
+PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
+MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
+MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
 
 
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory of a few batches of rows: else a third of the time of a run goes into new pages.
 
-    When a block that came straight from the kernel is freed, glibc takes twice its size as the limit from which it
-    gives memory back (mallopt(3), M_MMAP_THRESHOLD). The block is never touched, so it costs nothing.
+    Freeing a block that came from the kernel doubles the limit from which memory is given back: mallopt(3).
     """
     bytes(16 << 20)  # several times what a batch of rows takes while it is read, checked and written
 
 
+def _check_out(out: str) -> None:
+    """Checks that a directory can have this name, or has it."""
+    long: list[str] = []
+    problem = ""
+    try:
+        if not stat.S_ISDIR(os.stat(out).st_mode):
+            problem = "expected a directory (or nothing yet), found a file"
+    except FileNotFoundError:
+        problem = "expected a directory, found a link to nothing" if os.path.islink(out) else ""
+        # The filesystem says so only once the directories above it are there, that is after some were made.
+        long = [part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES]
+    except OSError as cause:
+        if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+            raise
+        problem = f"cannot be a directory: {cause.strerror}"
+        long = [out] if cause.errno == errno.ENAMETOOLONG else []
+    for name in long:
+        raise SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
+    if problem:
+        raise errors.StreamInvalid(f"{out}: {problem}", directory=out)
+
+
+def find_end(out: str, samples_per_chunk: int) -> End | None:
+    """Returns how much an ended stream holds, None where there is no stream or it has not ended."""
+    with contextlib.suppress(FileNotFoundError):
+        data = read_file(Path(out, END))
+        if read_manifest(Path(out), samples_per_chunk) is not None:
+            return End.decode(data, str(Path(out, END)))
+    return None
+
+
 def _open(settings: Settings) -> ChunkWriter | End:
     """Returns the writer, or how much the stream holds where it has ended."""
-    if end := out_directory.find_end(settings.out, settings.samples_per_chunk):
+    size = settings.samples_per_chunk
+    if end := find_end(settings.out, size):
         return end
     check_sources(settings)
     form = form_of(settings)
@@ -59,35 +108,35 @@ def _open(settings: Settings) -> ChunkWriter | End:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Where nothing holds it back, the next rows are read while a chunk is published.
     free = settings.rate is None and settings.limits == Limits()
-    size, arrays = settings.samples_per_chunk, form.arrays
     try:
-        return ChunkWriter(settings.out, size, overlap=free, arrays=arrays, encoding=form.encoding)
-    except StreamEnded:
+        return ChunkWriter(settings.out, size, overlap=free, arrays=form.arrays, encoding=form.encoding)
+    except errors.StreamEnded:
         # A crash had left only the end to be written, which the writer has done.
-        if end := out_directory.find_end(settings.out, size):
+        if end := find_end(settings.out, size):
             return end
         raise
 
 
 def _publish(loop: RowLoop) -> Outcome:
-    writer, out = loop.writer, loop.inner.out
+    writer, out = loop.writer, loop.writer.directory
     try:
         loop.destination.begin(writer.published_chunks)
         return loop.publish()
     except Exception as error:
         fenced = None
-        if isinstance(error, OSError | SourceRefused) and not isinstance(error, WriterFailed):
+        if isinstance(error, OSError | SourceRefused) and not isinstance(error, errors.WriterFailed):
             # Another producer may have removed a file. Before ours is closed: that lets others in.
-            with contextlib.suppress(OSError):
-                try:
-                    writer.check_owner()
-                except ProducerFenced as other:
-                    fenced = other
+            try:
+                writer.check_owner()
+            except errors.ProducerFenced as other:
+                fenced = other
+            except OSError:
+                pass
         writer.close(end=False, state="failed", note=explain(error))
-        if isinstance(error, OSError | ProducerFenced) and out_directory.is_gone(out):
+        if isinstance(error, OSError | errors.ProducerFenced) and _is_gone(out):
             text = "the stream's directory is gone, with what was published in it: it was removed, moved or unmounted"
             advice = "Put it back and run the same command again to go on; without it that command begins anew"
-            raise StreamMissing(f"{out}: {text} meanwhile. {advice}", directory=out) from error
+            raise errors.StreamMissing(f"{out}: {text} meanwhile. {advice}", directory=str(out)) from error
         if fenced is not None:
             raise fenced from error
         raise
@@ -96,39 +145,36 @@ def _publish(loop: RowLoop) -> Outcome:
         writer.close(end=False, state="failed")
 
 
-def run(
-    settings: Settings,
-    display: Display,
-    stop: Stop,
-    *,
-    metrics: Metrics | None = None,
-    load: Callable[[], Settings] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Outcome | End:
+def _is_gone(out: Path) -> bool:
+    """Whether the filesystem says that there is no such directory. No answer, or no permission, is none."""
+    try:
+        os.stat(out)
+    except OSError as cause:
+        return isinstance(cause, FileNotFoundError | NotADirectoryError)
+    return False
+
+
+def run(settings: Settings, display: Display, stop: Stop, load: Load | None = None) -> Outcome | End:
     """Publishes the sources as a stream, from where the last run came to, and ends it.
 
-    Nothing is made before the sources were found to be readable. Returns how it came out; the end that was found if the
-    stream had ended before. `load` reads the settings anew when SIGHUP has come.
+    Nothing is made before the sources were found to be readable. Returns the end that was found if the stream had ended
+    before.
     """
     with _named(settings.out):
         keep_freed_memory()
         if not is_url(settings.out):
-            out_directory.check_out(settings.out)
+            _check_out(settings.out)
         check_not_own(settings)
         try:
             opened = open_destination(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
-            begin_anew = out_directory.telling_how_to_begin_anew(settings.out)
-            with opened as destination, _named(destination.directory), begin_anew:
+            with opened as destination, _named(destination.directory), _telling_how(settings.out):
                 inner = replace(settings, out=destination.directory, spool=None)
-                found, metrics = _open(inner), metrics or Metrics()
-                if isinstance(found, ChunkWriter):
-                    more = (load, clock, sleep)
-                    return _publish(RowLoop(settings, inner, found, destination, display, metrics, stop, *more))
-                out_directory.complete_end(inner.out, found)
+                if isinstance(found := _open(inner), ChunkWriter):
+                    return _publish(RowLoop(settings, found, destination, display, stop, load))
+                complete_end(inner.out, found)
                 if not destination.settle(found.chunks, display.wait):
                     return stopped(settings, stop)
-                out_directory.check_ended(inner, found, display.warn, lambda: stop.requested is not None)
+                _check_ended(inner, found, display.warn, lambda: stop.requested is not None)
                 return found
         except GivenUp:
             # A signal has come while an object store was being waited for.
@@ -141,14 +187,145 @@ def _named(out: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and not isinstance(error, LazyShardError):
+        if error.filename is None and not isinstance(error, errors.LazyShardError):
             error.filename = out
         raise
 
 
-PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
-MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
-MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
+@contextlib.contextmanager
+def _telling_how(out: str) -> Iterator[None]:
+    """Has the refusal of a stream that does not fit say how to begin anew where no row is published in it.
+
+    Its manifest is not replaced unasked: a reader that waits for its first row has read it already. Of a stream in an
+    object store nothing is said: a URL is no such directory.
+    """
+    try:
+        yield
+    except errors.StreamMismatch as error:
+        names: list[str] = []
+        with contextlib.suppress(errors.LazyShardError, OSError):
+            listing, there = list_chunks(Path(out)), os.listdir(out)
+            if not (listing.data or listing.seals or RETIRED in there):
+                names = [name for name in (MANIFEST, HEAD, END) if name in there]
+        if names:
+            begin = "to begin anew in the same place, stop what waits for its rows, remove"
+            again = f"{begin} {' and '.join(names)} in it, and run the same command again"
+            error.args = (f"{error}. No row is published in it: {again}",)
+        raise
+
+
+def complete_end(out: str, end: End) -> None:
+    """Does what may be left behind the end: readers are told of it, `.tmp/`, retired chunks and journals go."""
+    stream, told = Path(out), False
+    manifest = read_manifest(stream, None)
+    assert manifest is not None
+    with contextlib.suppress(FileNotFoundError, errors.LazyShardError):
+        head = read_record(stream / HEAD, Head.decode)
+        told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
+    # Deleting may have failed as the run was ending, which has told of it and gone on.
+    if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
+        # Opening does it. One that holds the lock is at it.
+        with contextlib.suppress(errors.StreamEnded, errors.ProducerFenced):
+            ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
+    clear_journals(stream)
+
+
+_Entry = dict[str, Any]
+_Tell = Callable[[str], None]
+_Asked = Callable[[], bool] | None
+
+
+def _check_ended(settings: Settings, end: End, warn: _Tell, stopped: _Asked = None) -> None:
+    """Looks whether a stream that has ended is the one asked for: its rows made alike, and all rows of the sources.
+
+    Pipes and functions cannot be looked at without taking their rows, nor standard input where no run asks (`stopped`,
+    whether to stop waiting for it, is None): that is told, as are lacking sources, and that only the mix would differ.
+    """
+    # A source that has gone would tell what rows are.
+    with contextlib.suppress(SourceRefused):
+        form = form_of(settings)
+        find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
+    earlier = "the stream was ended by an earlier release; rows that were added to its sources since are not noticed"
+    if (source := end.source) is None:
+        try:
+            source = read_seal(Path(settings.out), max(0, end.chunks - 1)).source
+        except OSError:
+            return warn(earlier)
+    position, names = decode_position(source, settings.out), source_names(source)
+    changed = changes(position.recipe, describe(settings)) if end.chunks else {}
+    if changed.keys() - {"weights"}:
+        text = "the stream has ended, and its rows were made in another way than is asked for"
+        advice = "nothing can be added to it. Go on with the settings of before, or choose another --out"
+        raise SettingInvalid(f"{text}: {', '.join(changed.values())}; {advice}", option=known.flag(next(iter(changed))))
+    if changed:
+        warn(f"the stream was mixed otherwise: {', '.join(changed.values())}")
+    # Behind the last of full chunks there may have been rows that were left out.
+    if end.source is None and not end.samples % settings.samples_per_chunk:
+        return warn(earlier)
+    entries = dict(zip(names, position.sources, strict=True))
+    missing: list[str] = []
+    for one in settings.sources:
+        entry = entries.get(plain_name(one.path))
+        missing += _not_taken(one) if entry is None else _behind(settings, one, entry, warn, stopped)
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
+        text = f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
+        advice = "Publish them as a stream of their own, with another --out"
+        raise errors.StreamEnded(f"{text}{', '.join(missing[:_MOST_NAMED])}{more}. {advice}", samples=end.samples)
+    if (difference := compare_sources(names, [one.path for one in settings.sources])) is not None:
+        number, expected, actual = difference
+        warn(f"the stream was made from other sources: source {number} was {expected}, now it is {actual}")
+
+
+def _not_taken(source: SourceSettings) -> list[str]:
+    """Returns a source of which nothing is in the stream, unless there is nothing in it."""
+    path = source.path
+    if path == STANDARD_INPUT:
+        return ["standard input"]
+    if glob.has_magic(path) and not os.path.lexists(path):
+        return []
+    if source_kind(source) != "jsonl":
+        return [plain_name(path)]
+    return [_grown(path, 0, size)] if (size := file_size(path)) else []
+
+
+def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Tell, stopped: _Asked) -> list[str]:
+    """Returns the source, or files of it, if it holds rows behind the place where it ended."""
+    path = source.path
+    if path == STANDARD_INPUT and stopped is not None:
+        return ["standard input"] if _has_more(settings, source, entry, stopped) else []
+    if path.startswith(PYTHON) or entry["kind"] == "stdin":
+        warn(f"{path}: not looked at; nothing can be added to a stream that has ended")
+        return []
+    if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
+        return []
+    if entry["kind"] == source_kind(source) == FOLLOWED:
+        unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
+        return [_grown(*one) for one in unread]
+    size, is_file = file_size(path), os.path.isfile(path)
+    # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
+    if (is_file and size in (0, entry.get(PACKED_SIZE))) or not _has_more(settings, source, entry, None):
+        return []
+    read = int(entry.get(PACKED_SIZE) or entry.get("offset") or 0)
+    return [_grown(path, read, size) if is_file else plain_name(path)]
+
+
+def _grown(path: str, read: int, there: int) -> str:
+    return f"{plain_name(path)} ({count(there - read, 'byte')}{f' behind byte {read:,}' if read else ''})"
+
+
+def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stopped: _Asked) -> bool:
+    """Returns whether a source holds a row behind those that were read; standard input is waited for, till then."""
+    with contextlib.closing(open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))) as opened:
+        if stopped is None:
+            # A stream that is still produced is looked at, not waited for.
+            opened.end()
+        while (stopped is None or not stopped()) and (rows := opened.read()) is not None:
+            if rows.lines:
+                return True
+            if stopped is not None:
+                opened.wait(1.0)
+    return False
 
 
 def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]:
@@ -156,54 +333,50 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
 
     `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
     """
-    there = replace(settings, out=directory, spool=None)
-    out_directory.check_out(directory)
+    size, there = settings.samples_per_chunk, replace(settings, out=directory, spool=None)
+    _check_out(directory)
     check_not_own(settings)
     notes: list[str] = []
-    with out_directory.telling_how_to_begin_anew(settings.out):
-        end = out_directory.find_end(directory, settings.samples_per_chunk)
+    with _telling_how(settings.out):
+        end = find_end(directory, size)
         if end is None:
             form = form_of(settings)
-            find_manifest(Path(directory), settings.samples_per_chunk, form.arrays, form.encoding)
+            find_manifest(Path(directory), size, form.arrays, form.encoding)
         else:
-            out_directory.check_ended(there, end, notes.append)
+            _check_ended(there, end, notes.append)
     stream = open_stream(Path(directory), None)
     published = None if stream is None else stream.published()
-    size = f"{count(settings.samples_per_chunk, 'sample')} a chunk"
     if end is not None:
         text = f"has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
     elif published is None:
-        text = f"not there yet; {size}"
+        text = f"not there yet; {count(size, 'sample')} a chunk"
     else:
-        text = f"holds {holding(published.samples, published.chunks)}; a run would go on after them, {size}"
+        there_is = holding(published.samples, published.chunks)
+        text = f"holds {there_is}; a run would go on after them, {count(size, 'sample')} a chunk"
     yield _field("stream", f"{settings.out}: {text}")
     yield from (_field("", note) for note in notes)
     if end is None:
         check_sources(there)
     yield from _sources(settings.sources)
-    plain = Settings(sources=(), out=settings.out, samples_per_chunk=settings.samples_per_chunk)
-    for name, table in (("run", ""), ("rows", "rows"), ("encoding", "encoding"), ("limits", "limits")):
-        told = _told((option for option in OPTIONS if option.table == table), settings, plain)
-        yield _field(name, "; ".join(told) or "as by default")
+    for table in ("", "rows", "encoding", "limits"):
+        told = _told((option for option in known.OPTIONS if option.table == table), settings)
+        yield _field(table or "run", "; ".join(told) or "as by default")
     if end is None and rows:
         yield from _first_rows(there, published.chunks if published else 0, published.samples if published else 0, rows)
 
 
-def _told(
-    options: Iterable[Option], settings: Settings | SourceSettings, plain: Settings | SourceSettings
-) -> list[str]:
-    """Returns the options whose values are not those of `plain`."""
-    return [f"{one.name} = {one.show(settings)}" for one in options if one.of(settings) != one.of(plain)]
+def _told(options: Iterable[Option], settings: Settings | SourceSettings) -> list[str]:
+    """Returns the options whose values are not those by default."""
+    return [f"{one.name} = {one.show(settings)}" for one in options if one.is_set(settings)]
 
 
 def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
-    order = "mixed by weight" if sources[0].weight is not None else "one after another"
-    yield _field("sources", f"{count(len(sources), 'source')}{f', {order}' if len(sources) > 1 else ''}")
+    order = ", mixed by weight" if sources[0].weight is not None else ", one after another"
+    yield _field("sources", f"{count(len(sources), 'source')}{order if len(sources) > 1 else ''}")
     for number, source in enumerate(sources[:MAX_SOURCES_SHOWN], 1):
         size = source_size(source)
-        parts = [source.path, source_kind(source), *([] if size is None else [show_bytes(size)])]
-        parts += _told(SOURCE_OPTIONS, source, SourceSettings(path=source.path))
-        yield one_line(f"  {number:>6}  {', '.join(parts)}")
+        parts = [source.path, source_kind(source), *([] if size is None else [known.show_bytes(size)])]
+        yield one_line(f"  {number:>6}  {', '.join([*parts, *_told(known.SOURCE_OPTIONS, source)])}")
     if len(sources) > MAX_SOURCES_SHOWN:
         yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"
 
@@ -213,36 +386,30 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
     if any(source_kind(source) == "stdin" for source in settings.sources):
         yield _field("next", "not looked at: what is read from standard input or a pipe is gone")
         return
-    committed = None
-    if chunks:
-        path = Path(settings.out, seal_name(chunks - 1))
-        committed = Seal.decode(read_file(path), chunks - 1, str(path)).source or {}
+    committed = (read_seal(Path(settings.out), chunks - 1).source or {}) if chunks else None
     found: list[tuple[RowOrigin, bytes, str | None]] = []
 
-    def refuse(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:
+    def refuse(error: errors.RowInvalid, place: RowOrigin, line: bytes | None) -> None:
         found.append((place, line or b"", error.reason or str(error)))
 
     refusals = Refusals("skip", None, None, 0, tell=refuse)
     plain = replace(settings, workers=0)
     pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
     deadline = time.monotonic() + PATIENCE_S
-    try:
+    with contextlib.closing(pipeline):
         while len(found) < rows and (batch := pipeline.read()) is not None:
             for index, line in enumerate(batch.lines[: rows - len(found)]):
                 try:
-                    if isinstance(line, RowInvalid):
+                    if isinstance(line, errors.RowInvalid):
                         raise line
                     text = line.line if isinstance(line, EncodedRow) else line
                     check_row(text)
-                except RowInvalid as error:
-                    batch.refuse(index, error)
-                else:
                     found.append((batch.place(index), text, None))
+                except errors.RowInvalid as error:
+                    batch.refuse(index, error)
             left = deadline - time.monotonic()
             if not batch.lines and pipeline.stats.mixer.wait(max(0.0, left)) and left <= 0:
                 break
-    finally:
-        pipeline.close()
     yield _field("next", count(len(found), "row") if found else "no rows")
     for place, row, refused in found:
         shown = row.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
@@ -251,7 +418,7 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
         yield one_line(f"  {where}  {why}{shown[:MAX_SHOWN]}{cut}")
         if refused is not None and settings.on_bad_row == "fail":
             message = f"{where}: {refused}; a run would end here with --on-bad-row fail"
-            raise RowInvalid(message, reason=refused, file=place.file, line=place.line, byte=place.byte)
+            raise errors.RowInvalid(message, reason=refused, file=place.file, line=place.line, byte=place.byte)
 
 
 def _field(name: str, text: str) -> str:

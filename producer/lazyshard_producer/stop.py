@@ -1,11 +1,10 @@
-"""Signals: each sets a mark that is looked at between rows.
+"""Signals: each sets a mark that is looked at between rows, so a publish that has begun is finished.
 
     SIGINT, SIGTERM   stop, to be resumed; a second one of its kind ends the process at once
     SIGUSR1           end: live sources give what is there by now, then the stream ends
     SIGHUP            reload the configuration file; stays ignored where it was ignored before, as under nohup
 
-So a publish that has begun is finished. Ending at once loses nothing that is published (the stream's files are safe
-against `kill -9`). Imports nothing slow: it is in force before the rest.
+Imports nothing slow: it is in force before the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        self.end_requested = False
-        self.reload_ignored = False
-        self._reload_requested = False
+        self.end_requested = self.reload_ignored = self._reload_requested = False
         self._before: dict[signal.Signals, Any] = {}
 
     def take_reload(self) -> bool:

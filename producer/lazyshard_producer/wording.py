@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.errors import LazyShardError, redact
+from lazyshard.format.records import printable
 from lazyshard.memory import is_short
 
 NAME: Final = "lazyshard-producer"
@@ -12,10 +13,7 @@ NAME: Final = "lazyshard-producer"
 
 def one_line(text: str) -> str:
     """Returns a text without credentials, and with control characters escaped: file names may hold line ends."""
-    text = redact(text)
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return printable(redact(text))
 
 
 def explain(error: Exception) -> str:

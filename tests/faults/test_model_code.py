@@ -19,7 +19,7 @@ from lazyshard.stream import CursorOwner, publishing, retention
 from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import Holdback, Shelf
-from lazyshard_producer.out_directory import complete_end, find_end
+from lazyshard_producer.run import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Step
 from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer

@@ -12,7 +12,7 @@ from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import head, list_kept, retention
-from lazyshard_producer.out_directory import complete_end, find_end
+from lazyshard_producer.run import complete_end, find_end
 from tests.stream.streams import names, produce, raising
 
 

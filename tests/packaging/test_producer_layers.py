@@ -18,7 +18,7 @@ ORDER: Final = (
     {"opening"},
     {"rows", "holding", "display"},
     {"shipping"},
-    {"loop", "out_directory", "ray"},
+    {"loop", "ray"},
 )
 
 

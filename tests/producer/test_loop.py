@@ -18,7 +18,7 @@ from lazyshard.errors import WaitTimeout
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display import Display, Outcome, Tally
-from lazyshard_producer.loop import BURST_S, Pace
+from lazyshard_producer.loop import BURST_S, Pace, RowLoop
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.cli.commands import lazyshard
@@ -80,12 +80,14 @@ class SlowWorld:
             self.states.append(state)
 
 
-def test_waiting_for_the_rate(tmp_path: Path) -> None:
+def test_waiting_for_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 4))
     world, display = SlowWorld(out), Recorder()
     settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
-    outcome = run(settings, display, Stop(), clock=world.clock, sleep=world.sleep)
+    monkeypatch.setattr(RowLoop, "clock", staticmethod(world.clock))
+    monkeypatch.setattr(RowLoop, "sleep", staticmethod(world.sleep))
+    outcome = run(settings, display, Stop())
     assert isinstance(outcome, Outcome)
     assert 300 <= outcome.tally.seconds < 301
     assert ids(out) == [0, 1, 2, 3]

@@ -123,6 +123,6 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")
         assert producer(*copied) == 0, capfd.readouterr().err
         Journal(place / "journals", "in").close()
-        write_piece(place, 1, [[b"{}\n"]])
+        write_piece(place, 1, [b"{}\n"])
         save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
     assert_kept(place, mask, 35)

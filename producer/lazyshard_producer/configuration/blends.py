@@ -1,8 +1,7 @@
 """What a path of --source stands for: a file, those of a pattern, Megatron's prefixes, and its blend files.
 
-0.7 data/web 0.3 data/code       a text or a list in JSON; weights may be left out. Which words are weights is the
-rule of `get_blend_from_list` in megatron/core/datasets/utils.py
-{"train": [...], "valid": ...}   what --per-split-data-args-path names: "train" counts
+0.7 data/web 0.3 data/code, as a text or a JSON list, weights or none: the rule of `get_blend_from_list` in
+megatron/core/datasets/utils.py. {"train": [...]}: what --per-split-data-args-path names.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import glob
 import math
 import os
-import stat
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
@@ -30,11 +29,20 @@ class FoundSource(NamedTuple):
 
 def expand_source(path: str) -> list[FoundSource]:
     """Returns the sources that a path stands for. Raises ValueError."""
-    if path.startswith(MEGATRON_BLEND):
-        return [FoundSource(_index(prefix), weight) for prefix, weight in _read_blend(path[len(MEGATRON_BLEND) :])]
-    if path.startswith(MEGATRON):
-        path = _index(path[len(MEGATRON) :])
-    return [FoundSource(found) for found in expand_path(path)]
+    if not path.startswith(MEGATRON_BLEND):
+        found = _index(path.removeprefix(MEGATRON)) if path.startswith(MEGATRON) else path
+        return [FoundSource(one) for one in expand_path(found)]
+    path = path.removeprefix(MEGATRON_BLEND)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BLEND_BYTES + 1)
+        if len(data) > MAX_BLEND_BYTES:
+            raise ValueError(f"a blend file of {MAX_BLEND_BYTES} bytes at the most is needed, it has more")
+        return [FoundSource(_index(prefix), weight) for prefix, weight in parse_blend(data)]
+    except OSError as cause:
+        raise ValueError(f"a readable blend file is needed, got {path!r}: {(cause.strerror or '').lower()}") from None
+    except ValueError as cause:
+        raise ValueError(f"{path}: {cause}") from None
 
 
 def is_indexed(path: str) -> bool:
@@ -56,38 +64,25 @@ def expand_path(path: str) -> list[str]:
 def is_pipe(path: str) -> bool:
     """Whether a path stands for standard input or a named pipe that is there."""
     try:
-        return path == "-" or stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, ValueError):
+        return path == "-" or Path(path).is_fifo()
+    except OSError:
         return False
-
-
-def _read_blend(path: str) -> list[FoundSource]:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BLEND_BYTES + 1)
-        if len(data) > MAX_BLEND_BYTES:
-            raise ValueError(f"a blend file of {MAX_BLEND_BYTES} bytes at the most is needed, it has more")
-        return parse_blend(data)
-    except OSError as cause:
-        raise ValueError(f"a readable blend file is needed, got {path!r}: {(cause.strerror or '').lower()}") from None
-    except ValueError as cause:
-        raise ValueError(f"{path}: {cause}") from None
 
 
 def parse_blend(data: bytes) -> list[FoundSource]:
     """Returns the prefixes of a blend file, in its order, without `.idx` and `.bin`."""
     words = _words(data)
-    weights = [_number(word) for word in words[::2]]
     if not words:
         raise ValueError("weights and prefixes are needed, such as 0.7 data/web 0.3 data/code, got none")
-    if len(words) % 2 or weights == [None] * len(weights):
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 or not any(weight is not None for weight in weights):
         entries = [FoundSource(word) for word in words]
     else:
         for word, weight in zip(words[::2], weights, strict=True):
-            if weight is None or not (math.isfinite(weight) and weight > 0):
+            if weight is None or not 0 < weight < math.inf:
                 text = "a number above 0 is needed as each weight, where others are numbers"
                 raise ValueError(f"{text}, got {word!r}; for no rows of a data set leave it out")
-        entries = [FoundSource(*pair) for pair in zip(words[1::2], weights, strict=True)]
+        entries = list(map(FoundSource, words[1::2], weights))
     if not all(entry.path for entry in entries):
         raise ValueError("prefixes are needed, got an empty one")
     return entries
@@ -96,14 +91,11 @@ def parse_blend(data: bytes) -> list[FoundSource]:
 def _words(data: bytes) -> list[str]:
     try:
         text = data.decode("utf-8-sig").strip()
+        value = loads(text.encode()) if text.startswith(("[", "{")) else text
     except UnicodeDecodeError:
         raise ValueError("a text of weights and prefixes is needed, got bytes that are no UTF-8") from None
-    value = text
-    if text.startswith(("[", "{")):
-        try:
-            value = loads(text.encode())
-        except ValueError as cause:
-            raise ValueError(f"a blend in JSON is needed, got something that is none: {cause}") from None
+    except ValueError as cause:
+        raise ValueError(f"a blend in JSON is needed, got something that is none: {cause}") from None
     if isinstance(value, dict):
         if "train" not in value:
             raise ValueError(f'a blend under "train" is needed, got {", ".join(map(repr, list(value)[:5])) or "none"}')

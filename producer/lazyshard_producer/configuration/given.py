@@ -1,12 +1,8 @@
 """Settings from flags and a TOML file; flags come first. All that is wrong is said at once.
 
 Sources are taken out of a command line before the rest is parsed: several files may follow one --source, and a weight
-belongs to the source before it. The file has the names of the flags, with underscores: those of the panel "Stream" at
-its top, the others in tables, and a [[source]] for each --source (as path) or --follow. What nobody knows is refused,
-with the nearest name that is known: a limit that was misspelt must not be no limit.
-
-A problem is called by what the user wrote: a flag, or a key with its file. Where sources are given as flags, those of
-the file are left aside, all of them.
+belongs to the source before it. Those of the file count where none are flags. A problem is called by what the user
+wrote: a flag, or a key with its file. Unknown names are refused: a limit that was misspelt must not be no limit.
 """
 
 from __future__ import annotations
@@ -25,25 +21,19 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 import typer
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from lazyshard_producer.configuration import settings as known
 from lazyshard_producer.configuration.blends import FoundSource, expand_source, is_indexed, is_pipe
 from lazyshard_producer.configuration.problems import find_problems
-from lazyshard_producer.configuration.settings import (
-    BY_NAME,
-    HELP,
-    OPTIONS,
-    PANELS,
-    SOURCE_OPTIONS,
-    Limits,
-    Option,
-    Settings,
-    SourceSettings,
-    flag,
-)
-from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid, SettingsInvalid
+from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Option, Settings, SourceSettings
+from lazyshard_producer.errors import Problem, SettingInvalid, SettingsInvalid
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TABLES: Final = ("rows", "encoding", "limits")
-PATH_KEYS: Final = ("path", "follow")  # what a ``[[source]]`` is: a --source or a --follow
-_SOURCES: Final = {"--source": "path", "--follow": "follow"}
+_PATHS: Final = {"--source": "path", "--follow": "follow"}  # what a ``[[source]]`` is
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +49,16 @@ class Given:
     def where(self, option: str, source: int | None = None) -> str:
         """Returns how messages call an option, or one of the source of this number, of which "" is all."""
         if not self.file:
-            return flag(option)
-        if source is None:
-            table = BY_NAME[option].table
-            return f"{self.file}: {table}{'.' if table else ''}{option}"
-        return f"{self.file}: [[source]] {source + 1}" + {"": "", "source": ": path"}.get(option, f": {option}")
+            return known.flag(option)
+        if source is not None:
+            return f"{self.file}: [[source]] {source + 1}{option and f': {option}'}"
+        table = BY_NAME[option].table
+        return f"{self.file}: {table}{'.' if table else ''}{option}"
 
     def with_values(self, given: Mapping[str, Any]) -> Given:
         """Returns the flags with the values of options that a command got, by name, None or [] where there was none."""
-        options = [one for one in BY_NAME.values() if given.get(one.name) not in (None, []) and one.name != "weight"]
-        values = {one.name: tuple(given[one.name]) if one.repeat else given[one.name] for one in options}
+        named = [(one, given.get(one.name)) for one in (*SOURCE_OPTIONS, *OPTIONS) if one.name != "weight"]
+        values = {one.name: tuple(value) if one.repeat else value for one, value in named if value not in (None, [])}
         return replace(self, values=values)
 
 
@@ -79,18 +69,16 @@ def sort_arguments(arguments: Sequence[str]) -> Given:
     sources: list[dict[str, Any]] = []
     problems: list[Problem] = []
     rest: list[str] = []
-    paths: list[str] | None = None  # takes files that follow
+    taking = False  # files that follow
     left = iter(arguments)
     for argument in left:
         name, equals, value = argument.partition("=")
-        if paths is not None and (argument == "-" or not argument.startswith("-")):
-            paths.append(argument)
+        if taking and (argument == "-" or not argument.startswith("-")):
+            next(iter(sources[-1].values())).append(argument)
             continue
-        paths = None
-        if name in _SOURCES:
-            found = [value] if equals else []
-            sources.append({_SOURCES[name]: found})
-            paths = None if equals else found
+        taking = name in _PATHS and not equals
+        if name in _PATHS:
+            sources.append({_PATHS[name]: [value] if equals else []})
         elif name == "--weight":
             weight = value if equals else next(left, None)
             if weight is None:
@@ -114,42 +102,23 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def with_options(command: _Command) -> _Command:
     """Has typer give a command its own parameters, and those of all options by name, which are None if not given."""
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
-    parameters = [
-        *(one.replace(kind=one.KEYWORD_ONLY) for one in own),
-        _parameter("source", "--source", list[str] | None, "FILE...", _help("path"), "source"),
-        _parameter("follow", "--follow", list[str] | None, "DIRECTORY", _help("follow"), "source"),
-    ]
-    for one in (*SOURCE_OPTIONS, *OPTIONS):
-        kind = list[str] | None if one.repeat else str | None
-        parameters.append(_parameter(one.name, one.flag, kind, one.metavar, one.help, one.table))
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    for one in BY_NAME.values():
+        kind: Any = list[str] | None if one.repeat or one.flag in _PATHS else str | None
+        # A bracket would be taken for markup.
+        text, panel = one.help.replace("[", r"\["), known.PANELS[one.table]
+        shown = typer.Option(one.flag, metavar=one.metavar, help=text, rich_help_panel=panel)
+        annotation = Annotated[kind, shown]
+        parameters.append(inspect.Parameter(one.name, own[0].KEYWORD_ONLY, default=None, annotation=annotation))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def _help(field: str) -> str:
-    return HELP.get((SourceSettings.__name__, field), "")
-
-
-def _parameter(name: str, option: str, kind: Any, metavar: str, text: str, table: str) -> inspect.Parameter:
-    # A bracket would be taken for markup.
-    shown = typer.Option(option, metavar=metavar, help=text.replace("[", r"\["), rich_help_panel=PANELS[table])
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, shown])
 
 
 def read_config(path: str | None) -> Given:
     """Reads a configuration file, if there is one."""
     if path is None:
         return Given()
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ModuleNotFoundError:
-            text = "a configuration file needs tomli on this Python, which is not installed"
-            install = "pip install 'lazyshard[producer]'"
-            raise ExtraMissing(f"{text}: {install}", package="tomli", extra="producer") from None
     text = ""
     try:
         with open(path, "rb") as file:
@@ -164,10 +133,9 @@ def read_config(path: str | None) -> Given:
 
 def _hint(text: str, message: str) -> str:
     """Returns what may be wrong in the line that is no TOML: mostly a text without quotes, such as none."""
-    lines = text.split("\n")
-    number = int(at[1]) if (at := re.search(r"at line (\d+)", message)) else len(lines)
-    line = lines[number - 1].rstrip() if 0 < number <= len(lines) else ""
-    bare = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?", line)
+    lines = ["", *text.split("\n")]
+    number = int(at[1]) if (at := re.search(r"at line (\d+)", message)) else -1
+    bare = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?", "".join(lines[number:][:1]).rstrip())
     return "" if bare is None else f'; text has to be quoted: {bare[1]} = "{bare[2]}"'
 
 
@@ -180,7 +148,7 @@ def sort_config(name: str, document: dict[str, Any]) -> Given:
     for table, inner in (("", top), *((key, document[key]) for key in document if key in TABLES)):
         if isinstance(inner, dict):
             problems += _unknown(f"{name}: {table}{'.' if table else ''}", inner, table)
-            values |= {key: value for key, value in inner.items() if _TABLE_OF.get(key) == table}
+            values |= {key: value for key, value in inner.items() if key in _names(table)}
         else:
             problems.append(Problem(f"{name}: {table}", f"a table [{table}] is needed, got {inner!r}"))
     if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
@@ -191,35 +159,37 @@ def sort_config(name: str, document: dict[str, Any]) -> Given:
     return Given(tuple(sources), values, tuple(problems), file=name)
 
 
-_TABLE_OF: Final = {option.name: option.table for option in BY_NAME.values()} | dict.fromkeys(PATH_KEYS, "source")
+def _names(table: str) -> list[str]:
+    return [one.name for one in BY_NAME.values() if one.table == table]
+
+
 _HEADINGS: Final = {**{table: f"[{table}]" for table in TABLES}, "source": "[[source]]"}
 _TOP: Final = "at the top of the file, before the first table"
-_PLACES: Final = {name: f"in {_HEADINGS[table]}" if table else _TOP for name, table in _TABLE_OF.items()} | {
+_PLACES: Final = {one.name: f"in {_HEADINGS[one.table]}" if one.table else _TOP for one in BY_NAME.values()} | {
     table: f"as a table {heading}" for table, heading in _HEADINGS.items()
 }
 """Where each name belongs, in words."""
 
 
 def _unknown(where: str, names: Iterable[str], table: str) -> Iterator[Problem]:
-    here = [name for name, home in _TABLE_OF.items() if home == table]
+    here = _names(table)
     for name in names:
         if name not in here:
-            yield Problem(where + name, f"unknown here; {_nearest(name.replace('-', '_').lower(), here, table)}")
-
-
-def _nearest(name: str, here: Sequence[str], table: str) -> str:
-    """Returns in words what may have been meant."""
-    if name in _PLACES and name not in here:
-        return f"it belongs {_PLACES[name]}"
-    for meant in (name, *difflib.get_close_matches(name, here, 1), *difflib.get_close_matches(name, _PLACES, 1)):
-        if meant in _PLACES:
-            return f"is {meant} meant?" if meant in here else f"is {meant} meant, {_PLACES[meant]}?"
-    return f"known are {', '.join([*here, *([] if table else _HEADINGS.values())])}"
+            plain = name.replace("-", "_").lower()
+            near = (difflib.get_close_matches(plain, among, 1) for among in (here, _PLACES))
+            meant = next((one for some in ([plain], *near) for one in some if one in _PLACES), None)
+            if meant is None:
+                text = f"known are {', '.join([*here, *([] if table else _HEADINGS.values())])}"
+            elif meant in here:
+                text = f"is {meant} meant?"
+            else:
+                text = f"it belongs {_PLACES[meant]}" if meant == plain else f"is {meant} meant, {_PLACES[meant]}?"
+            yield Problem(where + name, f"unknown here; {text}")
 
 
 _FOLLOWS_FROM: Final = {
     **{"max_bad_rows": "on_bad_row", "consumers": "retain", "marker": "finished_by", "idle_seconds": "finished_by"},
-    **{option.name: option.needs for option in OPTIONS if option.needs is not None},
+    **{option.name: option.needs for option in OPTIONS if option.needs},
 }
 """What may be wrong only because something else could not be read."""
 
@@ -237,60 +207,54 @@ class _Assembly:
 
     def __init__(self, flags: Given, file: Given) -> None:
         self._problems = [*flags.problems, *file.problems]
-        self._flags = flags
-        self._file = file
-        self._sources = flags if flags.sources else file  # where the sources come from
+        self._flags, self._file = flags, file
+        self._given = flags if flags.sources else file  # where the sources come from
         self._unread: set[tuple[int | None, str]] = set()  # options that cannot be read, and of which source, from 0
         self._fits: set[str] = set()  # flags about sources that some source can have
 
     def settings(self) -> Settings:
         """Returns the settings, or raises with all problems, looked for with stand-ins for what cannot be."""
-        sources: list[SourceSettings] = []
-        owners: list[int] = []
-        for number in range(len(self._sources.sources)):
-            sources += self._source(number)
-            owners += [number] * (len(sources) - len(owners))
+        sources = [(number, one) for number in range(len(self._given.sources)) for one in self._source(number)]
         for option in SOURCE_OPTIONS:
-            if owners and option.name in self._flags.values and option.name not in self._fits:
+            if sources and option.name in self._flags.values and option.name not in self._fits:
                 kind = _ABOUT.get(option.name, ("directories given with --follow", None))[0]
                 self._problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
         values: dict[str, Any] = {}
         for option in OPTIONS:
-            given = self._given(option.name)
+            given = self._from(option.name)
             if option.name in given.values:
                 values |= self._read(option, given.values[option.name], given, None)
         names = frozenset(values)
         for name, stand_in in (("out", "out"), ("samples_per_chunk", 1)):
             if name not in values and (None, name) not in self._unread:
                 option, place = BY_NAME[name], f", or {name} in {self._file.file}" if self._file.file else ""
-                self._add(f"needed, found none; give {option.flag} {option.metavar}{place}", name, None)
+                self._add(f"needed, found none; give {option.flag} {option.metavar}{place}", name)
                 self._unread.add((None, name))
             values.setdefault(name, stand_in)
         if values.get("on_bad_row", "fail") != "fail":
             # So a broken transform is noticed before it has eaten a data set.
             values.setdefault("max_bad_rows", 1000)
-        limits = Limits(**_fields(values, Limits))
-        settings = Settings(sources=tuple(sources), limits=limits, **_fields(values, Settings))
+        limits = known.Limits(**_fields(values, known.Limits))
+        settings = Settings(sources=tuple(one for _, one in sources), limits=limits, **_fields(values, Settings))
         for name, text, source in find_problems(settings, names):
             # Sources that cannot be are told already.
-            if name != "source" or source is not None or owners or not self._sources.sources:
-                self._add(text, name, None if source is None else owners[source])
+            if name != "path" or source is not None or sources or not self._given.sources:
+                self._add(text, name, None if source is None else sources[source][0])
         if found := tuple(dict.fromkeys(self._problems)):
             message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
             raise SettingsInvalid(message, option=found[0].option, problems=found)
         return settings
 
-    def _given(self, name: str) -> Given:
+    def _from(self, name: str) -> Given:
         return self._file if name in self._file.values and name not in self._flags.values else self._flags
 
-    def _add(self, text: str, name: str, source: int | None) -> None:
+    def _add(self, text: str, name: str, source: int | None = None) -> None:
         """Adds a problem that follows from no other, as the user calls it; once for all files of a pattern."""
-        if (source, name) in self._unread or (source, _FOLLOWS_FROM.get(name)) in self._unread:
-            return
-        if source is not None:
-            self._unread.add((source, name))
-        given = self._given(name) if source is None else self._sources
-        self._problems.append(Problem(given.where(name, source), text))
+        if self._unread.isdisjoint({(source, name), (source, _FOLLOWS_FROM.get(name, name))}):
+            if source is not None:
+                self._unread.add((source, name))
+            given = self._from(name) if source is None else self._given
+            self._problems.append(Problem(given.where(name, source), text))
 
     def _read(self, option: Option, value: Any, given: Given, source: int | None) -> dict[str, Any]:
         """Returns what a value means, by name; nothing where it cannot be. TOML has types, and is taken at its word."""
@@ -308,32 +272,30 @@ class _Assembly:
 
     def _source(self, number: int) -> list[SourceSettings]:
         """Returns the sources that were given as one: with the flags about sources that they can have."""
-        given, source = self._sources, self._sources.sources[number]
-        keys = [key for key in PATH_KEYS if key in source]
+        source = self._given.sources[number]
+        keys = [key for key in _PATHS.values() if key in source]
         if len(keys) != 1:
-            found = " and ".join(keys) or "neither"
-            self._add(f"either path or follow is needed, got {found}", "", number)
+            self._add(f"either path or follow is needed, got {' and '.join(keys) or 'neither'}", "", number)
             return []
         key, paths = keys[0], source[keys[0]] if isinstance(source[keys[0]], list) else [source[keys[0]]]
         if not paths or not all(isinstance(path, str) for path in paths):
-            name = "source" if key == "path" else key
-            self._add(f"a path or a list of paths is needed, got {paths!r}", name, number)
+            self._add(f"a path or a list of paths is needed, got {paths!r}", key, number)
             return []
         values: dict[str, Any] = {}
         for option in SOURCE_OPTIONS:
             _, fits = _ABOUT.get(option.name, ("", None))
-            about = key == "follow" if fits is None else key == "path"
-            if option.name in self._flags.values and about and (fits is None or any(map(fits, paths))):
+            about = key == "follow" if fits is None else key == "path" and any(map(fits, paths))
+            if option.name in self._flags.values and about:
                 self._fits.add(option.name)
                 values |= self._read(option, self._flags.values[option.name], self._flags, number)
             elif option.name in source:
-                values |= self._read(option, source[option.name], given, number)
+                values |= self._read(option, source[option.name], self._given, number)
         if (number, "weight") in self._unread:
             values["weight"] = 1.0
         try:
             return _expanded(key == "follow", paths, _fields(values, SourceSettings))
         except ValueError as cause:
-            self._add(str(cause), "source", number)
+            self._add(str(cause), "path", number)
             return []
 
 
@@ -345,18 +307,13 @@ def _expanded(follow: bool, paths: Sequence[str], values: dict[str, Any]) -> lis
         raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
     total = sum(one.weight or 1.0 for one in found)
     # Files beside IndexedDatasets have not all of their options.
-    beside = {
-        name: value for name, value in values.items() if name != "indexed_rows" or not any(map(is_indexed, paths))
-    }
-    return [
-        SourceSettings(
-            path=one.path,
-            weight=one.weight if weight is None else weight * (one.weight or 1.0) / total,
-            follow=follow,
-            **(values if is_indexed(one.path) else beside),
-        )
-        for one in found
-    ]
+    beside = {key: value for key, value in values.items() if key != "indexed_rows" or not any(map(is_indexed, paths))}
+    sources = []
+    for path, own in found:
+        share = own if weight is None else weight * (own or 1.0) / total
+        more = values if is_indexed(path) else beside
+        sources.append(SourceSettings(path=path, weight=share, follow=follow, **more))
+    return sources
 
 
 def _fields(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
@@ -382,22 +339,16 @@ _START: Final = """\
 def example() -> str:
     """Returns the text of the example."""
     order = "\n# Without weights sources are read one after another, in this order.\n[[source]]"
-    parts = [_START, *_entries(""), order]
-    parts += [_entry(_help("path"), 'path = "data.jsonl"'), _entry(_help("follow"), '# follow = "incoming"')]
-    parts += _entries("source")
+    parts = [_START, *_entries(""), order, *_entries("source")]
     for table in TABLES:
-        parts += [f"\n# {PANELS[table]}\n[{table}]\n", *_entries(table)]
+        parts += [f"\n# {known.PANELS[table]}\n[{table}]\n", *_entries(table)]
     return "".join(parts)
 
 
 def _entries(table: str) -> Iterator[str]:
     for option in BY_NAME.values():
         if option.table == table:
-            # These two every run needs; the rest of the example is commented out.
-            mark = "" if option.name in ("out", "samples_per_chunk") else "# "
-            yield _entry(option.help, f"{mark}{option.name} = {option.example}")
-
-
-def _entry(text: str, line: str) -> str:
-    lines = "".join(f"# {line}\n" for line in textwrap.wrap(text, 100, break_on_hyphens=False))
-    return f"\n{lines}{line}\n"
+            text = "".join(f"# {line}\n" for line in textwrap.wrap(option.help, 100, break_on_hyphens=False))
+            # These every run needs; the rest of the example is commented out.
+            mark = "" if option.name in ("path", "out", "samples_per_chunk") else "# "
+            yield f"\n{text}{mark}{option.name} = {option.example}\n"

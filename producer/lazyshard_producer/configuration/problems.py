@@ -6,7 +6,8 @@ Types and bounds are pydantic's to check. A problem names the option, what was e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from typing import Final, TypeAlias
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
@@ -33,7 +34,7 @@ def find_problems(settings: Settings, given: Set[str]) -> Iterator[tuple[str, st
     for number, source in enumerate(settings.sources):
         for option, text in _of_source(source, weighted, number == len(settings.sources) - 1):
             yield option, f"{source.path}: {text}" if source.path else text, number
-    for rules in (_of_stream, _of_rows, _of_forms, _of_lengths, _of_encoding):
+    for rules in (_of_stream, _of_rows, _of_forms, _of_encoding):
         for option, text in rules(settings, given):
             yield option, text, None
 
@@ -46,7 +47,7 @@ def _of_path(option: str, path: str) -> Found:
 
 
 def _of_source(source: Source, weighted: bool, last: bool) -> Found:
-    path = "follow" if source.follow else "source"
+    path = "follow" if source.follow else "path"
     if broken := list(_of_path(path, source.path)):
         yield from broken
         return
@@ -59,28 +60,25 @@ def _of_source(source: Source, weighted: bool, last: bool) -> Found:
         yield "resume", "it is for standard input and pipes, and this goes on where it was; leave it out"
     if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
         yield "indexed_rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
-    plain = Source(path=source.path)
-    changed = [one for one in SOURCE_OPTIONS if getattr(source, one.field) != getattr(plain, one.field)]
+    changed = [one.name for one in SOURCE_OPTIONS if one.needs and one.is_set(source)]
     if source.follow:
-        yield from _of_following(source, {one.name for one in changed})
-    else:
-        for option in changed:
-            if option.needs == "follow":
-                yield option.name, "only followed directories have it; give this one with --follow, or leave it out"
+        yield from _of_following(source, changed)
+    for option in () if source.follow else changed:
+        yield option, "only followed directories have it; give this one with --follow, or leave it out"
     if weighted and source.weight is None:
         yield "weight", "has none and others have; give all sources a --weight (mixed), or none (in order)"
     elif not weighted and not last and (source.follow or source.path == _STDIN or python):
         yield path, "may never end, and the next ones would wait for that; put it last, or give all a --weight (mixed)"
 
 
-def _of_following(source: Source, changed: Set[str]) -> Found:
+def _of_following(source: Source, changed: Sequence[str]) -> Found:
     if not _is_name(source.pattern):
         yield "pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
-    if not _is_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
+    sound = _is_name(source.marker) and "{name}" in source.marker and source.marker != "{name}"
+    if not sound:
         yield "marker", f'more than {{name}} is needed, such as "{{name}}.done", got {source.marker!r}'
-        changed = changed - {"marker"}
     for option, kind in (("marker", "marker"), ("idle_seconds", "idle")):
-        if option in changed and source.finished_by != kind:
+        if option in changed and source.finished_by != kind and (sound or kind == "idle"):
             yield option, f"it needs --finished-by {kind}, got --finished-by {source.finished_by}"
     if not _is_name(source.end_marker):
         yield "end_marker", f'the name of a file is needed, such as "_END", got {source.end_marker!r}'
@@ -94,15 +92,16 @@ def _is_name(text: str) -> bool:
 def _of_stream(settings: Settings, given: Set[str]) -> Found:
     paths = [source.path for source in settings.sources]
     if not paths:
-        yield "source", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY"
+        yield "path", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY"
     if paths.count(_STDIN) > 1:
-        yield "source", "standard input can be read once, got it more often; leave all but one - out"
+        yield "path", "standard input can be read once, got it more often; leave all but one - out"
     yield from _of_place(settings.out, settings)
     for option in OPTIONS:
+        needs = option.needs.split()
         # Who gives "none" asks for nothing.
-        asked = option.name in given and option.of(settings) is not None
-        if asked and option.needs is not None and not getattr(settings, option.needs):
-            yield option.name, f"it is for {flag(option.needs)}, and there is none; leave it out"
+        asked = bool(needs) and option.name in given and option.of(settings) is not None
+        if asked and not any(getattr(settings, name) for name in needs):
+            yield option.name, f"it is for {' or '.join(map(flag, needs))}, and there is none; leave it out"
     # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
     if settings.limits.retain == "all" and "consumers" in given and "retain" not in given:
         yield "consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out"
@@ -135,25 +134,24 @@ def _of_rows(settings: Settings, given: Set[str]) -> Found:
         yield "workers", "they run --transform, --encode and --measure, and there is none; leave it out"
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
         yield "max_bad_rows", "the first one ends the run; give --on-bad-row skip or quarantine with it"
-    yield from _of_repeated("columns", [new for new, _ in settings.columns])
-    size, ranks = settings.samples_per_chunk, settings.balance
+    yield from _of_repeated("columns", settings.columns)
+    size, ranks, rows = settings.samples_per_chunk, settings.balance, settings.micro_batch_size
     if ranks is None:
         return
-    most = max(1, MAX_SHUFFLE // max(1, size))
-    if ranks > most:
+    if ranks > (most := max(1, MAX_SHUFFLE // max(1, size))):
         yield "balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing"
     if settings.shuffle:
         yield "balance", f"it shuffles rows already; leave out --shuffle {settings.shuffle}, or this"
-    if size % settings.micro_batch_size:
-        text = f"a divisor of --samples-per-chunk {size} is needed, got {settings.micro_batch_size}"
-        yield "micro_batch_size", text
+    if size % rows:
+        yield "micro_batch_size", f"a divisor of --samples-per-chunk {size} is needed, got {rows}"
     if not settings.cost_per_token and not settings.cost_per_token_squared:
         yield "cost_per_token", "a number above 0 is needed, or as --cost-per-token-squared; got 0 for both"
 
 
-def _of_repeated(option: str, names: list[str]) -> Found:
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield option, f"every name once, got {name!r} {names.count(name)} times"
+def _of_repeated(option: str, pairs: Sequence[tuple[str, str]]) -> Found:
+    for name, times in sorted(Counter(name for name, _ in pairs).items()):
+        if times > 1:
+            yield option, f"every name once, got {name!r} {times} times"
 
 
 def _of_forms(settings: Settings, given: Set[str]) -> Found:
@@ -170,13 +168,11 @@ def _of_forms(settings: Settings, given: Set[str]) -> Found:
     # A transform may add what is needed.
     made = settings.transform or settings.encode or (settings.measure if settings.pack else None)
     key = settings.length_field if settings.pack else "input_ids"
-    if settings.columns and key not in [new for new, _ in settings.columns] and made is None:
+    if settings.columns and key not in dict(settings.columns) and made is None:
         yield "columns", f"{form} needs the tokens of a row under {key!r}; take that column in"
-    if settings.pack:
-        if settings.shuffle:
-            yield "shuffle", "--pack goes by lengths, whatever the order of the rows; leave it out"
-        return
-    if settings.balance is not None:
+    if settings.pack and settings.shuffle:
+        yield "shuffle", "--pack goes by lengths, whatever the order of the rows; leave it out"
+    if settings.balance is not None and not settings.pack:
         yield "balance", f"{form} gives rows of one length: there is nothing to even out; leave it out"
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
     if settings.split and every:
@@ -186,35 +182,27 @@ def _of_forms(settings: Settings, given: Set[str]) -> Found:
             yield "split_overlap", f"it does not go with {flag(every[0])}; leave out one of the two"
 
 
-def _of_lengths(settings: Settings, given: Set[str]) -> Found:
-    measure = settings.measure
-    if "length_field" in given:
-        if not settings.pack and settings.balance is None:
-            yield "length_field", "it is for --pack and --balance, and there is neither; leave it out"
-        elif settings.encode is not None or measure is not None:
-            teller = "--encode" if settings.encode is not None else "--measure"
-            yield "length_field", f"{teller} tells the tokens of a row; leave out one of the two"
-    if measure is None:
-        return
-    for name in ("encode", "split", "pad"):
-        if getattr(settings, name):
-            yield "measure", f"{flag(name)} tells the length of what it makes; leave out one of the two"
-    if settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
-        yield "measure_field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out"
-
-
 def _of_encoding(settings: Settings, given: Set[str]) -> Found:
-    if settings.encode is not None and settings.encode != SWIFT and not FUNCTION.fullmatch(settings.encode):
-        yield "encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}"
-    if SWIFT not in (settings.encode, settings.measure):
+    encode, measure = settings.encode, settings.measure
+    if "length_field" in given and (settings.pack or settings.balance) and (encode or measure):
+        teller = "--encode" if encode else "--measure"
+        yield "length_field", f"{teller} tells the tokens of a row; leave out one of the two"
+    for name in ("encode", "split", "pad"):
+        if measure is not None and getattr(settings, name):
+            yield "measure", f"{flag(name)} tells the length of what it makes; leave out one of the two"
+    if measure is not None and settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
+        yield "measure_field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out"
+    if encode is not None and encode != SWIFT and not FUNCTION.fullmatch(encode):
+        yield "encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {encode!r}"
+    if SWIFT not in (encode, measure):
         for name in ("model", "template", "max_length", "encode_option"):
             if (value := getattr(settings, name)) not in (None, ()):
                 yield name, f"it is for {SWIFT}, got {value!r}; leave it out, or give --encode {SWIFT}"
         return
     if not settings.model:
-        option = "--encode" if settings.encode == SWIFT else "--measure"
+        option = "--encode" if encode == SWIFT else "--measure"
         yield "model", f"{option} {SWIFT} needs the model's folder, got none; give --model DIRECTORY"
-    names = [name for name, _ in settings.encode_option]
-    for name in sorted({"model", "template", "max_length"} & set(names)):
-        yield "encode_option", f"{name} has an option of its own; give {flag(name)}"
-    yield from _of_repeated("encode_option", names)
+    for name in ("max_length", "model", "template"):
+        if name in dict(settings.encode_option):
+            yield "encode_option", f"{name} has an option of its own; give {flag(name)}"
+    yield from _of_repeated("encode_option", settings.encode_option)

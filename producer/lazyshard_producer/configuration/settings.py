@@ -6,25 +6,26 @@ The docstring of an option is its help: what it does, in a sentence or two, and 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
-import sys
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
+from rich import filesize
 
 from lazyshard.format.cursor import check_consumer
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, parse_size
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.sequences import Pad, Split
-from lazyshard_producer.configuration import quantities
-from lazyshard_producer.configuration.quantities import MAX_AMOUNT, MAX_ROW_BYTES, Amount
 
 SWIFT: Final = "swift"  # what --encode calls ms-swift
+MAX_AMOUNT: Final = 2**63 - 1
 MAX_SHUFFLE: Final = 10**9  # rows that are held to be put into another order
 MAX_LENGTH: Final = 2**31 - 1  # tokens of a sample that ms-swift can be told
 PANELS: Final = {
@@ -37,6 +38,90 @@ PANELS: Final = {
 """Headings of the help, by TOML table: "" for the top of the file, "source" for each ``[[source]]``."""
 
 
+def show_bytes(number: int) -> str:
+    """Returns a number of bytes for people: 999 bytes, 20.5 GB."""
+    return filesize.decimal(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """An amount of data, 0 or more."""
+
+    number: int
+    unit: Literal["chunks", "samples", "bytes"]
+
+    def __str__(self) -> str:
+        """Returns the amount for people."""
+        if self.unit == "bytes":
+            return show_bytes(self.number)
+        return f"{self.number:,} {self.unit if self.number != 1 else self.unit[:-1]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Returns a number of bytes, rounded down; raises ValueError if it is none."""
+    try:
+        return parse_size(text, 0)
+    except ValueError:
+        raise ValueError("a size such as 20GB or 512MiB, or a number of bytes") from None
+
+
+def parse_amount(text: str) -> Amount:
+    """Returns an amount of chunks (where no unit is given), samples or bytes; raises ValueError if it is none."""
+    found = re.fullmatch(r"([0-9.]{1,19}) *(|chunks?|samples?)", text.strip().lower())
+    try:
+        number = int(found[1]) if found else parse_bytes(text)
+    except ValueError:
+        number = MAX_AMOUNT + 1
+    if number > MAX_AMOUNT:
+        raise ValueError("an amount such as 64chunks, 1000000samples or 20GB")
+    return Amount(number=number, unit="bytes" if not found else "samples" if found[2][:1] == "s" else "chunks")
+
+
+def parse_retain(text: str) -> str | int:
+    """Returns what a stream keeps: "all", "consumed", or the number of ``last N`` or ``N``; else raises ValueError."""
+    if text in ("all", "consumed"):
+        return text
+    number = re.fullmatch(r"(?:last[ :]*)?([0-9]{1,19})", text.strip())
+    if number is None or not 1 <= int(number[1]) <= MAX_AMOUNT:
+        raise ValueError('"all", "consumed" or a number of chunks from 1')
+    return int(number[1])
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str) and "." in value:
+        # 5.0 behind a flag is a whole number to pydantic.
+        raise ValueError("a whole number")
+    return value
+
+
+# Of flags that may be repeated all texts come as a tuple, from TOML a list or a table.
+
+
+def _split(value: tuple[str, ...]) -> list[str]:
+    return [name.strip() for text in value for name in text.split(",")]
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    return tuple(_split(value) if isinstance(value, tuple) else value if isinstance(value, list) else [value])
+
+
+def _columns(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        parts = (name.partition("=") for name in _split(value))
+        return tuple((new.strip(), old.strip() if equals else new) for new, equals, old in parts)
+    if not isinstance(value, dict | list):
+        raise ValueError("names of columns as NEW=OLD")
+    return tuple(value.items() if isinstance(value, dict) else ((name, name) for name in value))
+
+
+def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, tuple) and all("=" in text for text in value):
+        return tuple((name.strip(), item) for name, _, item in (text.partition("=") for text in value))
+    if not isinstance(value, dict) or not all(type(item) in (str, int, float, bool) for item in value.values()):
+        raise ValueError("settings as NAME=VALUE")
+    return tuple((name, str(item).lower() if type(item) is bool else str(item)) for name, item in value.items())
+
+
 def _written(parse: Callable[[str], Any]) -> BeforeValidator:
     """Reads a value that is written as text, as a flag or in TOML, or as a whole number there."""
     return BeforeValidator(lambda value: parse(str(value) if type(value) in (str, int) else ""))
@@ -45,25 +130,24 @@ def _written(parse: Callable[[str], Any]) -> BeforeValidator:
 OR_NONE: Final = BeforeValidator(lambda value: None if value == "none" else value)
 """Of a value that may be "none": no limit, also where a configuration file sets one."""
 
-Whole = Annotated[int, BeforeValidator(quantities.read_whole)]
+Whole = Annotated[int, BeforeValidator(_whole)]
 FromZero = Annotated[Whole, Interval(ge=0, le=MAX_AMOUNT)]
 FromOne = Annotated[Whole, Interval(ge=1, le=MAX_AMOUNT)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
-Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _written(quantities.parse_bytes)]
-BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _written(quantities.parse_bytes)]
-AheadAmount = Annotated[Amount, _written(quantities.parse_amount)]
-Retain = Annotated[Literal["all", "consumed"] | int, _written(quantities.parse_retain)]
+Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _written(parse_bytes)]
+BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _written(parse_bytes)]
+Ahead = Annotated[Amount, _written(parse_amount)]
+Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
+Port = Annotated[Whole, Interval(ge=0, le=65535)]
 Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
+Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(_names)]
 OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
+Columns = Annotated[tuple[tuple[Text, OldName], ...], BeforeValidator(_columns)]
 SwiftName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
-Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(quantities.read_names)]
-Columns = Annotated[tuple[tuple[Text, OldName], ...], BeforeValidator(quantities.read_columns)]
-Pairs = Annotated[tuple[tuple[SwiftName, str], ...], BeforeValidator(quantities.read_pairs)]
-Buffer = Annotated[Whole, Interval(ge=1, le=MAX_SHUFFLE)]
+Pairs = Annotated[tuple[tuple[SwiftName, str], ...], BeforeValidator(_pairs)]
 Sequence = Annotated[Whole, Interval(ge=0, le=2**24)]
 Token = Annotated[Whole, Interval(ge=0, le=2**31 - 1)]
-Port = Annotated[Whole, Interval(ge=0, le=65535)]
 
 
 def _stream(default: Any, metavar: str, example: str = "", **more: Any) -> Any:
@@ -79,7 +163,7 @@ _encoding = partial(_stream, table="encoding")
 _limit = partial(_stream, table="limits", reload=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EncodingSettings:
     """How rows are encoded: `encode` is "swift" or "MODULE:FUNCTION". Can be pickled.
 
@@ -94,12 +178,12 @@ class EncodingSettings:
     form: Literal["split", "pad"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasureSettings:
     """How the lengths of rows are measured that are published as they are. Can be pickled.
 
-    `measure` is "MODULE:FUNCTION" or a tokenizer's folder; of this `field` is the text, None for `messages` by the chat
-    template, or else `text`. With `encoding` it is "swift".
+    `measure`: "swift", as `encoding` says, "MODULE:FUNCTION" or a tokenizer's folder; of this `field` is the text, None
+    for `messages` by the chat template, or else `text`.
     """
 
     measure: str
@@ -111,13 +195,13 @@ class MeasureSettings:
 class SourceSettings:
     """Where rows come from: `path` is as the user gave it, `follow` a directory that other programs write into."""
 
-    path: str
+    path: str = _source(..., "FILE...", '"data.jsonl"')
     """Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, a
     stream (a directory with stream.json, or with chunk files and their .completed markers; a URL), - for standard
     input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), PREFIX.idx or
     megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. Repeat it, or give
     several files after it, or a quoted pattern; they are read in this order."""
-    follow: bool = False
+    follow: bool = _source(False, "DIRECTORY", '"incoming"')
     """A directory into which other programs write files: takes them as they are completed."""
     weight: Positive | None = _source(None, "NUMBER", "0.7", repeat=True)
     """Mix the sources by these shares, not one after another. Belongs to the --source or --follow before it: all have
@@ -145,7 +229,7 @@ class SourceSettings:
 class Limits:
     """How far ahead of its readers a run may get, and what it may delete."""
 
-    max_ahead: Annotated[AheadAmount | None, OR_NONE] = _limit(None, "AMOUNT|none", '"64chunks"')
+    max_ahead: Annotated[Ahead | None, OR_NONE] = _limit(None, "AMOUNT|none", '"64chunks"')
     """Wait where so much is published beyond the slowest reader: 64chunks, 1000000samples, 20GB. Default: none, no
     limit."""
     max_disk: Annotated[Bytes | None, OR_NONE] = _limit(None, "SIZE|none", '"500GB"')
@@ -208,7 +292,7 @@ class Settings:
     pack: Annotated[Whole, Interval(ge=0, le=2**32 - 1)] = _row(0, "TOKENS", "8192")
     """Publish packs: whole rows put together, at most so many tokens in a pack. --samples-per-chunk and --rate then
     count packs. Default: 0, rows as they are."""
-    length_field: Annotated[str, MinLen(1)] = _row("length", "NAME")
+    length_field: Annotated[str, MinLen(1)] = _row("length", "NAME", needs="pack balance")
     """Where --pack and --balance find the tokens of a row: a whole number under this key. With --encode or --measure
     these tell them. Default: length."""
     measure: Annotated[str, MinLen(1)] | None = _row(None, "DIRECTORY|swift|MODULE:FUNCTION", '"/models/Qwen3-8B"')
@@ -218,7 +302,7 @@ class Settings:
     measure_field: str | None = _row(None, "NAME", '"text"', needs="measure")
     """With --measure DIRECTORY: the key of the text to measure. Default: messages by the chat template, or else
     text."""
-    pack_buffer: Buffer = _row(10_000, "N", needs="pack")
+    pack_buffer: Annotated[Whole, Interval(ge=1, le=MAX_SHUFFLE)] = _row(10_000, "N", needs="pack")
     """Rows among which --pack looks for those that fit together. Default: 10000."""
     pack_buffer_bytes: Bytes = _row(1 << 30, "SIZE", '"1GiB"', needs="pack")
     """Bytes of these rows, as they are published, with which they are packed though they are fewer; bounds the memory.
@@ -250,7 +334,7 @@ class Settings:
     run ends there, it is left out, or it goes to STREAM/quarantine.jsonl. Default: fail."""
     max_bad_rows: Annotated[FromZero | None, OR_NONE] = _row(None, "N|none", "1000", reload=True)
     """So many rows may be left out or quarantined; one more ends the run. Default: 1000; none means no limit."""
-    max_row_bytes: Annotated[Bytes, Le(1 << 40)] = _row(MAX_ROW_BYTES, "SIZE", '"64MiB"')
+    max_row_bytes: Annotated[Bytes, Le(1 << 40)] = _row(64 << 20, "SIZE", '"64MiB"')
     """Longest row that is accepted; bounds the memory. Default: 64MiB."""
     encode: str | None = _encoding(None, "swift|MODULE:FUNCTION", '"swift"')
     """Encode each row, after the options above: swift, with ms-swift's template as training would; or a function of
@@ -278,15 +362,14 @@ class Settings:
         """How lengths are measured; None where they are not."""
         if self.measure is None:
             return None
-        encoding = self._encoding(SWIFT) if self.measure == SWIFT else None
-        return MeasureSettings(measure=self.measure, field=self.measure_field, encoding=encoding)
+        swift = self._encoding(SWIFT) if self.measure == SWIFT else None
+        return MeasureSettings(self.measure, self.measure_field, swift)
 
     def _encoding(self, encode: str) -> EncodingSettings:
-        swift: dict[str, Any] = {"model": self.model, "template": self.template, "options": self.encode_option}
         # Rows that are cut may be longer than what the model takes.
         longest = MAX_LENGTH if self.max_length is None and self.split and encode == SWIFT else self.max_length
         form: Literal["split", "pad"] | None = "split" if self.split else "pad" if self.pad else None
-        return EncodingSettings(encode=encode, max_length=longest, form=form, **swift)
+        return EncodingSettings(encode, self.model, self.template, longest, self.encode_option, form)
 
     @property
     def splitting(self) -> Split | None:
@@ -300,9 +383,6 @@ class Settings:
         return Pad(self.pad, self.pad_token) if self.pad else None
 
 
-AnySettings: TypeAlias = Settings | SourceSettings
-
-
 class Option(NamedTuple):
     """An option of a run."""
 
@@ -311,9 +391,10 @@ class Option(NamedTuple):
     help: str  # its docstring, on one line
     metavar: str  # what stands for the value in the help
     example: str
+    default: Any  # MISSING where it has to be given
     name: str  # its TOML key
     table: str = ""
-    needs: str | None = None  # the field without which it means nothing
+    needs: str = ""  # the fields without all of which it means nothing
     repeat: bool = False  # whether its flag may be given several times
     reload: bool = False  # whether it may change while a run goes on
 
@@ -322,52 +403,51 @@ class Option(NamedTuple):
         """What it is called on the command line."""
         return flag(self.name)
 
-    def of(self, settings: AnySettings) -> Any:
+    def of(self, settings: Settings | SourceSettings) -> Any:
         """Returns its value."""
         return getattr(settings.limits if self.owner is Limits else settings, self.field)  # type: ignore[union-attr]
 
-    def show(self, settings: AnySettings) -> str:
+    def is_set(self, settings: Settings | SourceSettings) -> bool:
+        """Whether it can be left out, and has another value than by default."""
+        return self.default is not MISSING and self.of(settings) != self.default
+
+    def show(self, settings: Settings | SourceSettings) -> str:
         """Returns its value for people."""
         value = self.of(settings)
         if isinstance(value, tuple):
             return ", ".join(one if isinstance(one, str) else "=".join(one) for one in value) or "none"
         if value is not None and self.metavar.startswith("SIZE"):
-            return quantities.show_bytes(value)
+            return show_bytes(value)
         return "none" if value is None else str(value)
 
 
 def flag(name: str) -> str:
     """Returns the flag of an option."""
-    return "--" + name.replace("_", "-")
+    return "--source" if name == "path" else "--" + name.replace("_", "-")
 
 
-def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
-    """Yields the text behind each field of a class, which Python drops."""
-    try:
-        source = inspect.getsource(sys.modules[__name__])
-    except (OSError, TypeError):
-        return  # installed without its source: the options have no help
-    for one in ast.parse(source).body:
-        if isinstance(one, ast.ClassDef):
-            for before, after in itertools.pairwise(one.body):
-                if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
-                    yield (one.name, ast.unparse(before.target)), " ".join(ast.literal_eval(after.value).split())
+def _docstrings(owner: type) -> Iterator[tuple[str, str]]:
+    """Yields the text behind each field of a class, which Python drops; none where the source is not installed."""
+    with contextlib.suppress(OSError, TypeError):
+        (tree,) = ast.parse(inspect.getsource(owner)).body
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in itertools.pairwise(tree.body):
+            if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+                yield ast.unparse(before.target), " ".join(ast.literal_eval(after.value).split())
 
 
-HELP: Final = dict(_docstrings())
-"""Of each field of a class of settings: its docstring, on one line."""
+def _options(owner: type) -> Iterator[Option]:
+    help = dict(_docstrings(owner))
+    for one in fields(owner):
+        if one.metadata:
+            more = {"default": one.default, "name": one.name, **one.metadata}
+            yield Option(one.name, owner, help.get(one.name, ""), **more)
 
-SOURCE_OPTIONS, _LIMITS, _OTHERS = (
-    tuple(
-        Option(one.name, owner, HELP.get((owner.__name__, one.name), ""), **{"name": one.name, **one.metadata})
-        for one in fields(owner)
-        if one.metadata
-    )
-    for owner in (SourceSettings, Limits, Settings)
-)
+
+PATH, FOLLOW, *SOURCE_OPTIONS = _options(SourceSettings)
 """Those of a source. On the command line all but the weight hold for every source that they can be about."""
 
-OPTIONS: Final = tuple(sorted((*_OTHERS, *_LIMITS), key=lambda one: list(PANELS).index(one.table)))
+OPTIONS: Final = sorted((*_options(Settings), *_options(Limits)), key=lambda one: list(PANELS).index(one.table))
 """Those of a run, in the order of the help."""
 
-BY_NAME: Final = {one.name: one for one in (*SOURCE_OPTIONS, *OPTIONS)}
+BY_NAME: Final = {one.name: one for one in (PATH, FOLLOW, *SOURCE_OPTIONS, *OPTIONS)}

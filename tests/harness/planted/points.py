@@ -78,7 +78,8 @@ def cut_forgotten() -> None:
 def _deletable(before: Callable[[int], int]) -> None:
     from lazyshard_producer import holding as limits
 
-    everywhere(limits.deletable, lambda claims, limits, published: before(published))
+    kept = limits.why_kept
+    everywhere(kept, lambda claims, rules, stop: kept(claims, rules, stop)._replace(before=before(stop)))
 
 
 def deleted_before_acknowledged() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.given import Given, assemble, read_config, sort_arguments, sort_config
-from lazyshard_producer.configuration.quantities import Amount
-from lazyshard_producer.configuration.settings import BY_NAME, Limits, Settings, SourceSettings
-from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
+from lazyshard_producer.configuration.settings import BY_NAME, Amount, Limits, Settings, SourceSettings
+from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from tests.harness.processes.producing import plain_sources
 
 FULL = """
@@ -261,18 +259,3 @@ def test_a_file_that_cannot_be_read(data: bytes | None, hint: str) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
     assert config("\ufeffrate = 3\n").values == {"rate": 3}
-
-
-def test_python_3_10_without_tomli_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.version_info", (3, 10, 0))
-    monkeypatch.setitem(sys.modules, "tomli", None)
-    with pytest.raises(ExtraMissing) as error:
-        config("rate = 3\n")
-    assert (error.value.package, error.value.extra) == ("tomli", "producer")
-
-
-def test_tomli_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tomli", reason="tomli is installed for Python 3.10 only")
-    expected = config(FULL)
-    monkeypatch.setattr("sys.version_info", (3, 10, 0))
-    assert config(FULL) == expected

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard_producer.configuration.quantities import Amount
-from lazyshard_producer.configuration.settings import Limits, Settings
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.loop import reload_settings
 from tests.harness.processes.commands import Commands

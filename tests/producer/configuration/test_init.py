@@ -8,7 +8,7 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.given import TABLES, Given, assemble, example, read_config
-from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Settings
 from lazyshard_producer.display import Metrics
 from lazyshard_producer.errors import SettingsInvalid
 from tests.harness.processes.environment import ROOT
@@ -39,7 +39,7 @@ def test_every_setting_is_in_it_once() -> None:
     assert sorted(found) == sorted(["path", "follow", *(option.name for option in ALL)])
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ("out", "samples_per_chunk")])
+@pytest.mark.parametrize("name", [one.name for one in ALL if one.name not in ("out", "samples_per_chunk")])
 def test_every_example_of_a_setting_can_be_read_where_it_stands(name: str) -> None:
     text = example().replace(f"\n# {name} = ", f"\n{name} = ")
     assert text != example()

@@ -8,12 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.given import Given, assemble
-from lazyshard_producer.configuration.quantities import Amount, parse_amount, parse_bytes, parse_retain, show_bytes
-from lazyshard_producer.configuration.settings import BY_NAME
+from lazyshard_producer.configuration.settings import (
+    BY_NAME,
+    Amount,
+    parse_amount,
+    parse_bytes,
+    parse_retain,
+    show_bytes,
+)
 from lazyshard_producer.errors import SettingsInvalid
 
 SIZES: Final = [
-    {"0": 0, "512": 512, "1_000": 1000, " 5 ": 5, "7 bytes": 7, "1 byte": 1, "8B": 8},
+    {"0": 0, "512": 512, " 5 ": 5, "7 bytes": 7, "1 byte": 1, "8B": 8},
     {"20GB": 20 * 10**9, "20 gb": 20 * 10**9, "20G": 20 * 10**9, "3PB": 3 * 10**15, "1.5kB": 1500, "0.0001kB": 0},
     {"512MiB": 512 << 20, "512Mi": 512 << 20, "2TiB": 2 << 40},
     {"9007199254740993": 2**53 + 1},  # as a float it would be one less
@@ -44,7 +50,19 @@ def test_what_is_read(parse: Callable[[str], Any], text: str, value: Any) -> Non
     assert parse(text) == value
 
 
-NO_SIZES: Final = ["GB", "1e9", "1.GB", ".5GB", "much", "20 parsecs", "64chunks", "1 000", "٣", "_1", "9" * 5000]
+NO_SIZES: Final = [
+    "GB",
+    "1e9",
+    "1.GB",
+    ".5GB",
+    "much",
+    "20 parsecs",
+    "64chunks",
+    "1 000",
+    "٣",
+    "_1",
+    "9" * 5000,
+]
 
 
 @pytest.mark.parametrize(
@@ -61,14 +79,14 @@ def test_what_cannot_be_read(parse: Callable[[str], Any], texts: list[str]) -> N
             parse(text)
 
 
-@given(st.integers(0, 2**63 - 1), st.sampled_from(["chunks", "samples", "bytes"]))
+@given(st.integers(0, 10**18 - 1), st.sampled_from(["chunks", "samples", "bytes"]))
 def test_an_amount_is_read_back(number: int, unit: Any) -> None:
     assert parse_amount(f"{number} {unit}") == amount(number, unit)
 
 
 def test_quantities_for_people() -> None:
     sizes = {0: "0 bytes", 1: "1 byte", 999: "999 bytes", 1000: "1.0 kB", 67108864: "67.1 MB"}
-    for size, text in {**sizes, 5 * 10**15: "5,000.0 TB"}.items():
+    for size, text in {**sizes, 5 * 10**15: "5.0 PB"}.items():
         assert show_bytes(size) == text
     assert str(amount(1, "chunks")) == "1 chunk"
     assert str(amount(1_000_000, "samples")) == "1,000,000 samples"

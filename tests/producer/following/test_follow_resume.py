@@ -12,7 +12,7 @@ import xxhash
 
 from lazyshard.errors import FileRefused, ProducerFenced
 from lazyshard_producer.following import journal as journals
-from lazyshard_producer.out_directory import clear_journals
+from lazyshard_producer.loop import clear_journals
 from tests.producer.following.followed import Follow, Follower, append
 from tests.producer.sources.reading import refusal
 
@@ -253,7 +253,7 @@ def test_a_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_delete
         follow()
     with pytest.raises(FileRefused):
         journals.remove_journals(tmp_path / "out" / ".producer.sources")
-    clear_journals(str(tmp_path / "out"))
+    clear_journals(tmp_path / "out")
     assert kept.exists()
 
 

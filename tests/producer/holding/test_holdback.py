@@ -12,8 +12,7 @@ from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.cursor import forget_consumer, write_reading
-from lazyshard_producer.configuration.quantities import Amount
-from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding import SILENT_S, Holdback, Shelf, Stock, retry_s
 
 SAMPLES_PER_CHUNK = 2

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.stream.cursor import Consumer
-from lazyshard_producer.configuration.quantities import Amount
-from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding import Hold, Holdback, Shelf, Stock
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)

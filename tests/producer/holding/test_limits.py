@@ -11,22 +11,8 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream.cursor import Consumer
-from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding import (
-    SILENT_S,
-    KeptChunks,
-    age_of_oldest,
-    ahead_in_chunks,
-    deletable,
-    hint,
-    is_deadlock,
-    may_be_dead,
-    needs,
-    publishable,
-    seen_at,
-    why_kept,
-)
+from lazyshard_producer.holding import is_deadlock, why_kept
 
 STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
@@ -39,49 +25,6 @@ def claim(name: str = "a", done: int | None = None, needs: int | None = None, at
 
 def consumed(*names: str) -> Limits:
     return Limits(retain="consumed", consumers=names)
-
-
-@st.composite
-def claim_lists(draw: st.DrawFn) -> list[Consumer]:
-    names = draw(st.lists(st.sampled_from("abcd"), unique=True))
-    count = st.none() | st.integers(0, 30)
-    return [claim(name, draw(count), draw(count)) for name in names]
-
-
-def test_a_consumer_with_and_without_each_file() -> None:
-    cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
-    reading = ReadingHint("a", STREAM, 2, 3, 12, 140.0)
-    files = ((cursor, reading), (cursor, None), (None, reading), (None, None))
-    found = [Consumer("a", one, other, None) for one, other in files]
-    assert [(needs(one), hint(one), seen_at(one)) for one in found] == [
-        (12, 12, 140.0),
-        (0, 7, 100.0),
-        (12, 12, 140.0),
-        (0, 0, None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("number", "unit", "chunk_bytes", "chunks"),
-    [
-        (1999, "samples", None, 1),
-        (2500, "samples", None, 2),
-        (4096, "bytes", 2048, 2),
-        (4096, "bytes", 0, 1),
-    ],
-)
-def test_an_amount_in_chunks_is_rounded_down_but_not_to_nothing(
-    number: int, unit: Any, chunk_bytes: int | None, chunks: int
-) -> None:
-    assert ahead_in_chunks(Amount(number=number, unit=unit), 1000, chunk_bytes) == chunks
-
-
-@PROPERTY
-@given(claims=claim_lists(), ahead=st.integers(0, 50))
-def test_publishable_is_what_the_slowest_allows_and_covers_every_need(claims: list[Consumer], ahead: int) -> None:
-    """A reading hint below its own cursor is an old one; a cursor alone says nothing of what is needed."""
-    most = max(map(needs, claims), default=0)
-    assert publishable(claims, ahead) == max(most, min(map(hint, claims), default=0) + ahead)
 
 
 A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5), claim("b", needs=9)
@@ -110,8 +53,8 @@ A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5)
 def test_deletable_and_why_no_more(
     claims: list[Consumer], limits: Limits, published: int, may: int, by: Any, names: str
 ) -> None:
-    assert deletable(claims, limits, published) == may
-    assert why_kept(claims, limits, published) == KeptChunks(by=by, names=tuple(names))
+    kept = why_kept(claims, limits, published)
+    assert (kept.by, kept.names, kept.before) == (by, tuple(names), may)
 
 
 A5_WAITS, B5_GOES = claim("a", done=5, needs=12), claim("b", done=5, needs=10)
@@ -141,22 +84,6 @@ def test_deadlock_at_a_hard_limit_with_ten_chunks_published(
     claims: list[Consumer], limits: Limits, deadlock: bool
 ) -> None:
     assert is_deadlock(claims, why_kept(claims, limits, 10), 10) is deadlock
-
-
-def test_ages_of_consumers() -> None:
-    assert age_of_oldest([50.0, None, 40.0], 100.0) == 60.0
-    assert age_of_oldest([None], 100.0) is age_of_oldest([], 1.0) is None
-    # Its clock is ahead of ours.
-    assert age_of_oldest([50.0, 40.0], 30.0) == 0.0
-
-
-def test_a_consumer_may_be_dead_that_is_silent_or_cannot_be_read() -> None:
-    seen = claim(done=1)
-    assert not may_be_dead(seen, 5.0 + SILENT_S - 1)
-    assert may_be_dead(seen, 5.0 + SILENT_S)
-    assert not may_be_dead(seen, 0.0)
-    assert may_be_dead(Consumer("a", None, claim(needs=1).reading, "torn"), 5.0)
-    assert may_be_dead(claim(), 5.0)
 
 
 @PROPERTY

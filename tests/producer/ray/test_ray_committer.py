@@ -10,16 +10,17 @@ import pytest
 
 from lazyshard.errors import ChunkCorrupt, StreamMismatch, WriterFailed
 from lazyshard.format.batch import check_lines
+from lazyshard.store.files import open_file
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer import ray
-from lazyshard_producer.ray import Committer, PieceReader, list_pieces, piece_path, write_piece
+from lazyshard_producer.ray import Committer, piece_path, read_piece, write_piece
 from tests.harness.processes.producing import ids, published, seal
 
 DEADLINE_S = 60.0
 
 
 def write(folder: Path, task: int, first: int, last: int) -> None:
-    write_piece(folder, task, [[b'{"id":%d}\n' % number for number in range(first, last)]])
+    write_piece(folder, task, (b'{"id":%d}\n' % number for number in range(first, last)))
 
 
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
@@ -188,42 +189,27 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 LINES = [b'{"id":%d}\n' % number for number in range(5)]
 
 
-def test_any_range_of_rows(tmp_path: Path) -> None:
-    write_piece(tmp_path, 7, [LINES[:2], [], LINES[2:]])
+@pytest.mark.parametrize(("most_bytes", "parts"), [(1, [1] * 5), (18, [2, 2, 1]), (99, [5])])
+def test_a_piece_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, parts: list[int]
+) -> None:
+    monkeypatch.setattr(ray, "_PART_BYTES", most_bytes)
+    write_piece(tmp_path, 7, LINES)
     assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
-    piece = PieceReader(piece_path(tmp_path, 7))
-    assert len(piece) == 5
-    for first in range(5):
-        for last in range(first + 1, 6):
-            found, expected = piece.read(first, last), check_lines(LINES[first:last])
-            assert (found.data, found.ends.tolist()) == (expected.data, expected.ends.tolist())
-            assert found.digests.tolist() == expected.digests.tolist()
+    left = LINES
+    for part, rows in zip(read_piece(open_file(piece_path(tmp_path, 7))), parts, strict=True):
+        expected = check_lines(left[:rows])
+        assert (part.data, part.ends.tolist()) == (expected.data, expected.ends.tolist())
+        assert part.digests.tolist() == expected.digests.tolist()
+        left = left[rows:]
     write_piece(tmp_path, 0, [])
-    piece = PieceReader(piece_path(tmp_path, 0))
-    assert len(piece) == 0
-
-
-def test_how_many_rows_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_piece(tmp_path, 0, [LINES])
-    piece = PieceReader(piece_path(tmp_path, 0))
-    for first, most_rows, most_bytes, last in (
-        (0, 9, 99, 5),
-        (0, 2, 99, 2),
-        (0, 9, 18, 2),
-        (0, 9, 17, 1),
-        (0, 9, 1, 1),
-        (3, 9, 9, 4),
-        (3, 9, 99, 5),
-        (4, 1, 1, 5),
-    ):
-        monkeypatch.setattr(ray, "_SLICE_BYTES", most_bytes)
-        assert piece.fit(first, most_rows) == last
+    assert list(read_piece(open_file(piece_path(tmp_path, 0)))) == []
 
 
 def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
-    def broken_off() -> Iterator[list[bytes]]:
-        yield LINES
-        assert list_pieces(tmp_path) == set()
+    def broken_off() -> Iterator[bytes]:
+        yield from LINES
+        assert not piece_path(tmp_path, 1).exists()
         assert list(tmp_path.iterdir()) != []
         raise ValueError("no more")
 
@@ -232,20 +218,21 @@ def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", [0, 10, 23, 24, 100, -1])
+@pytest.mark.parametrize("kept", [0, 5, 50, 100, -1])
 def test_a_piece_that_was_cut(tmp_path: Path, kept: int) -> None:
-    write_piece(tmp_path, 1, [LINES])
+    write_piece(tmp_path, 1, LINES)
     path = piece_path(tmp_path, 1)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ChunkCorrupt, match="00000001"):
-        PieceReader(path)
+        list(read_piece(open_file(path)))
 
 
-def test_a_row_that_was_changed(tmp_path: Path) -> None:
-    write_piece(tmp_path, 1, [LINES])
+def test_a_row_that_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_PART_BYTES", 18)
+    write_piece(tmp_path, 1, LINES)
     path = piece_path(tmp_path, 1)
     path.write_bytes(path.read_bytes().replace(b'{"id":3}', b'{"id":9}'))
-    piece = PieceReader(path)
-    assert piece.read(0, 3).data == b"".join(LINES[:3])
+    parts = read_piece(open_file(path))
+    assert next(parts).data == b"".join(LINES[:2])
     with pytest.raises(ChunkCorrupt, match="row 3"):
-        piece.read(1, 5)
+        next(parts)

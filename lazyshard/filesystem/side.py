@@ -1,8 +1,7 @@
 """One side of `lazyshard verify-filesystem`: does to the files below one mount what it is asked for.
 
-As a program, `python -m lazyshard.filesystem.side FOLDER` reads questions from standard input, a JSON list
-`[operation, argument, ...]` a line, and answers each with a line: `{"done": result}` or `{"error": what}`. It touches
-nothing but the files in FOLDER that it is asked about.
+As a program, `python -m lazyshard.filesystem.side FOLDER`, it reads questions from standard input, a JSON list
+`[operation, argument, ...]` a line, and answers each with a line: `{"done": result}` or `{"error": what}`.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Side:
 
     def make(self, name: str) -> None:
         """Makes a folder."""
-        os.mkdir(self._path(name))
-        self._made.append(self._path(name))
+        os.mkdir(self._new(name))
 
     def enter(self, name: str, longest: float) -> bool:
         """Goes into a folder, which all that follows is in; returns whether it showed in time."""
@@ -65,15 +63,14 @@ class Side:
 
     def put(self, name: str, version: int) -> None:
         """Publishes a file as lazyshard does: written under another name, synced, renamed over what is there."""
-        temporary = self._path(f"{name}.part")
-        self._made += temporary, self._path(name)
+        temporary, path = self._new(f"{name}.part"), self._new(name)
         with open(temporary, "wb") as file:
             file.write(content(version))
             file.flush()
             # Whether that can be done is asked for by itself.
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
-        os.replace(temporary, self._path(name))
+        os.replace(temporary, path)
         with contextlib.suppress(OSError):
             self.sync(os.path.dirname(name))
 
@@ -83,11 +80,10 @@ class Side:
         if kind == "list":
             return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(path, "rb", buffering=0) as file:
+                found = version_of(file.readall())
         except FileNotFoundError:
             return None
-        with open(fd, "rb", buffering=0) as file:
-            found = version_of(file.readall())
         return -1 if found is None else found
 
     def watch(self, looks: dict[str, list[Any]], longest: float) -> dict[str, dict[str, Any]]:
@@ -98,54 +94,45 @@ class Side:
         started = time.monotonic()
         found: dict[str, dict[str, Any]] = {label: {"seconds": None, "torn": 0, "errors": {}} for label in looks}
 
-        def all_seen() -> bool:
-            for label, (kind, name, version) in looks.items():
-                state = found[label]
-                if state["seconds"] is None:
-                    with _counted(state["errors"]):
-                        seen = self.look(kind, name)
-                        state["torn"] += seen == -1
-                        if seen == (1 if kind == "list" else version):
-                            state["seconds"] = time.monotonic() - started
-            return all(state["seconds"] is not None for state in found.values())
+        def seen(state: dict[str, Any], kind: str, name: str, version: int) -> bool:
+            with _counted(state["errors"]):
+                if state["seconds"] is None and (at := self.look(kind, name)) is not None:
+                    state["torn"] += at == -1
+                    if at == (1 if kind == "list" else version):
+                        state["seconds"] = time.monotonic() - started
+            return state["seconds"] is not None
 
-        _wait(all_seen, longest)
+        _wait(lambda: sum(seen(found[label], *look) for label, look in looks.items()) == len(looks), longest)
         return found
 
     def storm(self, name: str, last: int, longest: float) -> dict[str, Any]:
-        """Reads a file that is being replaced, as fast as it can, until it is of this version.
-
-        Returns `reads`; how many were `missing`, `torn`, or went `back` to an older version; `errors`.
-        """
+        """Reads a file that is being replaced until it is of this version; returns counts of what was found."""
         started, newest = time.monotonic(), 0
         counts: dict[str, Any] = {"reads": 0, "missing": 0, "torn": 0, "back": 0, "errors": {}}
         while newest != last and time.monotonic() - started < longest:
             counts["reads"] += 1
             with _counted(counts["errors"]):
                 seen = self.look("open", name)
-                if seen is None or seen < 0:
-                    counts["missing" if seen is None else "torn"] += 1
-                else:
-                    counts["back"] += seen < newest
-                    newest = max(newest, seen)
+                counts["missing"] += seen is None
+                counts["torn"] += seen == -1
+                counts["back"] += seen is not None and 0 <= seen < newest
+                newest = max(newest, seen or 0)
         return counts
 
     def link(self, source: str, name: str) -> None:
         """Gives a file a second name, which must not be there."""
-        os.link(self._path(source), self._path(name))
-        self._made.append(self._path(name))
+        os.link(self._path(source), self._new(name))
 
     def lock(self, name: str) -> int | None:
         """Locks a file; returns its descriptor, None where somebody else has it."""
-        fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT, 0o644)
-        self._made.append(self._path(name))
+        fd = os.open(self._new(name), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            return None
+            if isinstance(error, (BlockingIOError, PermissionError)):
+                return None
+            raise
         return fd
 
     def sync(self, name: str) -> None:
@@ -166,6 +153,10 @@ class Side:
             if os.path.isdir(path) and not _wait(functools.partial(_remove_folder, path), _CLOSING_S):
                 left.append(path)
         return left
+
+    def _new(self, name: str) -> str:
+        self._made.append(self._path(name))
+        return self._made[-1]
 
     def _path(self, name: str) -> str:
         parts = name.split("/")
@@ -196,20 +187,18 @@ class Untried(Exception):
 
 
 class Far:
-    """The far side: a process that serves `Side`, here or elsewhere, started by a command. A context manager."""
+    """The far side: a process that serves `Side`, here or elsewhere. Raises Untried where there is no such command."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
-
-    def __enter__(self) -> Far:
-        """Starts it; raises Untried where there is no such command."""
-        pipe = subprocess.PIPE
+        self._command, pipe = " ".join(command), subprocess.PIPE
         try:
-            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
         except OSError as cause:
-            raise Untried(f"the command of the other side cannot be started ({self._command[0]}): {cause}") from cause
+            raise Untried(f"the command of the other side cannot be started ({command[0]}): {cause}") from cause
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> Far:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,11 +206,10 @@ class Far:
         # Of one that has died something may be left to write.
         with contextlib.suppress(OSError):
             self._stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         self._stdout.close()
 
     def ask(self, *question: Any) -> None:
@@ -233,15 +221,12 @@ class Far:
     def answer(self) -> Any:
         """Returns what the last question gave. Raises OSError where the filesystem refused there, Untried for none."""
         line = self._stdout.readline().strip()
-        answer = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             answer = json.loads(line)
-        if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
-            words = f": it said {line}" if line else ""
-            raise Untried(f"no answer from the other side ({' '.join(self._command)}){words}")
-        if "error" in answer:
+            if "error" not in answer:
+                return answer["done"]
             raise OSError(0, answer["error"])
-        return answer["done"]
+        raise Untried(f"no answer from the other side ({self._command}){f': it said {line}' if line else ''}")
 
     def do(self, *question: Any) -> Any:
         """Asks and waits."""

@@ -1,7 +1,6 @@
-"""The durable steps from which publishing is made; every byte that a writer puts on disk goes through here.
+"""The durable steps of publishing: write, sync the file, rename, sync the directory.
 
-Rename is atomic but not durable: a name survives a power cut only once its directory was synced, and its content only
-once the file was. So a publish is: write, sync the file, rename, sync the directory.
+Rename is atomic but not durable: a name survives a power cut only once its directory was synced.
 """
 
 from __future__ import annotations
@@ -11,33 +10,29 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lazyshard.errors import FileRefused
 
-_SYNC_FILE_RANGE_WRITE: Final = 2  # see sync_file_range(2)
-
 NEW_FILE_MODE: Final = 0o666  # before the user's umask
 
+# What filesystems say that have no hard links; some say the first of a name that is taken, too
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
-"""What filesystems say that have no hard links. Some say the first to a name that is taken, too."""
+
+# Not every libc has it; see sync_file_range(2)
+_sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
 
 
-def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Writes all the bytes, however many calls it takes. After an OSError some of them may have been written."""
+def write_all(fd: int, data: bytes | bytearray | memoryview, start: int | None = None) -> None:
+    """Writes all the bytes, however many calls it takes, from a place in the file on if one is given.
+
+    After an OSError some of them may have been written.
+    """
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
-
-
-def write_at(fd: int, data: bytes, start: int) -> None:
-    """Writes all the bytes from a place in the file on. Raises as `write_all`."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, start)
-        view, start = view[written:], start + written
+        written = os.write(fd, view) if start is None else os.pwrite(fd, view, start)
+        view, start = view[written:], None if start is None else start + written
 
 
 def sync(fd: int) -> None:
@@ -45,22 +40,10 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def _find_sync_file_range() -> Callable[..., Any] | None:
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (AttributeError, OSError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return function
-
-
-_sync_file_range: Final = _find_sync_file_range()
-
-
 def start_writing_back(fd: int, offset: int, size: int) -> None:
     """Begins bringing bytes of a file onto the device, so that a later `sync` has less to wait for; a hint."""
     if _sync_file_range is not None:
-        _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+        _sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(size), 2)  # SYNC_FILE_RANGE_WRITE
 
 
 def sync_directory(directory: Path) -> None:
@@ -75,8 +58,7 @@ def sync_directory(directory: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Gives a file its final name, in place of any file that has it. Raises OSError: that was not done.
 
-    NFS may repeat a request whose answer was lost and report the repeat's error although the rename was done, so an
-    error is checked against what is at the target.
+    NFS may repeat a request whose answer was lost, and report the repeat's error although it was done: it is checked.
     """
     before = os.stat(source, follow_symlinks=False)
     try:
@@ -92,8 +74,7 @@ def rename(source: Path, target: Path) -> None:
 def create(path: Path) -> int:
     """Makes a new empty file for writing and returns its descriptor; what had the name loses it.
 
-    Nothing that was there is ever opened: a link would lead elsewhere, a second name of another file would have that
-    overwritten, and a named pipe would block.
+    Nothing that was there is ever opened: a link would lead elsewhere, and a named pipe would block.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     for _ in range(4):  # the name is free after the first one unless somebody plays with it
@@ -104,15 +85,13 @@ def create(path: Path) -> int:
     return os.open(path, flags, NEW_FILE_MODE)
 
 
-def write_new(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Makes a file with this content under its own name; see `create`."""
-    _fill(create(path), data, durable=durable)
-
-
-def _fill(fd: int, data: bytes, *, durable: bool, cut: bool = False) -> None:
+def write_new(path: Path, data: bytes, *, durable: bool = False, over: bool = False) -> None:
+    """Makes a file with this content under its own name, see `create`, or `over` the one there, see `open_own`."""
+    fd = open_own(path) if over else create(path)
     try:
         write_all(fd, data)
-        if cut:
+        if over:
+            # Last: so it is never empty.
             os.ftruncate(fd, len(data))
         if durable:
             sync(fd)
@@ -120,22 +99,13 @@ def _fill(fd: int, data: bytes, *, durable: bool, cut: bool = False) -> None:
         os.close(fd)
 
 
-def overwrite(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Writes a file in place, see `open_own`. What lies behind the new content is cut off last: it is never empty."""
-    _fill(open_own(path), data, durable=durable, cut=True)
-
-
 def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True, reserved: bool = False) -> None:
     """Makes a file appear with its whole content, or not at all; what had its name is replaced.
 
-    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`, it
-    may return before content and name are on the device: for a hint that is rebuilt anyway. `reserved`: the temporary
-    file is there and has its room already, for a disk that has none left.
+    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`: a
+    hint that is rebuilt anyway. `reserved`: the temporary file is there and has its room, for a full disk.
     """
-    if reserved:
-        overwrite(temporary, data, durable=durable)
-    else:
-        write_new(temporary, data, durable=durable)
+    write_new(temporary, data, durable=durable, over=reserved)
     rename(temporary, target)
     if durable:
         sync_directory(target.parent)
@@ -144,8 +114,7 @@ def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool =
 def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
     """As `publish_bytes`, durably, unless there is a file of that name: then it raises FileExistsError.
 
-    Whether there is one is told by the server of a network filesystem, not by what this machine remembers: a link, in
-    contrast to a rename, is refused there. Without hard links it is a rename.
+    The server of a network filesystem tells whether there is one: it refuses a link. Without hard links it is a rename.
     """
     write_new(temporary, data, durable=True)
     try:
@@ -184,17 +153,11 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def open_own(path: Path) -> int:
+def open_own(path: Path, flags: int = os.O_CREAT) -> int:
     """Opens a file for reading and for writing in place, made if it is not there; returns its descriptor. Never blocks.
 
-    Such a name stands for years where others may write. So what is opened must be a plain file of no other name, or it
-    raises FileRefused: bytes must not go to somebody's file, through a link, or to a pipe or device.
+    Raises FileRefused for all but a plain file of no other name: bytes must not go to somebody's file, or to a pipe.
     """
-    return open_plain(path, os.O_CREAT)
-
-
-def open_plain(path: Path, flags: int = 0) -> int:
-    """As `open_own`, of a file that must be there unless `flags` has `os.O_CREAT`."""
     way = "; remove it, after a look at who has made it"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
@@ -224,8 +187,7 @@ def remove(path: Path) -> None:
 def clear_folder(folder: Path) -> bool:
     """Removes all files in a folder, if it is there; returns whether something is left in it.
 
-    That may be a folder, or a file that this machine has open and a network filesystem keeps for it by another name.
-    Raises NotADirectoryError: it is a link or a file.
+    That may be a folder, or a file that is open here on a network filesystem. Raises NotADirectoryError: it is a link.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

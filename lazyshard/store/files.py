@@ -24,31 +24,24 @@ from lazyshard.store.durable import refused, write_all
 from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath
 
-STALE_TRIES: Final = 5
-"""A name is looked up anew at each try; one more is enough unless the file is replaced again in that very moment."""
+STALE_TRIES: Final = 5  # one more is enough unless the file is replaced again in that very moment
 
-FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
-"""The server has forgotten the file; the client was ended, and may have been started again."""
-
-_READ_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = "; no file of this name is so large"
 
-PART_BYTES: Final = 16 << 20
-"""An object is got in pieces of this size, so that memory does not grow with it: 16 ms at 1 GB/s."""
+PART_BYTES: Final = 16 << 20  # an object is got in pieces, so that memory does not grow with it: 16 ms at 1 GB/s
 
+# Larger than the seal of the largest chunk (28 bytes a row). A file with a hole may claim any size at no cost
 MAX_BYTES: Final = 4 << 30
-"""Larger than the seal of the largest chunk (28 bytes a row). A file with a hole may claim any size at no cost."""
 
+# What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks
 MAX_PLAIN_BYTES: Final = 64 << 20
-"""What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks."""
 
 _T = TypeVar("_T")
 _Given = TypeVar("_Given")
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
-_BY_ERROR: Final = {errno.ENXIO: "a named pipe, socket or device", errno.ELOOP: "a link that leads to itself"}
-
+# What a file is that is no plain one, by its type
 KINDS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -56,22 +49,22 @@ KINDS: Final = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-"""What a file is that is no plain one, by its type."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenFile:
-    """A descriptor that is closed when nothing refers to this object any more, so not while a thread reads from it."""
+    """A descriptor, of `size` bytes from byte `begin` of a file on.
+
+    It is closed when nothing refers to this object any more, so not while a thread reads from it.
+    """
 
     fd: int
     path: Path
     size: int
+    begin: int = 0
 
     def read(self, start: int, size: int) -> bytes:
-        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before.
-
-        As `read_into`, of a file that is complete: where its server has forgotten it, it is opened again.
-        """
+        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before."""
         data = self._ask(os.pread, size, start)
         while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
             data += part
@@ -88,14 +81,15 @@ class OpenFile:
         """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
         for _ in range(STALE_TRIES):
             try:
-                return call(self.fd, given, start)
+                return call(self.fd, given, self.begin + start)
             except OSError as error:
-                if error.errno not in FORGOTTEN:
+                # The server has forgotten the file; the client was ended, and may have been started again.
+                if error.errno not in (errno.ESTALE, errno.ENOTCONN):
                     raise
                 # In place, since other threads may be reading by this descriptor.
                 again = open_file(self.path)
                 os.dup2(again.fd, self.fd, inheritable=False)
-        return call(self.fd, given, start)
+        return call(self.fd, given, self.begin + start)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
@@ -114,9 +108,7 @@ def open_file(path: Path) -> OpenFile:
         FileRefused: it is not a plain file, or a link that leads out of the stream's directory.
         AccessRefused, OSError: this process may not read it, or the filesystem failed.
     """
-    if isinstance(path, UrlPath):
-        return _copy(path)
-    return again_if_stale(lambda: _open(path))
+    return _copy(path) if isinstance(path, UrlPath) else again_if_stale(lambda: _open(path))
 
 
 def open_unread(path: Path) -> OpenFile:
@@ -127,10 +119,7 @@ def open_unread(path: Path) -> OpenFile:
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """Reads a small file of a stream whole.
-
-    Raises as `open_file`, and FileRefused: it is larger than `most`, by default what a file of its name can have.
-    """
+    """Reads a small file of a stream whole. Raises as `open_file`, and FileRefused: it is larger than `most`."""
     limit = (MAX_BYTES if path.name.endswith(SEAL_SUFFIX) else MAX_PLAIN_BYTES) if most is None else most
     if isinstance(path, UrlPath):
         data = path.store.get(path.key, limit + 1)
@@ -155,35 +144,24 @@ def list_names(folder: Path) -> list[str]:
 
 def is_there(path: Path) -> bool:
     """Returns whether there is something of that name."""
-    if isinstance(path, UrlPath):
-        return path.store.exists(path.key)
-    return os.path.lexists(path)
+    return path.store.exists(path.key) if isinstance(path, UrlPath) else os.path.lexists(path)
 
 
 def size_of(path: Path) -> int:
     """Returns how many bytes a file of a stream has. Raises OSError: it is not there, or cannot be looked at."""
-    if isinstance(path, UrlPath):
-        return path.store.size(path.key)
-    return os.stat(path).st_size
+    return path.store.size(path.key) if isinstance(path, UrlPath) else os.stat(path).st_size
 
 
 def modified_at(path: Path) -> float:
     """Returns when a file of a stream was written, in seconds since 1970. Raises as `size_of` does."""
-    if isinstance(path, UrlPath):
-        at = path.store.modified(path.key)
-        if at is None:
-            raise OSError(errno.ENOTSUP, "The store does not tell when it was put", str(path))
-        return at
-    return os.stat(path).st_mtime
+    return path.store.modified(path.key) if isinstance(path, UrlPath) else os.stat(path).st_mtime
 
 
 def read_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T:
     """Reads a small file of a stream, and returns what `decode` makes of its bytes and its name for messages.
 
-    Somebody may be replacing it right now, and a client that asks for the size by the name, as sshfs does, may give the
-    old content cut at the size of the new file. So what cannot be decoded is read again before it is believed: who is
-    as fast as can be met one replacement in hundreds, and one after another comes seconds later. Raises as `decode` and
-    `read_file`.
+    What cannot be decoded is read again before it is believed: somebody may be replacing it, and a client that asks for
+    the size by the name, as sshfs does, may give the old content cut at the size of the new file.
     """
     for _ in range(2):
         with contextlib.suppress(FormatInvalid):
@@ -211,7 +189,7 @@ def check_folder(folder: Path) -> Path:
 def _read(file: OpenFile, most: int) -> bytes:
     parts, offset = [], 0
     # Not more than is there: memory for a mebibyte, of which a seal fills some kilobytes, would come and go each time.
-    while part := os.pread(file.fd, min(_READ_BYTES, max(file.size - offset, 0) + 1), offset):
+    while part := os.pread(file.fd, min(1 << 20, max(file.size - offset, 0) + 1), offset):
         parts.append(part)
         offset += len(part)
         if max(offset, file.size) > most:
@@ -248,9 +226,9 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
     except PermissionError as cause:
         raise unreadable(path) from cause
     except OSError as cause:
-        kind = _BY_ERROR.get(cause.errno or 0)
-        if kind is None:
+        if cause.errno not in (errno.ENXIO, errno.ELOOP):
             raise
+        kind = "a link that leads to itself" if cause.errno == errno.ELOOP else "a named pipe, socket or device"
         raise refused(path, "a plain file", kind) from cause
     try:
         status = os.fstat(fd)
@@ -265,8 +243,7 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
 def open_inside(path: Path) -> int:
     """Opens whatever has a name, without blocking, and follows a link only to what lies in the directory of the name.
 
-    Returns a descriptor, which is the caller's. Not guaranteed: that nobody replaces a directory on the way to the
-    target by a link between the look and the opening; the last name of the target is not followed again.
+    Not guaranteed: that nobody replaces a directory on the way to the target between the look and the opening.
     """
     try:
         return os.open(path, _FLAGS | os.O_NOFOLLOW)

@@ -2,7 +2,7 @@
 
 Of the processes of a node that want the same chunk at a time one fetches it, under a temporary name that is locked
 while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and its rows are those
-that its seal tells; by then its seal and side file are there.
+that its seal tells. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -26,71 +24,63 @@ from lazyshard.errors import LazyShardError, SealInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import room
-from lazyshard.store.durable import remove, write_at, write_new
-from lazyshard.store.files import PART_BYTES, OpenFile, read_file, size_of
+from lazyshard.store.durable import remove, write_all
+from lazyshard.store.files import PART_BYTES, OpenFile, open_file, open_unread, read_file, size_of
 from lazyshard.store.urls import UrlPath
-
-_CHECK_BYTES: Final = 8 << 20
-
-_REMEMBERED: Final = 16
-"""Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same."""
 
 _LOOK_S: Final = 0.02  # how often to look whether another process has fetched what this one waits for
 
+# One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for
 _STALLED_S: Final = 60.0
-"""One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""
 
+# Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference
 _Copy: TypeAlias = tuple[Seal, OpenFile, OpenFile | None]
-"""Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference."""
 
 
 class Mirror:
-    """The copies of one stream; `check_identity` raises if another stream is at the URL now.
+    """The copies of one stream, in `folder`; `check_identity` raises if another stream is at the URL now.
 
-    A thread, one in each process that opens chunks, fetches so many `ahead`; it ends with this object. What is raised
-    there is met again by who asks for that chunk.
-
-    Attributes:
-        folder: where they lie; made if it was not there.
+    A thread fetches those that come next. What is raised there is met again by who asks for that chunk.
     """
 
-    def __init__(
-        self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None], *, ahead: int = 0
-    ) -> None:
-        self._directory = directory
-        self._check_identity = check_identity
-        self._most = room.cache_bytes()
+    def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
+        self._directory, self._check_identity = directory, check_identity
+        # What a machine can spare that trains, and room for some chunks of each of its ranks.
+        self._most = room.number_of(room.BYTES_VARIABLE, 16 << 30)
+        # One that is there when the one before it is done with, and one that may take longer than usual.
+        self._ahead = room.number_of(room.AHEAD_VARIABLE, 2)
         self.folder = room.folder_of(str(directory), stream_id)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self._ahead = ahead
-        self._recent: deque[int] = deque(maxlen=_REMEMBERED)
-        self._wanted: queue.SimpleQueue[list[int] | None] | None = None
-        self._pid = 0
+        # Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same.
+        self._recent: deque[int] = deque(maxlen=16)
+        self._wanted: list[int] = []  # that the thread has not taken up yet
+        self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_wanted": None, "_pid": 0}
+        return self.__dict__ | {"_thread": None}
 
     def open(self, chunk: int) -> _Copy:
         """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
 
-        A data object that is not what its seal tells is fetched twice, and then opened as it is, for this process
-        alone: what is wrong with it is found where its rows are read. Raises FileNotFoundError: an object of it is not
-        there (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable, OSError.
+        What is not as its seal tells is fetched once more, and then opened as it is, for this process alone. Raises
+        FileNotFoundError: an object is not there (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
-        for file in filter(None, found[1:]):
-            file.size = os.fstat(file.fd).st_size
         self._recent.append(chunk)
-        if wanted := guess_next(self._recent, self._ahead):
-            if self._wanted is None or self._pid != os.getpid():
-                self._pid, self._wanted = os.getpid(), queue.SimpleQueue()
-                weakref.finalize(self, self._wanted.put, None)
-                # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
-                given = (self._wanted, weakref.ref(self))
-                threading.Thread(target=_run, args=given, name="lazyshard-read-ahead", daemon=True).start()
-            self._wanted.put(wanted)
+        self._wanted = guess_next(self._recent, self._ahead)
+        if self._wanted and not (self._thread is not None and self._thread.is_alive()):
+            # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
+            self._thread = threading.Thread(target=self._fetch_ahead, name="lazyshard-read-ahead", daemon=True)
+            self._thread.start()
         return found
+
+    def _fetch_ahead(self) -> None:
+        # Not published yet, most often. Whoever comes to it meets the same.
+        with contextlib.suppress(LazyShardError, OSError, IndexError):
+            # When the reader is on, what it comes to next is more urgent.
+            while self._wanted:
+                self.fetch(self._wanted.pop(0))
 
     def fetch(self, chunk: int) -> None:
         """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
@@ -102,20 +92,18 @@ class Mirror:
         remove(self.folder / chunk_name(chunk))
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
-        data = self.folder / chunk_name(chunk)
-        part = room.part_of(data)
+        copy = self.folder / chunk_name(chunk)
+        part = copy.with_name(f".{copy.name}{room.PART_SUFFIX}")
         moved_at, progress = time.monotonic(), -1
         while True:
             try:
-                found = self._opened(chunk, read=not ahead)
+                if (found := self._opened(chunk, copy, read=not ahead)) is not None:
+                    return found
+                file = self._file(part, os.O_CREAT)
             except BlockingIOError:
                 # Its process is about to read it, or somebody is removing it: a matter of a moment.
                 time.sleep(_LOOK_S)
                 continue
-            if found is not None:
-                return found
-            try:
-                file = self._file(data.name, os.O_CREAT, local=part)
             except FileNotFoundError:
                 # Whoever removed the last copy has removed the folder.
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,8 +112,8 @@ class Mirror:
                 mine = room.lock(file.fd, shared=False)
                 # Since it was opened it may have been fetched and renamed, or removed.
                 if mine and room.is_at(file.fd, part):
-                    if not data.exists():
-                        return self._fill(file, part, chunk, ahead=ahead)
+                    if not copy.exists():
+                        return self._fill(file, part, chunk, ahead=ahead) or (None if ahead else self._alone(chunk))
                     # Between the look and the lock another one has come to its end.
                     remove(part)
             if mine:
@@ -140,115 +128,82 @@ class Mirror:
                 return self._alone(chunk)
             time.sleep(_LOOK_S)
 
-    def _file(self, name: str, flags: int = 0, *, local: Path | None = None) -> OpenFile:
-        flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        return OpenFile(os.open(local or self.folder / name, flags, 0o600), self._directory / name, 0)
+    def _file(self, path: Path, flags: int = 0) -> OpenFile:
+        return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), path, 0)
 
-    def _opened(self, chunk: int, *, read: bool) -> _Copy | None:
+    def _opened(self, chunk: int, copy: Path, *, read: bool) -> _Copy | None:
         """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
-        data, side = self.folder / chunk_name(chunk), None
-        try:
-            file = self._file(data.name)
-        except FileNotFoundError:
+        if not copy.exists():
             return None
+        file = self._file(copy)
         if not room.lock(file.fd, shared=True):
-            raise BlockingIOError(errno.EAGAIN, "is locked", str(data))
-        if not room.is_at(file.fd, data):
+            raise BlockingIOError(errno.EAGAIN, "is locked", str(copy))
+        if not room.is_at(file.fd, copy):
             return None
-        with contextlib.suppress(FileNotFoundError, SealInvalid):
-            sealed = seal_name(chunk)
-            seal = Seal.decode(read_file(self.folder / sealed), chunk, str(self._directory / sealed))
-            whole = os.fstat(file.fd).st_size == seal.size
-            if seal.arrays is not None:
-                side = self._file(arrays_name(chunk))
-                whole &= os.fstat(side.fd).st_size == seal.arrays.size
-                if not room.is_at(file.fd, data):
-                    # Found to be damaged by another process, and fetched again since: the side file may be the new one.
-                    return None
-            if whole:
+        size = os.fstat(file.fd).st_size - 8
+        sealed = int.from_bytes(file.read(max(0, size), 8), "little")
+        with contextlib.suppress(SealInvalid):
+            seal = Seal.decode(file.read(size - sealed, sealed) if sealed <= size else b"", chunk)
+            if sum(one.size for _, one in self._objects(seal)) + sealed == size:
                 if read:
                     room.note_use(file.fd, read=True)
-                return seal, file, side
+                return self._parts(file, seal)
         # Nobody of ours has left it so; another program has been here.
         del file
-        room.drop(data)
+        room.drop(copy)
         return None
 
+    def _objects(self, seal: Seal) -> list[tuple[UrlPath, Seal | SealedArrays]]:
+        """Returns the objects of a chunk beside its seal, in the order in which its copy has them."""
+        objects: list[tuple[UrlPath, Seal | SealedArrays]] = [(self._directory / chunk_name(seal.chunk), seal)]
+        return objects if seal.arrays is None else [*objects, (self._directory / arrays_name(seal.chunk), seal.arrays)]
+
+    def _parts(self, file: OpenFile, seal: Seal) -> _Copy:
+        """Returns a copy as files of its own, whose names for messages are those of the objects."""
+        data, *side = self._objects(seal)
+        opened = OpenFile(os.dup(file.fd), data[0], seal.size)
+        return seal, opened, OpenFile(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
+
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
-        """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
-        data, beside = self.folder / chunk_name(chunk), self.folder / arrays_name(chunk)
-        side: OpenFile | None = None
-
-        def give_up() -> None:
-            # Before the part's name that of the side file beside it, if one was made.
-            if side is not None:
-                remove(beside)
-            remove(part)
-
-        try:
-            seal, sealed = self._seal(chunk)
-            wanted: list[tuple[OpenFile, Seal | SealedArrays]] = [(file, seal)]
-            if seal.arrays is not None:
-                # In place, as the seal: nobody looks at them before the data has its name.
-                remove(beside)
-                side = self._file(beside.name, os.O_CREAT | os.O_EXCL)
-                wanted.append((side, seal.arrays))
-            tries = [_tries(*one) for one in wanted]
-            if not all(tries):
-                give_up()
-                for one, most in zip(wanted, tries, strict=True):
-                    _download(*one, most)
-                return seal, file, side
-            size = sum(one.size for _, one in wanted)
-            if not room.reserve(self.folder.parent, file.fd, size + len(sealed), self._most, ahead=ahead):
-                give_up()
-                return None
-            if side is not None and seal.arrays is not None:
-                # Each file has what it takes from here on, so that nothing is counted twice.
-                os.ftruncate(side.fd, seal.arrays.size)
-                os.ftruncate(file.fd, seal.size + len(sealed))
-            whole = [_download(*one, 2) for one in wanted]
-            # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
-            self._check_identity()
-            if whole[0]:
-                os.ftruncate(file.fd, seal.size)
-            if not all(whole):
-                give_up()
-                return seal, file, side
-            write_new(self.folder / seal_name(chunk), sealed)
+        """Fetches a chunk into its locked part, and names it; None: no room, or it is not what its seal tells."""
+        with contextlib.ExitStack() as undo:
+            # An error keeps it open as long as somebody keeps that.
+            undo.callback(os.ftruncate, file.fd, 0)
+            undo.callback(remove, part)
+            try:
+                seal, sealed = self._seal(chunk)
+                objects = self._objects(seal)
+                end, size = sealed + len(sealed).to_bytes(8, "little"), sum(one.size for _, one in objects)
+                if not all(_may_be(*one) for one in objects):
+                    return None
+                if not room.reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
+                    return None
+                begins = (0, seal.size)
+                whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
+                # After all was fetched: a stream that was made anew has its manifest before its chunks.
+                self._check_identity()
+                if not whole:
+                    return None
+                write_all(file.fd, end, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
+                way = f"{room.BYTES_VARIABLE}, or {room.FOLDER_VARIABLE} to a folder on another disk"
+                raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
             room.note_use(file.fd, read=not ahead)
-            os.rename(part, data)
+            # From here on others may read it.
+            undo.pop_all()
+            os.rename(part, self.folder / chunk_name(chunk))
             room.lock(file.fd, shared=True)
-            return seal, file, side
-        except BaseException as error:
-            if room.is_at(file.fd, data):
-                raise  # it is whole, and others may read it already
-            give_up()
-            for opened in filter(None, (file, side)):
-                # The error keeps them open as long as somebody keeps it.
-                os.ftruncate(opened.fd, 0)
-            if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
-                raise
-            what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
-            way = f"{room.BYTES_VARIABLE}, or {room.FOLDER_VARIABLE} to a folder on another disk"
-            raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
+            return self._parts(file, seal)
 
     def _alone(self, chunk: int) -> _Copy:
-        """Fetches a chunk for this process alone, into files without a name."""
+        """Opens a chunk for this process alone, as it is."""
         seal, _ = self._seal(chunk)
-        files: list[OpenFile | None] = []
-        parts: list[tuple[str, Seal | SealedArrays | None]]
-        parts = [(chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays)]
-        for name, sealed in parts:
-            if sealed is not None:
-                path = self.folder / f".{name}.{os.getpid()}{room.PART_SUFFIX}"
-                files.append(file := self._file(name, os.O_CREAT | os.O_EXCL, local=path))
-                remove(path)
-                _download(file, sealed, _tries(file, sealed))
+        data, *side = [(open_file if _may_be(*one) else open_unread)(one[0]) for one in self._objects(seal)]
         self._check_identity()
-        data, side = (*files, None)[:2]
-        assert data is not None
-        return seal, data, side
+        return seal, data, side[0] if side else None
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
         path = self._directory / seal_name(chunk)
@@ -256,67 +211,36 @@ class Mirror:
         return Seal.decode(data, chunk, str(path)), data
 
 
-def _tries(file: OpenFile, seal: Seal | SealedArrays) -> int:
-    """Returns how often to fetch an object: what is large is not fetched to learn that it has another size."""
-    return 2 if seal.size <= PART_BYTES or size_of(file.path) == seal.size else 0
+def _may_be(path: UrlPath, sealed: Seal | SealedArrays) -> bool:
+    """Returns whether an object may be what is sealed: what is large is not fetched to learn that it is not."""
+    return sealed.size <= PART_BYTES or size_of(path) == sealed.size
 
 
-def _download(file: OpenFile, seal: Seal | SealedArrays, tries: int) -> bool:
-    """Fetches an object of a chunk; returns whether it is what the seal tells."""
-    path, size = file.path, seal.size
-    assert isinstance(path, UrlPath)
-    for _ in range(tries):
-        start = 0
-        while start < size:
-            # One byte more than there should be, to see that there are no more.
-            wanted = min(PART_BYTES, size + 1 - start)
-            data = path.store.get_range(path.key, start, start + wanted)
-            write_at(file.fd, data, start)
-            start += len(data)
-            if len(data) < wanted:
-                break
-        if start == size and _rows_are(file.fd, seal):
-            return True
-    # So that who opens it says what it has found.
-    os.ftruncate(file.fd, size_of(path))
-    return False
+def _download(fd: int, begin: int, path: UrlPath, sealed: Seal | SealedArrays) -> bool:
+    """Fetches an object of a chunk to its place in a copy; returns whether it is what is sealed."""
+    start, size = 0, sealed.size
+    while start < size:
+        # One byte more than there should be, to see that there are no more.
+        wanted = min(PART_BYTES, size + 1 - start)
+        data = path.store.get_range(path.key, start, start + wanted)
+        write_all(fd, data, begin + start)
+        start += len(data)
+        if len(data) < wanted:
+            break
+    return start == size and _rows_are(fd, begin, sealed)
 
 
-def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
-    offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
-    row, rows = 0, len(digests)
-    while row < rows:
-        start = offsets[row]
-        stop = row + 1
-        while stop < rows and offsets[stop + 1] - start <= _CHECK_BYTES:
-            stop += 1
-        data = memoryview(os.pread(fd, offsets[stop] - start, start))
-        for at in range(row, stop):
-            if xxhash.xxh3_64_intdigest(data[offsets[at] - start : offsets[at + 1] - start]) != digests[at]:
-                return False
-        row = stop
-    return True
-
-
-def _run(wanted: queue.SimpleQueue[list[int] | None], owner: weakref.ref[Mirror]) -> None:
-    # Held while it fetches, and not while it waits: the reader may be gone by then.
-    while (chunks := wanted.get()) is not None:
-        mirror = owner()
-        # Not published yet, most often. Whoever comes to it meets the same.
-        with contextlib.suppress(LazyShardError, OSError):
-            for chunk in chunks:
-                # The reader is on: what it comes to next is more urgent.
-                if mirror is None or not wanted.empty():
-                    break
-                mirror.fetch(chunk)
-        mirror = None
+def _rows_are(fd: int, begin: int, sealed: Seal | SealedArrays) -> bool:
+    with os.fdopen(os.dup(fd), "rb", 8 << 20) as file:
+        file.seek(begin)
+        rows = zip(pairwise(sealed.offsets.tolist()), sealed.digests.tolist(), strict=True)
+        return all(xxhash.xxh3_64_intdigest(file.read(stop - start)) == digest for (start, stop), digest in rows)
 
 
 def guess_next(opened: Sequence[int], count: int) -> list[int]:
     """Returns the chunks that will be opened next, by those opened last; none as long as there was only one.
 
-    A rank's chunks are a fixed distance apart, and a window of them is opened in any order: so what comes is behind the
-    last of them, at the smallest distance that two of them have, or a multiple of the true one.
+    A rank's chunks are a fixed distance apart, and a window of them is opened in any order.
     """
     chunks = sorted(set(opened))
     if len(chunks) < 2:

@@ -2,11 +2,10 @@
 
 The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment.
 Files in it: `.lock`, held (flock) for the moment in which room is made; and in the folder of a stream, for each chunk,
-`chunk_N.jsonl` with its seal, and `chunk_N.arrays` of a chunk that has a side file; or `.chunk_N.jsonl.part` in the
-place of the first while it is being fetched. Whoever reads a chunk holds a shared flock on its data file, who fetches
-it an exclusive one on the part. So what may go is what can be locked, and a lock ends with its process: a part that can
-be locked was left by one that was killed. A data file's modification time says when it was last opened, its access time
-`_UNREAD` that it was fetched ahead and never opened yet.
+its copy, `chunk_N.jsonl`, or `.chunk_N.jsonl.part` while it is being fetched. Whoever reads a copy holds a shared flock
+on it, who fetches it an exclusive one on the part. So what may go is what can be locked, and a lock ends with its
+process: a part that can be locked was left by one that was killed. A copy's modification time says when it was last
+opened, its access time `_UNREAD` that it was fetched ahead and never opened yet.
 """
 
 from __future__ import annotations
@@ -19,45 +18,41 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import xxhash
 
 from lazyshard.errors import ConfigInvalid
-from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
-from lazyshard.store.durable import open_plain, refused, remove
+from lazyshard.store.durable import open_own, refused, remove
 
 FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 
-CACHE_BYTES: Final = 16 << 30  # what a machine can spare that trains, and room for some chunks of each of its ranks
-AHEAD: Final = 2  # one chunk that is there when the one before it is done with, and one that may take longer than usual
-
+# On a disk nearly everywhere, where /tmp is often memory. A fixed place, since processes of one job may differ in
+# TMPDIR; who may write there is checked below
 _FOLDER: Final = "/var/tmp/lazyshard-objects-{uid}"  # noqa: S108
-"""On a disk nearly everywhere, where /tmp is often memory. A fixed place, since processes of one job may differ in
-TMPDIR; who may write there is checked below."""
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 PART_SUFFIX: Final = ".part"
 
+# Making room takes milliseconds. One that holds the lock for longer was stopped, and is not waited for
 LOCK_S: Final = 10.0
-"""Making room takes milliseconds. One that holds the lock for longer was stopped, and is not waited for."""
 
 _UNREAD: Final = 0
 
 _log = logging.getLogger("lazyshard")
 _told: set[str] = set()
 
-HELD: Final[set[int]] = set()
-"""Descriptors that threads of this process hold locked: a lock that a fork shares would outlive the parent's death."""
+# Descriptors that threads of this process hold locked: a lock that a fork shares would outlive the parent's death
+_held: Final[set[int]] = set()
 
 
 def _let_go() -> None:
-    while HELD:
+    while _held:
         with contextlib.suppress(OSError):
-            os.close(HELD.pop())
+            os.close(_held.pop())
 
 
 os.register_at_fork(after_in_child=_let_go)
@@ -66,20 +61,11 @@ os.register_at_fork(after_in_child=_let_go)
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
     """Has a fork let go of a descriptor meanwhile."""
-    HELD.add(fd)
+    _held.add(fd)
     try:
         yield
     finally:
-        HELD.discard(fd)
-
-
-class FoundFile(NamedTuple):
-    """A file that takes room."""
-
-    path: Path
-    size: int
-    used_at: int
-    unread: bool
+        _held.discard(fd)
 
 
 def this_boot() -> str:
@@ -101,12 +87,9 @@ def lock(fd: int, *, shared: bool) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int | None]:
-    """Keeps all others from making room meanwhile; gives the file of the lock, None where it cannot be had in time.
-
-    Raises FileRefused, OSError: something else is in its place, or the folder cannot be written to.
-    """
-    fd = open_plain(path, os.O_CREAT)
-    HELD.add(fd)
+    """Keeps all others from making room meanwhile; gives the file of the lock, None where it cannot be had in time."""
+    fd = open_own(path)
+    _held.add(fd)
     try:
         due, pause = time.monotonic() + LOCK_S, 0.0001
         while not (mine := lock(fd, shared=False)) and time.monotonic() < due:
@@ -115,33 +98,32 @@ def locked(path: Path) -> Iterator[int | None]:
         yield fd if mine else None
     finally:
         # Of a fork that has let go of it the number may be another file's by now.
-        if fd in HELD:
-            HELD.discard(fd)
+        if fd in _held:
+            _held.discard(fd)
             os.close(fd)
 
 
-def files_in(folder: Path) -> Iterator[FoundFile]:
+def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yields what lies in a folder; nothing if that is not there."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                found = path.lstat()
-                yield FoundFile(path, found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
+                yield path, path.lstat()
 
 
-def evict(files: Iterable[FoundFile], taken: int, most: int, drop: Callable[[FoundFile], int]) -> int:
-    """Drops files, in order, until no more than so many bytes are taken; returns how many are. `drop`: bytes freed."""
-    for file in files:
+def evict(files: Iterable[tuple[Path, os.stat_result]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
+    """Drops files, in order, until no more than so many bytes are taken; returns how many are."""
+    for path, found in files:
         if taken <= most:
             break
-        taken -= drop(file)
+        taken -= found.st_size * drop(path)
     return taken
 
 
 def cache_folder() -> Path:
     """Returns the folder of all copies, made if it was not there.
 
-    Raises FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows there.
+    Raises FileRefused: it is none, or others may write to it, who could put other rows there.
     """
     uid, way = os.geteuid(), f"; name another one for the copies of chunks with {FOLDER_VARIABLE}"
     folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER.format(uid=uid)).absolute()
@@ -156,17 +138,8 @@ def cache_folder() -> Path:
     return folder
 
 
-def cache_bytes() -> int:
-    """Returns how many bytes all copies together may take. Raises ConfigInvalid: the variable says no such number."""
-    return _number(BYTES_VARIABLE, CACHE_BYTES)
-
-
-def chunks_ahead() -> int:
-    """Returns how many chunks to fetch ahead. Raises ConfigInvalid: the variable says no such number."""
-    return _number(AHEAD_VARIABLE, AHEAD)
-
-
-def _number(variable: str, default: int) -> int:
+def number_of(variable: str, default: int) -> int:
+    """Returns the number that a variable of the environment says. Raises ConfigInvalid: it says none."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
         raise ConfigInvalid(f"{variable} is a number from 0 on, got {text!r}")
@@ -176,17 +149,15 @@ def _number(variable: str, default: int) -> int:
 def folder_of(url: str, stream_id: str) -> Path:
     """Returns the folder for the copies of one stream; it may not be there.
 
-    A machine that was started again has others: nothing in it was ever synced, so that after a power cut the names may
-    be there without the bytes.
+    A machine that was started again has others: nothing in it was ever synced.
     """
-    return cache_folder() / xxhash.xxh3_128_hexdigest(f"1 {this_boot()} {url} {stream_id}".encode())
+    return cache_folder() / xxhash.xxh3_128_hexdigest(f"2 {this_boot()} {url} {stream_id}".encode())
 
 
 def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
-    """Makes room in a cache of at most `most` bytes for a locked part, its seal included, and gives it that size.
+    """Makes room in a cache of at most `most` bytes for a locked part, and gives it that size; returns whether it has.
 
-    Returns whether it has; always if not `ahead`: then the cache may get larger than it should be, by what is being
-    read, and that is logged. What nobody waits for yet displaces only what was read.
+    Always if not `ahead`: the cache may then exceed its bound. What nobody waits for displaces only what was read.
     """
     with locked(root / ".lock"):
         total = _make_room(root, size, most, only_read=ahead)
@@ -203,11 +174,6 @@ def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool
                 )
         os.ftruncate(part, size)
     return True
-
-
-def part_of(data: Path) -> Path:
-    """Returns the name under which a data file is fetched."""
-    return data.with_name(f".{data.name}{PART_SUFFIX}")
 
 
 def note_use(fd: int, *, read: bool) -> None:
@@ -233,8 +199,7 @@ def drop(path: Path) -> bool:
     try:
         if not lock(fd, shared=False) or not is_at(fd, path):
             return False
-        for file in (path, *_others(path)):
-            remove(file)
+        remove(path)
     finally:
         os.close(fd)
     # The last one of a stream leaves an empty folder.
@@ -244,36 +209,14 @@ def drop(path: Path) -> bool:
 
 
 def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
-    files = {file.path: file for folder in folders for file in files_in(folder)}
     total, copies = 0, []
-    for path, file in files.items():
-        if path.name.endswith(PART_SUFFIX):
-            if drop(path):
-                continue
-        elif (data := _data_of(path)) is not None:
-            # Looked at again, in this order: what is renamed while it is listed may be listed under neither name.
-            if not part_of(data).exists() and not data.exists():
-                # Of a chunk that was being fetched when its process was killed.
-                remove(path)
-                continue
-        elif not (only_read and file.unread):
-            copies.append(file)
-        total += file.size
-
-    def free(file: FoundFile) -> int:
-        sizes = (files[other].size for other in (file.path, *_others(file.path)) if other in files)
-        return sum(sizes) if drop(file.path) else 0
-
-    return evict(sorted(copies, key=lambda copy: (copy.unread, copy.used_at)), total, most - size, free)
-
-
-def _others(data: Path) -> list[Path]:
-    return [data.with_name(data.name + SEAL_SUFFIX), data.with_suffix(ARRAYS_SUFFIX)]
-
-
-def _data_of(other: Path) -> Path | None:
-    """Returns the data file beside which something lies; None of a data file."""
-    if other.name.endswith(SEAL_SUFFIX):
-        return other.with_name(other.name.removesuffix(SEAL_SUFFIX))
-    return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
+    for folder in root.iterdir():
+        for path, found in files_in(folder) if folder.is_dir() and not folder.is_symlink() else ():
+            if path.name.endswith(PART_SUFFIX):
+                if drop(path):
+                    continue
+            elif not (only_read and found.st_atime_ns == _UNREAD):
+                copies.append((path, found))
+            total += found.st_size
+    copies.sort(key=lambda copy: (copy[1].st_atime_ns == _UNREAD, copy[1].st_mtime_ns))
+    return evict(copies, total, most - size, drop)

@@ -1,7 +1,6 @@
 """Streams by URL: `stream_path` decides whether a directory was given or an object store.
 
-What it returns for a URL is a path too, so that names are joined to it and messages show it as anywhere else; but
-whatever takes it for one of this machine's filesystem fails at once.
+What it returns for a URL is a path too, but whatever takes it for one of this machine's filesystem fails at once.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import cache
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -17,12 +17,17 @@ from lazyshard.errors import StreamMissing, redact
 if TYPE_CHECKING:
     from lazyshard.store.objects import ObjectStore
 
-_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.DOTALL)
 
 _LOCAL: Final = ("file", "local")
 
-_stores: dict[tuple[str, str | None], ObjectStore] = {}
-"""By bucket and patience: the streams of a bucket share its connections."""
+
+@cache
+def _store(url: str, patience: str | None) -> ObjectStore:
+    """Returns the store of a bucket: its streams share its connections."""
+    from lazyshard.store.objects import ObjectStore
+
+    return ObjectStore(url)
 
 
 class UrlPath(PosixPath):
@@ -46,13 +51,7 @@ class UrlPath(PosixPath):
     @property
     def store(self) -> ObjectStore:
         """The store of its bucket."""
-        from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
-
-        scheme, bucket = self.parts[:2]
-        key = f"{scheme}//{bucket}", os.environ.get(PATIENCE_VARIABLE)
-        if key not in _stores:
-            _stores[key] = ObjectStore(key[0])
-        return _stores[key]
+        return _store("//".join(self.parts[:2]), os.environ.get("LAZYSHARD_OBJECTS_PATIENCE_S"))
 
     @property
     def key(self) -> str:
@@ -73,13 +72,10 @@ def stream_path(directory: str | os.PathLike[str]) -> Path:
     if isinstance(directory, UrlPath):
         return directory
     text = os.fspath(directory)
-    if is_url(text):
-        scheme, rest = text.split("://", 1)
-        return UrlPath(f"{scheme.lower()}:", rest.strip("/"))
-    for scheme in _LOCAL:
-        if text.lower().startswith(f"{scheme}://"):
-            return Path("/", text[len(scheme) + 3 :])
-    return Path(text)
+    if (found := _URL.fullmatch(text)) is None:
+        return Path(text)
+    scheme, rest = found[1].lower(), found[2]
+    return Path("/", rest) if scheme in _LOCAL else UrlPath(f"{scheme}:", rest.strip("/"))
 
 
 def stream_name(directory: str | os.PathLike[str]) -> str:
@@ -91,8 +87,7 @@ def stream_name(directory: str | os.PathLike[str]) -> str:
 def check_place(directory: str | os.PathLike[str]) -> None:
     """Raises StreamMissing for a path at which no stream will appear: there is not even the directory above.
 
-    Only where that is missing, those further up are listed too: a network filesystem may remember for up to a minute
-    that something was not there, and lists it all the same.
+    Those further up are listed too: a network filesystem may remember for a minute that something was not there.
     """
     path = stream_path(directory)
     if isinstance(path, UrlPath):

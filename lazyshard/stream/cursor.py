@@ -30,7 +30,7 @@ from lazyshard.errors import CursorTaken, FileInvalid, FormatInvalid, StreamMiss
 from lazyshard.format import cursor as names
 from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
-from lazyshard.store.durable import overwrite, publish_bytes, remove, rename, sync_directory, write_new
+from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory, write_new
 from lazyshard.store.files import check_folder, list_names, read_file, read_record
 from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
@@ -233,7 +233,7 @@ class CursorOwner:
         self._token = replace(self._token, turn=max(0 if other is None else other.turn for other in known) + 1)
         # Without it others have no name to tell, and no more. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
-            overwrite(self._path, f"{self._token.text}\n".encode())
+            write_new(self._path, f"{self._token.text}\n".encode(), over=True)
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""

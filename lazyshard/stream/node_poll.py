@@ -28,7 +28,7 @@ import xxhash
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.records import Head
-from lazyshard.store.durable import open_plain
+from lazyshard.store.durable import open_own
 from lazyshard.store.files import OpenFile
 from lazyshard.store.room import lock
 from lazyshard.stream.listing import Published, are_whole
@@ -192,7 +192,7 @@ class NodeFile:
             for path in folder.iterdir():
                 if _NAME.fullmatch(path.name) and path.name != name:
                     with contextlib.suppress(OSError):
-                        self._remove(OpenFile(open_plain(path), path, 0))
+                        self._remove(OpenFile(open_own(path, 0), path, 0))
 
     def read(self, slot: int) -> Answer | None:
         """Returns the answer of a slot, None where there is none. Raises OSError where it cannot be read."""
@@ -224,7 +224,7 @@ class NodeFile:
 
     def _open(self, path: Path) -> OpenFile:
         for _ in range(3):  # one that is being removed when it is opened is made anew
-            file = OpenFile(open_plain(path, os.O_CREAT), path, 0)
+            file = OpenFile(open_own(path), path, 0)
             # From the lock on nobody removes it; somebody may have done so before.
             if lock(file.fd, shared=True) and os.fstat(file.fd).st_nlink:
                 return file

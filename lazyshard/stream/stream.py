@@ -258,9 +258,8 @@ class NativeStream:
         if isinstance(directory, UrlPath):
             # The machinery of object stores, which readers of directories need not import.
             from lazyshard.store.mirror import Mirror
-            from lazyshard.store.room import chunks_ahead
 
-            self.mirror = Mirror(directory, manifest.stream_id, self.check_identity, ahead=chunks_ahead())
+            self.mirror = Mirror(directory, manifest.stream_id, self.check_identity)
         else:
             self._manifest = os.path.join(directory, MANIFEST)
             self._manifest_file = self._identify()

@@ -27,7 +27,7 @@ from lazyshard.stream.cursor import (
 from lazyshard.stream.retention import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal
-from lazyshard_producer.following.journal import FollowState, Journal, JournalPosition, decode_name
+from lazyshard_producer.following.journal import FollowState, Journal, decode_name
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray import piece_path
@@ -220,7 +220,7 @@ def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewher
         path = folder / f"{number}.jsonl"
         plant(path)
         with pytest.raises(LazyShardError):
-            journal.read_journal(path, JournalPosition(3, "0"), "in")
+            journal.read_journal(path, (3, "0"), "in")
     assert guards.unchanged(elsewhere)
 
 

@@ -183,6 +183,6 @@ def check_ended(found: dict[str, bytes], rows: int, per_chunk: int, *more: str) 
 def taken(url: UrlPath, patience_s: float = 0.0) -> StreamStore:
     """Returns a stream's store, of which this process has become the owner."""
     store = StreamStore(str(url), patience_s, "", pause=lambda seconds: False)
-    found = store.find_owner()
-    store.take(next_owner(found.owner), found)
+    before, tag = store.find_owner()
+    store.take(next_owner(before), tag)
     return store

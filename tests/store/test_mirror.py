@@ -1,7 +1,6 @@
 """The cache of a node: bounded, shared, filled ahead, and never a torn chunk in it, whoever is killed when."""
 
 import contextlib
-import fcntl
 import gc
 import os
 import random
@@ -68,8 +67,7 @@ def test_the_cache_keeps_to_its_bound(
     tmp_path: Path, bucket: UrlPath, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = publish(tmp_path / "local", bucket, 120, 10)
-    seal = (folder / seal_name(11)).stat().st_size
-    chunk = (folder / chunk_name(11)).stat().st_size + seal
+    chunk = (folder / chunk_name(11)).stat().st_size + (folder / seal_name(11)).stat().st_size
     most = 5 * chunk
     monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(most))
     reader = StreamReader(bucket)
@@ -79,8 +77,7 @@ def test_the_cache_keeps_to_its_bound(
         # While nobody makes room: else one that goes could be counted beside one that comes.
         with cache_room.locked(cache / ".lock"):
             seen = max(seen, taken(cache))
-    # The seals of what is being fetched, by this thread and the one ahead, are counted once they are there.
-    assert 3 * chunk < seen <= most + 2 * seal
+    assert 3 * chunk < seen <= most
     assert not caplog.records
 
 
@@ -88,14 +85,10 @@ def test_the_cache_keeps_to_its_bound(
 def room(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> int:
     """The size of one of six chunks of ten rows, of which three fit into the cache, and nothing is fetched ahead."""
     folder = publish(tmp_path / "local", bucket, 60, 10)
-    chunk = (folder / chunk_name(5)).stat().st_size + (folder / seal_name(5)).stat().st_size
+    chunk = (folder / chunk_name(5)).stat().st_size + (folder / seal_name(5)).stat().st_size + 8
     monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
     monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(3 * chunk))
     return chunk
-
-
-def chunks_in(cache: Path) -> list[str]:
-    return [name for name in copies(cache) if name.endswith("l")]
 
 
 @pytest.mark.usefixtures("room")
@@ -103,7 +96,7 @@ def test_what_was_used_last_stays(server: Server, bucket: UrlPath, cache: Path) 
     reader = StreamReader(bucket)
     for sample in (0, 10, 20, 0, 30):
         reader.read(sample)
-    assert chunks_in(cache) == [chunk_name(number) for number in (0, 2, 3)]
+    assert copies(cache) == [chunk_name(number) for number in (0, 2, 3)]
     assert set(server.gets(".jsonl").values()) == {1}
 
 
@@ -112,10 +105,10 @@ def test_what_was_fetched_ahead_does_not_make_room_for_more_of_it(bucket: UrlPat
     mirror = Mirror(bucket, "0" * 32, lambda: None)
     for number in range(5):
         mirror.fetch(number)
-    assert chunks_in(cache) == [chunk_name(number) for number in range(3)]
+    assert copies(cache) == [chunk_name(number) for number in range(3)]
     # Somebody waits for this one.
     mirror.open(4)
-    assert chunk_name(4) in chunks_in(cache) and chunk_name(0) not in chunks_in(cache)
+    assert chunk_name(4) in copies(cache) and chunk_name(0) not in copies(cache)
 
 
 @pytest.mark.usefixtures("room")
@@ -161,11 +154,10 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     # What was left of another stream.
     left = cache / "another"
     left.mkdir(mode=0o700)
-    for name in (f".{chunk_name(7)}.part", seal_name(7), seal_name(8), chunk_name(9)):
+    for name in (f".{chunk_name(7)}.part", chunk_name(9)):
         (left / name).write_bytes(b"x" * 100)
     assert list(StreamReader(bucket)) == rows(0, 12)
-    whole = [name(chunk) for name in (chunk_name, seal_name) for chunk in range(3)]
-    assert copies(cache) == sorted([*whole, chunk_name(9)])
+    assert copies(cache) == [chunk_name(chunk) for chunk in (0, 1, 2, 9)]
 
 
 def test_stopped_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,23 +171,6 @@ def test_stopped_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeyp
         os.kill(pid, signal.SIGSTOP)
         assert StreamReader(bucket).read(4) == {"id": 4}
     gate.open()
-
-
-def test_parts_and_orphans_count_until_they_are_gone(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    (root / "stream").mkdir(parents=True)
-    held = os.open(root / "stream" / f".{chunk_name(0)}.part", os.O_RDWR | os.O_CREAT)
-    mine = os.open(root / "stream" / f".{chunk_name(1)}.part", os.O_RDWR | os.O_CREAT)
-    for fd in (held, mine):
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        assert cache_room.reserve(root, held, 60, 100, ahead=True)
-        assert not cache_room.reserve(root, mine, 60, 100, ahead=True)
-        assert cache_room.reserve(root, mine, 40, 100, ahead=True)
-        assert (os.fstat(held).st_size, os.fstat(mine).st_size) == (60, 40)
-    finally:
-        os.close(held)
-        os.close(mine)
 
 
 def test_read_ahead_and_open_files_end_with_their_reader(tmp_path: Path, bucket: UrlPath, cache: Path) -> None:
@@ -217,7 +192,7 @@ def test_read_ahead_and_open_files_end_with_their_reader(tmp_path: Path, bucket:
     collect_garbage()
     reader = StreamReader(bucket)
     assert len(list(reader)) == 20
-    assert ahead() == 1
+    assert ahead() <= 1
     assert links()
     del reader
     wait_until(lambda: not ahead(), "the thread ends")
@@ -233,13 +208,13 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
         refusal_of(FileRefused, str(tmp_path / place.partition("/")[0]), cache_room.cache_folder)
     for text in ("-1", "1.5", "16GB"):
         monkeypatch.setenv(cache_room.BYTES_VARIABLE, text)
-        refusal_of(ConfigInvalid, cache_room.BYTES_VARIABLE, cache_room.cache_bytes)
+        refusal_of(ConfigInvalid, cache_room.BYTES_VARIABLE, cache_room.number_of, cache_room.BYTES_VARIABLE, 1)
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 4)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0")
-    monkeypatch.setattr("lazyshard.store.mirror.write_at", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr("lazyshard.store.mirror.write_all", raising(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match=f"chunk 0 of {bucket}.*{cache_room.BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)
 

@@ -80,18 +80,18 @@ def test_of_two_that_take_a_stream_at_the_same_moment_one_gets_it(bucket: UrlPat
     before: StreamStore | None = None
     for epoch in (1, 2):
         one, other = (StreamStore(str(bucket), 0.0, "", pause=lambda seconds: False) for _ in range(2))
-        found = one.find_owner()
-        one.take(next_owner(found.owner), found)
-        raised(ProducerFenced, other.take, next_owner(found.owner), found)
+        found, tag = one.find_owner()
+        one.take(next_owner(found), tag)
+        raised(ProducerFenced, other.take, next_owner(found), tag)
         one.check_owner()
         if before is not None:
             raised(ProducerFenced, before.check_owner)
         before, owner = one, one.owner
         assert owner is not None and (owner.epoch, owner.pid) == (epoch, os.getpid())
         told = {name: getattr(owner, name) for name in ("epoch", "token", "host", "pid", "since")}
-        assert json.loads(one.objects.get("stream.owner")) == {"format": 1} | told
+        assert json.loads(one.get("stream.owner")) == {"format": 1} | told
     # An owner that is gone stops the producer too.
-    one.objects.delete("stream.owner")
+    one.delete("stream.owner")
     raised(ProducerFenced, one.check_owner)
 
 
@@ -100,36 +100,36 @@ def test_a_chunk_may_be_put_again_and_sealed_rows_stay(bucket: UrlPath, tmp_path
     assert first[0] == second[0] and first[1] != second[1]
     one = taken(bucket)
     # Rows that were never sealed are replaced.
-    one.objects.put(chunk_name(0), b'{"id":9}\n')
+    one.put(chunk_name(0), b'{"id":9}\n')
     for _ in range(3):
         put_chunk(one, 0, *first)
     # The same rows sealed at another time are the same chunk, and what is sealed never changes.
     put_chunk(taken(bucket), 0, *second)
     raised(StreamInvalid, put_chunk, taken(bucket), 0, *others)
-    assert (one.objects.get(chunk_name(0)), one.objects.get(seal_name(0))) == first
+    assert (one.get(chunk_name(0)), one.get(seal_name(0))) == first
 
 
 def test_a_late_seal_stays(bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old owner sleeps in front of its seal while the new one, with other rows, replaces its rows."""
     theirs, ours = made(tmp_path / "a", 0), made(tmp_path / "b", 5)
-    taken(bucket).objects.put(chunk_name(0), theirs[0])
+    taken(bucket).put(chunk_name(0), theirs[0])
     one = taken(bucket)
     check = one.check_owner
 
     def wakes_behind_the_look() -> None:
         check()
-        if one.objects.get(chunk_name(0)) == ours[0]:
-            one.objects.put_new(seal_name(0), theirs[1])
+        if one.get(chunk_name(0)) == ours[0]:
+            one.put_new(seal_name(0), theirs[1])
 
     monkeypatch.setattr(one, "check_owner", wakes_behind_the_look)
     raised(StreamInvalid, put_chunk, one, 0, *ours)
-    assert (one.objects.get(chunk_name(0)), one.objects.get(seal_name(0))) == theirs
+    assert (one.get(chunk_name(0)), one.get(seal_name(0))) == theirs
 
 
 def test_one_fenced_in_between(bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """`replace` looks at the owner after it has taken the tag, so what comes between is seen by one of the two."""
     one = taken(bucket)
-    one.objects.put("head.json", b"old")
+    one.put("head.json", b"old")
     check = one.check_owner
 
     def fenced_behind_the_look() -> None:
@@ -139,4 +139,4 @@ def test_one_fenced_in_between(bucket: UrlPath, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(one, "check_owner", fenced_behind_the_look)
     raised(ProducerFenced, one.replace, "head.json", b"late")
-    assert one.objects.get("head.json") == b"new"
+    assert one.get("head.json") == b"new"

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,44 +115,39 @@ def test_a_signal_while_the_store_is_waited_for_at_the_start_ends_the_run(run: R
     assert "result=terminated" in said
 
 
-class Failing:
-    def __init__(self, times: int) -> None:
-        self.left = times
+def store_that_fails(monkeypatch: pytest.MonkeyPatch, times: int, pause: Callable[[float], bool]) -> StreamStore:
+    """A store that refuses so many connections; each pause takes 10 s."""
+    now, store = [0.0], StreamStore("s3://a/b", 35.0, "It is kept", pause=lambda seconds: pause(now[0]))
 
-    def __call__(self) -> str:
-        if self.left:
-            self.left -= 1
-            raise StoreUnavailable("no") from OSError("connection refused")
-        return "done"
+    def refuse() -> tuple[Any, str]:
+        nonlocal times
+        times -= 1
+        if times < 0:
+            return None, ""
+        now[0] += 10.0
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(store, "_system", refuse)
+    return store
 
 
-def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_comes_through() -> None:
-    pauses: list[float] = []
+def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_comes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str | None] = []
 
-    def pause(seconds: float) -> bool:
-        pauses.append(seconds)
+    def pause(now: float) -> bool:
         said.append(store.trouble)
         return False
 
-    store = StreamStore("s3://a/b", 600.0, "", pause=pause, clock=lambda: 10.0 * len(pauses))
-    assert store.call(Failing(5)) == "done"
-    assert len(pauses) == 5
-    assert pauses == sorted(pauses), "pauses grow"
+    store = store_that_fails(monkeypatch, 3, pause)
+    assert store.request("", "reading", lambda fs, path: "done") == "done"
     assert store.trouble is None
-    assert said == [f"the store has not answered for {10 * n} s (connection refused)" for n in range(1, 6)]
+    assert said == [f"the store has not answered for {10 * n} s (connection refused)" for n in range(1, 4)]
 
 
-def test_tries_end_with_patience_or_by_being_given_up() -> None:
-    now, given_up_at = 0.0, 1e9
-
-    def pause(seconds: float) -> bool:
-        nonlocal now
-        now += 10.0
-        return now >= given_up_at
-
-    store = StreamStore("s3://a/b", 35.0, "It is kept.", pause=pause, clock=lambda: now)
-    with pytest.raises(StoreUnavailable, match=r"40 s .*connection refused.* It is kept"):
-        store.call(Failing(100))
-    given_up_at = 60.0
-    raised(GivenUp, store.call, Failing(100))
+def test_tries_end_with_patience_or_by_being_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnavailable, match=r"40 s: connection refused.* It is kept; --store-patience-seconds 35 "):
+        store_that_fails(monkeypatch, 100, lambda now: False).get("a")
+    raised(GivenUp, store_that_fails(monkeypatch, 100, lambda now: now >= 20).get, "a")

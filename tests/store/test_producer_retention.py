@@ -12,8 +12,7 @@ from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.shipping.shipper import Shipper
-from lazyshard_producer.shipping.spool import Spool
-from lazyshard_producer.shipping.store import look
+from lazyshard_producer.shipping.store import Spool, look
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import rows
 from tests.store.producing import LASTING, Run, chunk_names, objects, taken, until
@@ -101,7 +100,7 @@ class Deleting:
         publish(spool.stream, url, 4 * PER_CHUNK, PER_CHUNK, end=False)
         self.url = url
         store = taken(url)
-        self.store = store.objects
+        self.store = store
         self.mirror = spool.stream
         self.shelf = Shipper(store, spool, look(store, PER_CHUNK))
 

@@ -135,7 +135,7 @@ def test_a_run_that_fails_tells_the_readers_why(run: Run, source: Path) -> None:
 def test_a_gap_is_refused(bucket: UrlPath, tmp_path: Path) -> None:
     publish(tmp_path / "local", bucket, 9, 3)
     store = taken(bucket)
-    store.objects.delete(seal_name(1))
+    store.delete(seal_name(1))
     with pytest.raises(StreamInvalid, match=seal_name(1)) as caught:
         look(store, 3)
     assert (caught.value.directory, caught.value.chunk) == (str(bucket), 1)

@@ -125,7 +125,7 @@ def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(t
     put(bucket / chunk_name(1), whole)
     assert list(StreamReader(bucket)) == rows(0, 6)
     for copy in (tmp_path / "cache").glob(f"*/{chunk_name(1)}"):
-        copy.write_bytes(copy.read_bytes().replace(b"3", b"4"))
+        copy.write_bytes(copy.read_bytes().replace(b'"id":3', b'"id":4'))
     with pytest.raises(errors.ChunkCorrupt):
         StreamReader(bucket).read(3)
     assert StreamReader(bucket).read(3) == {"id": 3}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.config import conf
 
 from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable
 from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
@@ -75,8 +76,8 @@ def test_what_passes_is_repeated(server: Server, bucket: UrlPath, answers: list[
 def test_a_mute_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch, interim: int) -> None:
     with mute(interim) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        options = {"config_kwargs": {"connect_timeout": 0.2, "read_timeout": 0.2}}
-        store = ObjectStore("s3://bucket/some", patience_s=0, options=options)
+        monkeypatch.setitem(conf, "s3", {"config_kwargs": {"connect_timeout": 0.2, "read_timeout": 0.2}})
+        store = ObjectStore("s3://bucket/some", patience_s=0)
         for call in (store.put_new, store.put):
             refusal_of(StoreUnavailable, r"no end of the request|imeout", call, "a", b"1")
 
@@ -98,7 +99,7 @@ def test_a_put_whose_answer_was_lost_was_not_another_ones(server: Server, bucket
 
 def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    hasty = {"config_kwargs": {"read_timeout": 0.3}}
+    monkeypatch.setitem(conf, "s3", {"config_kwargs": {"read_timeout": 0.3}})
     answers: list[tuple[Any, str]] = [((503, BUSY), "SlowDown"), (gate.hold, "imeout"), (None, "Could not connect")]
     ObjectStore(str(bucket)).put("a", b"1" * 1000)
     try:
@@ -107,7 +108,7 @@ def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.Monk
             if answer is None:
                 monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
             with pytest.raises(StoreUnavailable, match=told) as caught:
-                ObjectStore(str(bucket), patience_s=0.3, options=hasty).get("a")
+                ObjectStore(str(bucket), patience_s=0.3).get("a")
             assert caught.value.url == f"{bucket}/a"
     finally:
         gate.open()

@@ -1,13 +1,11 @@
 """JSON lines in the files of a directory that other programs write into, now and later, as a source.
 
-A name is taken once: what has been read of a file must stay as it is until that file was read to its end; after that it
-may be deleted, and a new file of the same name is not read. The order in which rows of several files follow each other
-is decided while they are written, and kept in a journal.
+A name is taken once: what was read of a file must stay until it was read to its end; then it may be deleted, and a new
+file of the same name is not read. In which order rows of several files came is kept in a journal.
 
 Complete files are read one after another as they were found, those found together by name. Files that grow take turns,
-of 1 MiB at the most, with each other and with the complete one. A file is complete, by `finished_by`: when it has its
-name (rename), its marker (marker), or has not grown for `idle_s` seconds of this process (idle). Until then whole lines
-of plain files are taken; compressed files are left alone.
+of 1 MiB at the most. A file is complete, by `finished_by`, when it has its name, its marker, or has not grown for
+`idle_s` seconds. Until then whole lines of plain files are taken; compressed files are left alone.
 """
 
 from __future__ import annotations
@@ -15,15 +13,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, apply, decode_line, resume
+from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
 from lazyshard_producer.following.listing import DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
@@ -32,17 +31,14 @@ from lazyshard_producer.sources.lines import LineSplitter
 from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source
 from lazyshard_producer.wording import count
 
+# So many unfinished files, whose size a network share may know late, and finished ones are looked at each time
 _LOOKS: Final = 100
-"""So many unfinished files, whose size a network share may know late, and finished ones are looked at each time."""
 
 _log = logging.getLogger("lazyshard")
 
 
 class FollowedDirectory(Source):
-    """A directory as a source of rows.
-
-    Memory: some MiB, 64 bytes for each file that was read to its end, about 1 KiB for each that was not.
-    """
+    """A directory as a source of rows. Memory: some MiB, 64 bytes a finished file, 1 KiB an unfinished one."""
 
     live = True
 
@@ -63,11 +59,11 @@ class FollowedDirectory(Source):
         self._listing = DirectoryListing(settings.path, self._rules, known.state.finished.copy())
         self._watch = DirectoryWatch(settings.path, clock)
         self._files: dict[str, PlainFile | PackedFile] = {}  # that are not read to their end
-        self._turns: deque[str] = deque()  # names of those that may have something to read
+        self._turns: OrderedDict[str, None] = OrderedDict()  # names of those that may have something to read
         self._backlog: deque[str] = deque()  # names of complete files that are not begun
         self._current: str | None = None  # the complete file that is being read
         self._ending: Completion | None = None
-        self._round: Iterator[str] = iter(())
+        self._next = 0  # of the files that are read without regard to their size
         self._asked = self._marker_seen = self._last = False
         self._reach()
         for name, state in known.state.files.items():
@@ -154,7 +150,7 @@ class FollowedDirectory(Source):
                 hint = "; put it back, or choose another --out"
                 raise refuse_source(self._path(name), expected, "none", hint) from error
         if size is None and file.diverged:
-            # Somebody has mended a line, say. Nothing behind these rows is published, so any order will do.
+            # Somebody has fixed a line, say. Nothing behind these rows is published, so any order will do.
             path = plain_name(self._path(name))
             _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
             self._plan.clear()
@@ -168,21 +164,20 @@ class FollowedDirectory(Source):
             name = self._current = self._backlog.popleft()
             self._open(name, FilePosition(), complete=True)
             self._take_turn(name)
-        name = self._turns.popleft()
+        name, _ = self._turns.popitem(last=False)
         file = self._files[name]
-        file.in_turn = False
         try:
             rows = self._rows(name, file)
         except SourceRefused as error:
             self._gone(name, file, error)
             return None
         if file.finished:
-            self._finish(name, file)
+            self._finish(name, file, file.end)
         elif not file.at_end:
             self._take_turn(name)
         elif name == self._current:
             self._current = None
-        if isinstance(file, PlainFile) and file.seen > file.size:
+        if file.seen > file.size:
             file.size, file.still_since = file.seen, self._clock()
         return rows
 
@@ -193,29 +188,32 @@ class FollowedDirectory(Source):
 
     def _look(self) -> None:
         """Looks at the directory if it is time, and finds out whether all is there that will come."""
-        if self._last or not (self._asked or self._marker_seen or self._watch.due()):
-            return
         # What was there before the marker is seen by a look that begins after it.
         last = self._asked or self._marker_seen
+        if self._last or not (last or self._watch.due()):
+            return
         self._watch.look()
         now, look = self._clock(), self._listing.look(self._files)
         changed, self._marker_seen = self._take_up(look, now), look.ended
-        self._complete(look, now)
+        by = self._settings.finished_by
+        # One that is complete by its name, without a last newline, may still be written.
+        still_s = 1.0 if by == "rename" else self._settings.idle_s
+        if last and (self._asked or self._marker_seen):
+            self._last = True
+            self._ending = Completion.FINAL if self._marker_seen else Completion.ASKED
+        for name, file in list(self._files.items()):
+            done = self._is_marked(name, look) if by == "marker" else now - file.still_since >= still_s
+            if self._last or (done and name not in self._turns):
+                self._complete(name, file, done)
         # Some unfinished files are read without regard to their size, and some finished ones may have grown.
-        names = list(islice(self._round, _LOOKS))
-        if len(names) < _LOOKS:
-            self._round = iter(list(self._files))
-            names += islice(self._round, _LOOKS - len(names))
+        names = list(islice(self._files, self._next, self._next + _LOOKS))
+        self._next = self._next + _LOOKS if len(names) == _LOOKS else 0
         for name in names:
-            if name in self._files:
-                self._take_turn(name)
+            self._take_turn(name)
         for name, size in self._listing.look_again(_LOOKS):
             if name not in self._files:
                 self._grown(name, size)
         self._watch.looked(changed)
-        if last and (self._asked or self._marker_seen):
-            self._last = True
-            self._complete_all(asked=self._asked and not self._marker_seen)
 
     def _take_up(self, look: Look, now: float) -> bool:
         """Takes up what a look has found; returns whether that is anything new."""
@@ -240,36 +238,24 @@ class FollowedDirectory(Source):
             del self._files[name]
         return changed
 
-    def _complete(self, look: Look, now: float) -> None:
-        by = self._settings.finished_by
-        # One that is complete by its name, without a last newline, may still be written.
-        still_s = 1.0 if by == "rename" else self._settings.idle_s
-        for name, file in list(self._files.items()):
-            done = self._is_marked(name, look) if by == "marker" else now - file.still_since >= still_s
-            if done and not file.in_turn:
-                self._start(name, file, Completion.IDLE if by == "idle" else Completion.FINAL)
-
-    def _complete_all(self, asked: bool) -> None:
-        """Takes all files for complete: because the directory has its end marker, or because the run is to end."""
-        self._ending = Completion.ASKED if asked else Completion.FINAL
-        for name, file in list(self._files.items()):
-            if file.begun or not asked:
-                self._start(name, file, self._ending)
-            else:
-                del self._files[name]
-                _log.warning("%s is left out: it is not complete", self._path(name))
-
     def _is_marked(self, name: str, look: Look) -> bool:
         return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
 
-    def _start(self, name: str, file: PlainFile | PackedFile, completion: Completion) -> None:
-        """Has a complete file read to its end: now if it is begun, else after those before it."""
+    def _complete(self, name: str, file: PlainFile | PackedFile, done: bool) -> None:
+        """Has a complete file read to its end: now if it is begun, else after those before it.
+
+        All are taken for complete where the directory has its end marker, or where the run is to end (not `done`).
+        """
+        idle = self._settings.finished_by == "idle"
         if file.begun:
-            file.completion = completion
+            file.completion = self._ending or (Completion.IDLE if idle else Completion.FINAL)
             self._take_turn(name)
-        else:
-            del self._files[name]
+            return
+        del self._files[name]
+        if done or self._ending is not Completion.ASKED:
             self._put_off(name)
+        else:
+            _log.warning("%s is left out: it is not complete", self._path(name))
 
     def _put_off(self, name: str) -> None:
         self._listing.settled.add(name)
@@ -293,21 +279,19 @@ class FollowedDirectory(Source):
             _log.warning("%s was deleted before anything of it was read", path)
             self._forget(name)
             return
-        all_taken = isinstance(file, PlainFile) and file.seen <= offset and self._settings.finished_by != "rename"
+        all_taken = 0 < file.seen <= offset and self._settings.finished_by != "rename"
         marker = self._rules.marker_of(name)
         if not all_taken and not os.path.lexists(self._path(marker)):
             actual = "none of this name: it was deleted or renamed before its end was met"
-            hint = f"; put it back, or, to go on without the rest of it, make a file {marker}"
+            hint = f"; put it back, or, to continue without the rest of it, make a file {marker}"
             raise refuse_source(path, f"the file that was read up to byte {offset}", actual, hint) from error
         _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, offset)
-        self._finish(name, file)
+        self._finish(name, file, file.end)
 
-    def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
-        """Takes notice that a file was read to its end, being of this size; None: the size that was found."""
-        if isinstance(file, PlainFile) and file.seen > file.state.offset:
+    def _finish(self, name: str, file: PlainFile | PackedFile, size: int) -> None:
+        """Takes notice that a file was read to its end, being of this size."""
+        if file.seen > file.state.offset:
             _log.warning("%s: its last line is incomplete and left out", self._path(name))
-        if size is None:
-            size = file.state.offset if isinstance(file, PlainFile) else file.end
         self._forget(name)
         self._listing.finish(name, file.state, size)
         self._ledger.add_finished(name, size)
@@ -319,10 +303,8 @@ class FollowedDirectory(Source):
             self._current = None
 
     def _take_turn(self, name: str) -> None:
-        file = self._files[name]
-        if file.begun and not file.in_turn:
-            file.in_turn = True
-            self._turns.append(name)
+        if self._files[name].begun:
+            self._turns.setdefault(name)
 
     def _begun(self, name: str) -> PlainFile | PackedFile:
         """Returns the file of this name, opened at its start if it is not begun, and at its end if it was finished."""
@@ -331,8 +313,8 @@ class FollowedDirectory(Source):
         return file
 
     def _open(self, name: str, state: FilePosition, complete: bool = False) -> PlainFile | PackedFile:
-        what = (self._path(name), self._max_row_bytes, state, self._clock())
-        file = self._files[name] = PackedFile(*what) if is_packed(name) else PlainFile(*what)
+        made = PackedFile if is_packed(name) else PlainFile
+        file = self._files[name] = made(self._path(name), self._max_row_bytes, state, self._clock())
         by_name = Completion.SETTLING if self._settings.finished_by == "rename" else None
         file.completion = self._ending or by_name or (Completion.FINAL if complete else None)
         return file
@@ -346,7 +328,7 @@ def list_unread(
     A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
     """
     known = resume(entry, directory, plain_name(settings.path))
-    apply(known.state, known.plan, plain_name(settings.path))
+    known.state.apply_all(known.plan, plain_name(settings.path))
     begun, finished = known.state.files, known.state.finished
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
     look = DirectoryListing(settings.path, rules, finished).look(begun)
@@ -364,7 +346,5 @@ def _holds_row(path: str, offset: int, max_row_bytes: int) -> bool:
     splitter = LineSplitter(path, max_row_bytes, FilePosition(offset))
     with open_regular(path, links_out=False) as file:
         file.seek(offset)
-        while block := file.read(PIECE_BYTES):
-            if splitter.feed(block).lines:
-                return True
-    return bool(splitter.finish(only_row=True).lines)
+        blocks = iter(partial(file.read, PIECE_BYTES), b"")
+        return any(splitter.feed(block).lines for block in blocks) or bool(splitter.finish(only_row=True).lines)

@@ -25,9 +25,8 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 import xxhash
@@ -42,20 +41,16 @@ from lazyshard_producer.position import FilePosition, read_entry, refuse_positio
 from lazyshard_producer.sources.source import Rows
 
 KIND: Final = "follow"
-
 DIRECTORY: Final = ".producer.sources"
 
+# Begins a name that is no UTF-8, its bytes in hexadecimal behind it: no name of a file holds a NUL
 _BYTES: Final = "\0"
-"""Begins a name that is no UTF-8, its bytes in hexadecimal behind it: no name of a file holds a NUL."""
 
-_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl")
+# A journal is begun anew at twice the size of what is known at its start, but not below this
+_LONG_BYTES: Final = 1 << 19
 
-
-_LONG_BYTES: Final = 4 << 20
-"""A journal is begun anew at twice the size of what is known at its start, but not below this."""
-
+# A journal that was replaced is deleted after so many further entries: by then a seal names the new one
 _KEPT_ENTRIES: Final = 16
-"""A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
 
 
 class FollowState:
@@ -76,11 +71,13 @@ class FollowState:
         else:
             self.finished.add(name, self.files.pop(name, FilePosition()), size)
 
-    def lines(self) -> Iterable[dict[str, Any]]:
-        """Returns lines that say all this."""
-        yield {"finished_files": self.finished.encode()}
-        for name, at in self.files.items():
-            yield segment_line(name, at.offset, at)
+    def apply_all(self, lines: Iterable[dict[str, Any]], source: str) -> None:
+        """Takes over what lines of the journal of the source of this name say. Raises SourceRefused."""
+        try:
+            for line in lines:
+                self.apply(line)
+        except (TypeError, AttributeError, ValueError) as cause:
+            raise refuse_position(source, "lines of a journal", str(cause)[:120]) from cause
 
 
 def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
@@ -117,11 +114,8 @@ def decode_name(value: Any) -> str:
     return name
 
 
-class JournalPosition(NamedTuple):
-    """A place between two lines of a journal: bytes before it, and their XXH3 (64 bits, hexadecimal)."""
-
-    size: int = 0
-    digest: str = ""
+# A place between two lines of a journal: bytes before it, and their XXH3 (64 bits, hexadecimal)
+_Place: TypeAlias = tuple[int, str]
 
 
 class Journal:
@@ -132,33 +126,33 @@ class Journal:
         # Also where it was there: whoever made it may have been killed before this.
         sync_directory(directory.parent)
         self.path: Final = directory / f"{_prefix(source)}{secrets.token_hex(8)}.jsonl"
-        self.size = 0
-        self._digest = xxhash.xxh3_64()
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, NEW_FILE_MODE)
+        sync_directory(directory)
+        self.size, self._digest = 0, xxhash.xxh3_64()
+        self._new: list[bytes] = []
         self._failure: OSError | None = None
 
-    def append(self, lines: Iterable[dict[str, Any]]) -> list[JournalPosition]:
-        """Adds lines durably; returns the place after each."""
+    def add(self, line: dict[str, Any]) -> _Place:
+        """Adds a line, which the next `write` makes durable; returns the place after it."""
+        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        self._digest.update(data)
+        self.size += len(data)
+        self._new.append(data)
+        return self.size, self._digest.hexdigest()
+
+    def write(self) -> None:
+        """Makes all lines durable."""
         if self._failure is not None:
             raise self._failure
-        begun, positions, encoded = self.size == 0, [], []
-        for line in lines:
-            data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-            self._digest.update(data)
-            self.size += len(data)
-            encoded.append(data)
-            positions.append(JournalPosition(self.size, self._digest.hexdigest()))
         try:
-            if encoded:
-                write_all(self._fd, b"".join(encoded))
+            if self._new:
+                write_all(self._fd, b"".join(self._new))
                 sync(self._fd)
-            if begun:
-                sync_directory(self.path.parent)
+                self._new.clear()
         except OSError as cause:
             cause.filename = str(self.path)
             self._failure = cause
             raise
-        return positions
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
@@ -172,8 +166,8 @@ def list_journals(directory: Path, source: str | None = None) -> list[Path]:
     prefix = "" if source is None else _prefix(source)
     # Files are deleted by these names, so they must be ours, and no others.
     with contextlib.suppress(FileNotFoundError):
-        names = (path for path in check_folder(directory).iterdir() if is_journal_name(path.name))
-        return [path for path in names if path.name.startswith(prefix)]
+        found = list(check_folder(directory).iterdir())
+        return [path for path in found if is_journal_name(path.name) and path.name.startswith(prefix)]
     return []
 
 
@@ -196,31 +190,29 @@ def named_journals(source: Any) -> set[str]:
 
 def is_journal_name(name: str) -> bool:
     """Returns whether a journal can be called so. Others are never made a path of: it is read, and deleted later."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl", name) is not None
 
 
 def _prefix(source: str) -> str:
     return f"{xxhash.xxh3_64_hexdigest(source.encode())}-"
 
 
-def read_journal(
-    path: Path, position: JournalPosition, source: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_journal(path: Path, place: _Place, source: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the lines before a place, and those after it that are whole."""
     try:
         data = read_file(path, 4 << 30)
     except (OSError, LazyShardError) as cause:
         found = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else str(cause)
         raise refuse_position(source, f"the journal {path}", found) from cause
-    before = data[: position.size]
+    before = data[: place[0]]
     actual = xxhash.xxh3_64_hexdigest(before)
-    if (len(before), actual) != (position.size, position.digest):
-        expected = f"XXH3 {position.digest} of the first {position.size} bytes of the journal {path}"
+    if (len(before), actual) != place:
+        expected = f"XXH3 {place[1]} of the first {place[0]} bytes of the journal {path}"
         raise refuse_position(source, expected, f"{actual} of {len(before)} bytes")
     lines = _whole(before)
     if len(lines) != before.count(b"\n"):
         raise refuse_position(source, f"lines of JSON in the journal {path}", f"another one as line {len(lines) + 1}")
-    return lines, _whole(data[position.size :])
+    return lines, _whole(data[place[0] :])
 
 
 def _whole(data: bytes) -> list[dict[str, Any]]:
@@ -238,44 +230,30 @@ def _whole(data: bytes) -> list[dict[str, Any]]:
 
 
 class Resumed(NamedTuple):
-    """What an entry says: how far all files are read, and the bytes (of text) and blank lines read up to there.
-
-    `plan`: the lines of its `journal` behind that, what was read next, in this order.
-    """
+    """What an entry says: how far all files are read, bytes and blank lines up to there, and what was read next."""
 
     state: FollowState
-    totals: tuple[int, int]
-    plan: list[dict[str, Any]]
-    journal: Path | None
+    totals: tuple[int, int] = (0, 0)
+    plan: Iterable[dict[str, Any]] = ()
+    journal: Path | None = None
 
 
 def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
     """Returns what an entry says, None for the very start."""
     state = FollowState()
     if entry is None:
-        return Resumed(state, (0, 0), [], None)
+        return Resumed(state)
     fields: dict[str, type] = {"bytes": int, "digest": str, "read": int, "blank": int, "journal": str}
     size, digest, read, blank, journal = read_entry(entry, name, KIND, **fields)
-    at = entry.get("at", {})
     if journal and not is_journal_name(journal):
         raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
-    if not isinstance(at, dict):
+    if not isinstance(at := entry.get("at", {}), dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])
     if not journal:
-        return Resumed(state, (read, blank), [], None)
-    path = directory / journal
-    before, behind = read_journal(path, JournalPosition(size, digest), name)
-    apply(state, [*before, *([at] if "at" in entry else [])], name)
-    return Resumed(state, (read, blank), behind, path)
-
-
-def apply(state: FollowState, lines: Iterable[dict[str, Any]], name: str) -> None:
-    """Takes over what lines of the journal of the source of this name say. Raises SourceRefused."""
-    try:
-        for line in lines:
-            state.apply(line)
-    except (TypeError, AttributeError, ValueError) as cause:
-        raise refuse_position(name, "lines of a journal", str(cause)[:120]) from cause
+        return Resumed(state, (read, blank))
+    before, behind = read_journal(directory / journal, (size, digest), name)
+    state.apply_all([*before, *([at] if "at" in entry else [])], name)
+    return Resumed(state, (read, blank), behind, directory / journal)
 
 
 class FollowPosition(NamedTuple):
@@ -288,17 +266,14 @@ class FollowPosition(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What was read in one go, or that the end of a file was met: as a line of the journal, and the sums behind it.
-
-    `place`: of the last piece of a line that was written: that behind the line.
-    """
+    """What was read in one go, or that the end of a file was met: its line of the journal, and what holds behind it."""
 
     serial: int
     name: str
     line: dict[str, Any]
     totals: tuple[int, int]
     rows: bool
-    place: JournalPosition | None = None
+    place: _Place = (0, "")
 
 
 class Ledger:
@@ -309,11 +284,9 @@ class Ledger:
     ) -> None:
         self.serial, self.totals = 0, known.totals
         self._name, self._folder, self._check_owner = name, folder, check_owner
-        self._new: list[_Read] = []  # read since the last position
-        self._pieces: deque[_Read] = deque()  # in the journal, and behind the last position
-        self._committed, self._committed_totals = known.state, known.totals  # before them
-        self._at = JournalPosition()
-        self._within: dict[str, Any] | None = None  # how far a file is read behind `_at`
+        self._pieces: deque[_Read] = deque()  # behind the last position
+        # Up to there: how far all files are read, as a state, in sums, and as a place in the journal.
+        self._state, self._state_totals, self._at = known.state, known.totals, (0, "")
         self._journal: Journal | None = None
         self._begun_bytes = self._entries = 0
         # As long as nothing is read.
@@ -340,35 +313,35 @@ class Ledger:
         """Puts down that a file was read to its end, at this size."""
         self._put(_Read(self.serial, name, {"file": encode_name(name), "finished": size}, self.totals, rows=False))
 
+    def _put(self, piece: _Read) -> None:
+        self._unread = None
+        self._pieces.append(piece)
+        if self._journal is not None:
+            piece.place = self._journal.add(piece.line)
+
     def entry(self, position: FollowPosition) -> dict[str, Any]:
         """Returns the entry of a position, with all that was read so far durable in the journal."""
         if self._unread is not None:
             return self._unread
         self._entries += 1
-        if self._journal is not None:
-            self._append(self._new)
-        self._pieces.extend(self._new)
-        self._new = []
         after = position.serial + (position.piece is None)
         while self._pieces and (not self._pieces[0].rows or self._pieces[0].serial < after):
             piece = self._pieces.popleft()
-            self._committed.apply(piece.line)
-            self._committed_totals = piece.totals
-            self._at, self._within = (piece.place, None) if piece.place else (self._at, piece.line)
+            self._state.apply(piece.line)
+            self._state_totals, self._at = piece.totals, piece.place
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
             self._begin()
+        assert self._journal is not None
+        self._journal.write()
         while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
             # Those that no seal can name any more. They were listed, or made, before: whoever takes the stream over
             # from here on has none among them.
             self._check_owner()
             remove(self._replaced.popleft()[0])
-        at, totals = self._within, self._committed_totals
-        if at is not None:
-            at = at | {"from": at.get("offset", 0)}
+        at, totals = None, self._state_totals
         if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
             end = position.piece.rows.position(position.row)
-            at = segment_line(self._pieces[0].name, end.offset, end)
-            totals = _add(totals, position.piece.begin, end)
+            at, totals = segment_line(self._pieces[0].name, end.offset, end), _add(totals, position.piece.begin, end)
         return self._encode(at, totals)
 
     def close(self) -> None:
@@ -376,35 +349,19 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
 
-    def _put(self, piece: _Read) -> None:
-        self._unread = None
-        self._new.append(piece)
-
-    def _append(self, pieces: Iterable[_Read]) -> None:
-        """Writes pieces to the journal: those of one file that follow each other as one line."""
-        assert self._journal is not None
-        lines, last = [], []
-        for _, group in groupby(pieces, key=lambda piece: id(piece) if "finished" in piece.line else piece.name):
-            first, *rest = group
-            last.append(rest[-1] if rest else first)
-            lines.append({**rest[-1].line, "from": first.line["from"]} if rest else first.line)
-        for piece, at in zip(last, self._journal.append(lines), strict=True):
-            piece.place = at
-
     def _begin(self) -> None:
-        """Begins a new journal with all that is known before the pieces behind the position, and these."""
+        """Begins a new journal with all that is known up to the position, and the pieces behind it."""
         journal = Journal(self._folder, self._name)
-        with contextlib.ExitStack() as stack:
-            stack.callback(journal.close)
-            at = journal.append(self._committed.lines())[-1]
-            stack.pop_all()
         if self._journal is not None:
             self._journal.close()
             self._replaced.append((self._journal.path, self._entries))
-        self._journal, self._at, self._within, self._begun_bytes = journal, at, None, at.size
+        self._journal, state = journal, self._state
+        self._at = journal.add({"finished_files": state.finished.encode()})
+        for name, at in state.files.items():
+            self._at = journal.add(segment_line(name, at.offset, at))
+        self._begun_bytes = journal.size
         for piece in self._pieces:
-            piece.place = None
-        self._append(self._pieces)
+            piece.place = journal.add(piece.line)
 
     def _encode(self, at: dict[str, Any] | None, totals: tuple[int, int]) -> dict[str, Any]:
         journal, (size, digest), (read, blank) = self._journal, self._at, totals

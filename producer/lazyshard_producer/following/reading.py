@@ -1,8 +1,7 @@
 """A file of a followed directory as it is read: a plain one while it grows, a compressed one when it is complete.
 
-A plain file is opened anew for every read: another machine's writes are seen so (network filesystems look again at an
-open), and any number of files can be unfinished at a time. Whenever it is gone on with, the 4 KiB before that place
-must be what they were; this fingerprint is made of the bytes in hand, so the file may be gone by then.
+A plain file is opened anew for every read, which shows another machine's writes. Whenever it is gone on with, the 4 KiB
+before that place must be what they were; the fingerprint is made of the bytes in hand, so the file may be gone by then.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ from lazyshard_producer.sources.source import PIECE_BYTES, Rows
 
 
 class FollowedLines(NamedTuple):
-    """Lines that follow each other in a file, and how far it is read before and with these.
-
-    Positions of the rows are how far it is read with each, and with the blank lines behind the last one.
-    """
+    """Lines of a file, how far it is read before and with these; positions of rows are how far with each."""
 
     rows: Rows
     begin: FilePosition
@@ -45,26 +41,27 @@ class Completion(Enum):
 
 
 class _FollowedFile:
-    """A file of a followed directory.
-
-    Attributes:
-        state: how far it is read.
-        completion: whether it is taken for complete.
-        begun: it is being read; not a compressed file that is not complete.
-        finished: it was read to its end.
-        at_end: at the last read there was nothing more to be had for now.
-        diverged: it was found not to be what an earlier run has read here; it is read as it is now.
-        size, still_since: its size at the last look, and when (monotonic) that was found first.
-        in_turn: it waits for its turn to be read.
-    """
+    """A file of a followed directory, read up to `state`."""
 
     def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         self.state = state
-        self.completion: Completion | None = None
-        self.begun = True
-        self.finished = self.at_end = self.diverged = self.in_turn = False
-        self.size, self.still_since = state.seen, now
+        self.completion: Completion | None = None  # None: it is not taken for complete
+        self.begun = True  # it is being read; not a compressed file that is not complete
+        self.finished = False  # it was read to its end
+        self.at_end = False  # at the last read there was nothing more to be had for now
+        self.diverged = False  # it was found not to be what an earlier run has read here; it is read as it is now
+        self.size, self.still_since = state.seen, now  # at the last look, and when (monotonic) that was found first
         self._path, self._max_row_bytes = path, max_row_bytes
+
+    @property
+    def seen(self) -> int:
+        """Bytes that are known to be there of a plain file."""
+        return 0
+
+    @property
+    def end(self) -> int:
+        """The size of a file that was read to its end."""
+        return self.state.offset
 
 
 class PlainFile(_FollowedFile):
@@ -99,7 +96,11 @@ class PlainFile(_FollowedFile):
             if self._identity != (identity := (status.st_dev, status.st_ino)):
                 self._splitter, self._identity = None, identity
             if status.st_size < self.seen:
-                self._shrink(status.st_size)
+                # Some of what was seen behind the lines that were taken is not there any more.
+                if self._end is not None:
+                    raise files.refuse_truncated(self._path, self._end, status.st_size)
+                self._splitter, self._looked = None, self.state.offset
+                self.state = self.state._replace(seen=max(status.st_size, self.state.offset))
             if self._splitter is None:
                 if until is None and self.completion is None and not self._has_line_end(fd):
                     return None
@@ -119,14 +120,6 @@ class PlainFile(_FollowedFile):
         with file, files.refusing(self._path):
             yield file.fileno()
 
-    def _shrink(self, size: int) -> None:
-        """Takes notice that some of what was seen behind the lines that were taken is not there any more."""
-        if self._end is not None:
-            raise files.refuse_truncated(self._path, self._end, size)
-        self._splitter = None
-        self._looked = self.state.offset
-        self.state = self.state._replace(seen=max(size, self.state.offset))
-
     def _has_line_end(self, fd: int) -> bool:
         """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
         data = os.pread(fd, PIECE_BYTES, self._looked)
@@ -143,11 +136,12 @@ class PlainFile(_FollowedFile):
         fed = splitter.fed
         wanted = PIECE_BYTES if until is None else min(PIECE_BYTES, until.offset - fed)
         data = os.pread(fd, wanted, fed)
-        self.at_end = until is None and len(data) < wanted
-        if until is not None and len(data) < wanted:
-            self.diverged = True
+        short = len(data) < wanted
+        self.at_end, self.diverged = until is None and short, self.diverged or (until is not None and short)
         if data and self._end is not None:
-            self._grow(fed + len(data))
+            if self.completion in (Completion.SETTLING, Completion.FINAL):
+                raise refuse_growth(self._path, self._end, fed + len(data))
+            self._end, self.completion = None, None if self.completion is Completion.IDLE else self.completion
         if fed < FINGERPRINT_BYTES:
             self._head = (self._head + data)[:FINGERPRINT_BYTES]
         rows = splitter.feed(data) if data else self._last_line(splitter, until)
@@ -167,8 +161,14 @@ class PlainFile(_FollowedFile):
                 # Where an earlier run was: whether it was there.
                 self._splitter = None
                 self.diverged = self.state.place != until.place or self.state.tail != until.tail
+        elif self.at_end and self.completion is None:
+            self._splitter = None
         elif self.at_end:
-            self._meet_end(splitter, bool(data))
+            # Nothing is behind what was read; if this look still found something, the next one will tell.
+            self._end, settling = fed, self.completion is Completion.SETTLING
+            self.finished = not splitter.pending or not (data or settling)
+            self._splitter = None if self.finished else splitter
+            self.at_end = self.finished or settling
         return FollowedLines(rows._replace(position=lambda index: of(rows.position(index))), begin, self.state)
 
     def _last_line(self, splitter: LineSplitter, until: FilePosition | None) -> Rows:
@@ -181,24 +181,6 @@ class PlainFile(_FollowedFile):
         if taken or self.completion is Completion.ASKED:
             return splitter.finish(only_row=not taken)
         return Rows()
-
-    def _meet_end(self, splitter: LineSplitter, more: bool) -> None:
-        """Takes notice that there is nothing behind what was read; `more`: the last look still found something."""
-        if self.completion is None:
-            self._splitter = None
-            return
-        self._end, settling = splitter.fed, self.completion is Completion.SETTLING
-        self.finished = not splitter.pending or not (more or settling)
-        if self.finished:
-            self._splitter = None
-        self.at_end = self.finished or settling
-
-    def _grow(self, size: int) -> None:
-        if self.completion in (Completion.SETTLING, Completion.FINAL):
-            raise refuse_growth(self._path, self._end or 0, size)
-        if self.completion is Completion.IDLE:
-            self.completion = None
-        self._end = None
 
     def _check_part(self, fd: int) -> bytes:
         """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
@@ -228,13 +210,16 @@ class PackedFile(_FollowedFile):
         self._lines = DigestedText(plain_name(path), max_row_bytes, state, remedy)
         self._text: PackedText | None = None
         self._left = b""
-        self.end = 0  # of the file when it was opened
+
+    @property
+    def end(self) -> int:
+        """Its size when it was opened."""
+        return 0 if self._text is None else self._text.size
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines; see `PlainFile.read`."""
         if self._text is None:
             self._text = PackedText(self._path, links_out=False)
-            self.end = self._text.size
         left = self._left or self._text.read()
         room = len(left) if until is None else max(0, until.offset - self._lines.read)
         block, self._left = left[:room], left[room:]

@@ -1,14 +1,7 @@
 """Where a run publishes: a directory, or a spool on this machine that a thread puts to an object store.
 
-The order of a start into an object store::
-
-    lock the spool of this machine
-    look at the owner in the store, and at the stream
-    the spool counts?   yes: what is in it and not in the store yet is put first
-                        no:  it is thrown away and made anew of what is in the store
-    note our token in the spool, then put it as the owner, on condition that the owner is the one looked at
-    look at the stream again: what its last owner has published since that look counts too
-
+A start into a store locks the spool, looks at the owner and the stream, puts our token as the owner on condition that
+that is still so, and looks again at what was published since. A spool that does not count is made anew of the store.
 From there on the run is one into a directory, the spool's; docs/object-storage-producer.md has the order of steps.
 """
 
@@ -16,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import tempfile
 import threading
 import time
@@ -35,17 +29,14 @@ from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.holding import Gate, Hold, Holdback, Shelf
 from lazyshard_producer.shipping.shipper import Shipper, is_same_chunk
-from lazyshard_producer.shipping.spool import Spool, default_root, restore
-from lazyshard_producer.shipping.store import Found, StreamStore, look, next_owner
+from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look, next_owner, restore
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count
 
-LEAVE_S: Final = 20.0  # how long a run that was told to stop goes on putting: most systems kill after 30 s
-FAILED_S: Final = 5.0  # the same for one that has failed otherwise
-_LOOK_PATIENCE_S: Final = 10.0  # for a store that does not answer somebody who only wants to look
-_KEPT_TOKENS: Final = 8  # a start that fails may have put its token or not: any of the last may be in the store
-_FULL_RETRY_S: Final = 0.2
+LEAVE_S: Final = 20.0  # how long a run that was told to stop still puts chunks: most systems kill after 30 s
 _SLICE_S: Final = 0.05
+
+_Tell = Callable[[str | None], None]
 
 
 class Destination:
@@ -65,11 +56,8 @@ class Destination:
         """Returns what is to be asked before each chunk and told after it; `holdback` is what the limits ask for."""
         return holdback
 
-    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
-        """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet.
-
-        `tell` is told now and then what is waited for; None for nothing out of the ordinary.
-        """
+    def settle(self, published_chunks: int, tell: _Tell) -> bool:
+        """Returns whether all is where it belongs, the writer being closed; `tell` is told what is waited for."""
         return True
 
 
@@ -80,33 +68,31 @@ def open_destination(
     """Yields the destination for `settings.out`, and lets go of all that it holds.
 
     `prepare` is called before another producer is fenced, unless the stream has ended: raises where the run cannot be.
-    Of a stream in an object store that has ended, all being done, it is a directory with a copy of what tells so.
     """
     if not is_url(settings.out):
         yield Destination(Shelf(Path(settings.out)))
         return
-    _check_extra(settings.out)
-    root = Path(settings.spool) if settings.spool is not None else default_root()
-    kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
+    # It outlives processes and reboots.
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    root = Path(settings.spool or os.path.join(state, "lazyshard", "spool"))
+    kept = f"What was published and is not there yet is kept in {root}; the same command continues with it"
 
     def pause(seconds: float) -> bool:
         time.sleep(seconds)
         return stop.requested is not None
 
-    store = StreamStore(stream_name(settings.out), settings.store_patience_s, kept, pause=pause)
+    store = _open_store(settings.out, settings.store_patience_s, kept, pause)
     found = look(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
-        with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
-            restore(store, found, Path(folder, "stream"), ended=True)
-            yield Destination(Shelf(Path(folder, "stream")))
+        with _copied(store, found, ended=True) as folder:
+            yield Destination(Shelf(folder))
         return
     if found.end is None:
         prepare()
-    if not store.objects.conditional:
+    if not store.conditional:
         alone = "a second producer is only kept out as in a shared directory: by looks at stream.owner"
         warn(f"{settings.out}: this store cannot put an object on condition that there is none, so {alone}")
-    spool = Spool(root, store.url)
-    try:
+    with contextlib.closing(Spool(root, store.url)) as spool:
         token = _take(store, spool, warn)
         found = look(store, settings.samples_per_chunk)
         if not _goes_with(spool, store, found, warn):
@@ -122,8 +108,6 @@ def open_destination(
             raise
         finally:
             destination.close()
-    finally:
-        spool.release()
 
 
 @contextlib.contextmanager
@@ -135,29 +119,30 @@ def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
     if not is_url(place):
         yield place
         return
-    _check_extra(place)
+    store = _open_store(place, 10.0, "Nothing was changed", threading.Event().wait)
+    with _copied(store, look(store, samples_per_chunk)) as folder:
+        yield str(folder)
+
+
+@contextlib.contextmanager
+def _copied(store: StreamStore, found: Found, *, ended: bool = False) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
         copy = Path(folder, "stream")
-        url, patience_s = stream_name(place), _LOOK_PATIENCE_S
-        store = StreamStore(url, patience_s, "Nothing was changed", pause=threading.Event().wait)
-        found = look(store, samples_per_chunk)
         if found.manifest is not None:
-            restore(store, found, copy)
-        yield str(copy)
+            restore(store, found, copy, ended=ended)
+        yield copy
 
 
-def _check_extra(url: str) -> None:
-    for package in ("fsspec", "s3fs") if url.lower().startswith(("s3://", "s3a://")) else ("fsspec",):
+def _open_store(place: str, patience_s: float, left_in: str, pause: Callable[[float], bool]) -> StreamStore:
+    for package in ("fsspec", "s3fs") if place.lower().startswith(("s3://", "s3a://")) else ("fsspec",):
         if importlib.util.find_spec(package) is None:
             why = f"{package} is needed for object stores and is not installed: pip install 'lazyshard[objects]'"
-            raise ExtraMissing(f"{url}: {why}", package=package, extra="objects")
+            raise ExtraMissing(f"{place}: {why}", package=package, extra="objects")
+    return StreamStore(stream_name(place), patience_s, left_in, pause)
 
 
 class _ObjectDestination(Destination):
-    """A stream in an object store that is ours, with its spool.
-
-    Its gate is itself: a run is held back too where too much is on its way, and the shipper told of each chunk.
-    """
+    """A stream in an object store that is ours, with its spool. Its gate is itself."""
 
     def __init__(self, settings: Settings, shipper: Shipper, stop: Stop, warn: Callable[[str], None]) -> None:
         super().__init__(shipper)
@@ -179,13 +164,14 @@ class _ObjectDestination(Destination):
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """As of `Gate`. Raises what the shipper has failed with."""
         self.check()
-        pending, most = self._shipper.pending_bytes, self._settings.max_spool
-        if pending and pending + self._shipper.largest > most:
-            trouble = self._shipper.store.trouble
-            waiting = f"{count(self._left(), 'chunk')} ({show_bytes(pending)}) wait in {self._shipper.spool.folder}"
+        shipper, most = self._shipper, self._settings.max_spool
+        if (pending := shipper.pending_bytes) and pending + shipper.largest > most:
+            trouble = shipper.store.trouble
+            left = count(shipper.announced - shipper.shipped, "chunk")
+            waiting = f"{left} ({show_bytes(pending)}) wait in {shipper.spool.folder}"
             why = f"to be put to {self._settings.out}; {trouble or 'the store takes them more slowly than rows come'}"
             reason = f"--max-spool {show_bytes(most)}: {waiting} {why}"
-            return Hold(reason=reason, retry_s=_FULL_RETRY_S, stalled=trouble is not None)
+            return Hold(reason=reason, retry_s=0.2, stalled=trouble is not None)
         return None if self._holdback is None else self._holdback.before_chunk(published_chunks, published_samples)
 
     def after_publish(self, published_chunks: int) -> None:
@@ -194,11 +180,10 @@ class _ObjectDestination(Destination):
         if self._holdback is not None:
             self._holdback.after_publish(published_chunks)
 
-    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
+    def settle(self, published_chunks: int, tell: _Tell) -> bool:
         if not self._began:
             self.begin(published_chunks)
         self._shipper.announce(published_chunks)
-        self._shipper.begin_to_close()
         try:
             self._settled = self._wait(None if self._stop.requested is None else LEAVE_S, tell)
         finally:
@@ -210,8 +195,7 @@ class _ObjectDestination(Destination):
         if not self._began or self._settled:
             return
         try:
-            self._shipper.begin_to_close()
-            self._wait(FAILED_S)
+            self._wait(LEAVE_S / 4)
         except (LazyShardError, OSError) as other:
             if other is not error:
                 self._warn(str(other))
@@ -224,41 +208,39 @@ class _ObjectDestination(Destination):
         finally:
             self._shipper.give_up(_SLICE_S)
 
-    def _wait(self, seconds: float | None, tell: Callable[[str | None], None] = lambda text: None) -> bool:
+    def _wait(self, seconds: float | None, tell: _Tell = lambda text: None) -> bool:
         """Waits for the shipper to end; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where it has not."""
+        shipper, out = self._shipper, self._settings.out
+        shipper.begin_to_close()
         due = None if seconds is None else time.monotonic() + seconds
-        url, folder = self._settings.out, self._shipper.spool.folder
-        while not self._shipper.is_complete():
+        while not shipper.is_complete():
             if due is None and self._stop.requested is not None:
                 due = time.monotonic() + LEAVE_S
-            trouble, left = self._shipper.store.trouble, self._left()
+            left, trouble = shipper.announced - shipper.shipped, shipper.store.trouble
+            what, folder = count(left, "chunk") if left else "the last facts", shipper.spool.folder
             if due is not None and time.monotonic() > due:
-                what = f"{count(left, 'chunk')} of {url}" if left else "the last facts"
-                again = "the same command here goes on with that, one on another machine makes it again"
+                again = "the same command here puts them, one on another machine makes them again"
                 why = f": {trouble}" if trouble else ""
-                self._warn(f"{what}: still to be put to the store, and kept in {folder}{why}; {again}")
+                self._warn(f"{what} of {out}: still to be put to the store, and kept in {folder}{why}; {again}")
                 return False
-            where = f"still to be put to {url}, and kept in {folder}"
-            tell(f"{count(left, 'chunk')} {where}; {trouble}" if trouble else None)
+            tell(f"{what} still to be put to {out}, and kept in {folder}; {trouble}" if trouble else None)
             time.sleep(_SLICE_S)
         return True
-
-    def _left(self) -> int:
-        return self._shipper.announced - self._shipper.shipped
 
 
 def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> str:
     """Becomes the owner, and throws the spool away if somebody else has been it since; returns our token."""
-    found = store.find_owner()
-    before, ours = found.owner, next_owner(found.owner)
+    before, tag = store.find_owner()
+    ours = next_owner(before)
     kept = [before.token] if before is not None and before.token in spool.tokens() else []
     if not kept:
         if spool.stream.is_dir():
             since = f"{before} has had the stream since" if before else "the stream is gone from the store"
             warn(f"{spool.folder}: is not gone on with, as {since}; what was not put to the store is made again")
         spool.clear()
-    spool.note_tokens(*kept, *spool.tokens()[-_KEPT_TOKENS:], ours.token)
-    store.take(ours, found)
+    # A start that fails may have put its token or not: any of the last may be in the store.
+    spool.note_tokens(*kept, *spool.tokens()[-8:], ours.token)
+    store.take(ours, tag)
     return ours.token
 
 
@@ -267,8 +249,7 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
     if not spool.stream.is_dir():
         return False
     try:
-        manifest = Manifest.decode(read_file(spool.stream / MANIFEST))
-        kept = list_kept(spool.stream)
+        manifest, kept = Manifest.decode(read_file(spool.stream / MANIFEST)), list_kept(spool.stream)
     except FileNotFoundError:
         return found.manifest is None
     except (LazyShardError, OSError) as error:
@@ -277,24 +258,21 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
     if found.manifest is None:
         return kept.first == 0
     last = found.chunks - 1
-    if found.manifest != manifest or not kept.first <= last + 1 <= kept.sealed:
-        return False
-    if found.end is not None and not spool.ended:
-        return False
-    if last < kept.first:
-        return True
-    there = store.get(seal_name(last))
+    fits = found.manifest == manifest and kept.first <= last + 1 <= kept.sealed
+    fits &= found.end is None or spool.ended
+    if not fits or last < kept.first:
+        return fits
+    there = store.find(seal_name(last))
     return there is not None and is_same_chunk(there, read_file(spool.stream / seal_name(last)), last)
 
 
 def _is_finished(store: StreamStore, found: Found) -> bool:
     """Whether nothing is left to be done behind the end."""
     assert found.end is not None
-    data = store.get(HEAD)
     try:
-        head = None if data is None else Head.decode(data)
+        head = Head.decode(store.find(HEAD) or b"")
     except LazyShardError:
-        head = None
-    told = head is not None and head.ended and head.chunks == found.end.chunks == found.chunks
+        return False
+    told = head.ended and head.chunks == found.end.chunks == found.chunks
     journals = set(store.names(JOURNALS)) - named_journals(found.end.source)
     return told and not found.listing.leftovers and not found.unsealed and not journals

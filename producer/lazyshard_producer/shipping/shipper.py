@@ -1,13 +1,9 @@
 """Puts what a run has published in its spool to the store, in a thread of its own and in the order of its publishing.
 
-For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the side file of arrays if there is
-one; the rows; the seal, which publishes k; the head. Then chunk k is deleted from the spool. `stream.end` comes after
-the last seal, then the head that says so: at any moment the store holds what a directory could hold after a crash.
-Each object of a chunk is put under the condition that there is none: no two producers can both publish chunk N.
-
-The order of deletion is that of a directory: first `retired.json`, then for each chunk its seal before its data and
-side file. Right before the mark the consumers are looked at once more: one that has come since, or has gone back, keeps
-its chunks.
+For chunk k: refused rows and journals as far as its seal names them; the side file; the rows; the seal, which publishes
+it; the head. At any moment the store holds what a directory could hold after a crash; each object of a chunk is put on
+condition that there is none. Deleted is as in a directory: first the mark, then each seal before its data. Right before
+the mark the consumers are looked at once more.
 """
 
 from __future__ import annotations
@@ -23,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import xxhash
 
 from lazyshard.errors import FormatInvalid, LazyShardError
 from lazyshard.format.cursor import CURSOR_SUFFIX
 from lazyshard.format.names import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Head, Manifest, Retired
-from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.format.seal import Seal
 from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
@@ -39,27 +34,25 @@ from lazyshard.stream.retention import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.holding import Shelf, Stock
-from lazyshard_producer.shipping.spool import Spool
-from lazyshard_producer.shipping.store import Found, GivenUp, StreamStore, look
+from lazyshard_producer.shipping.store import Found, GivenUp, Spool, StreamStore, look
 
-LOOK_S: Final = 0.25  # how often it looks whether the head in the spool has changed while no chunk comes
 HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
 PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each
-_AT_ONCE: Final = 8  # chunks that are deleted before the next one is put: each is two requests
 
 
 def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: bytes | None = None) -> None:
-    """Puts a chunk. It is published if and only if this returns.
-
-    May be repeated, after a crash for instance: what is there already stays.
-    """
-    files = {arrays_name(chunk): arrays, chunk_name(chunk): data}
-    replaced = {name: _put_data(store, chunk, name, own) for name, own in files.items() if own is not None}
+    """Puts a chunk; it is published if and only if this returns. May be repeated: what is there already stays."""
+    replaced: dict[str, bytes | None] = {}
+    for name, own in ((arrays_name(chunk), arrays), (chunk_name(chunk), data)):
+        # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a
+        # seal.
+        if own is not None and not store.put_new(name, own) and not store.exists(seal_name(chunk)):
+            replaced[name] = store.replace(name, own)
     store.check_owner()
     name = seal_name(chunk)
     if store.put_new(name, seal):
         return
-    found = store.get(name)
+    found = store.find(name)
     if found is not None and is_same_chunk(found, seal, chunk):
         return
     # By one that has taken the stream over since the look before; or by one that had it before, in its last moment.
@@ -68,33 +61,17 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
         if found is not None and content is not None and _is_sealed_by(found, content, chunk, other):
             store.replace(other, content)
     why = "another producer has published this chunk, with other rows, in its last moment; this one stops, and nothing"
-    again = "of the stream was changed. Run the same command again: it goes on after that chunk"
+    again = "of the stream was changed. Run the same command again: it continues after that chunk"
     raise store.invalid(name, f"{why} {again}", chunk)
 
 
 def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
     """Whether two seals are of the same rows and the same position, whenever they were made."""
-    if one == other:
-        return True
     try:
-        a, b = Seal.decode(one, chunk), Seal.decode(other, chunk)
+        first, second = (replace(Seal.decode(seal, chunk), sealed_at=0.0).encode() for seal in (one, other))
     except FormatInvalid:
-        return False
-    return _are_alike(a, b) and _are_alike(a.arrays, b.arrays) and bool(a.source == b.source)
-
-
-def _are_alike(one: Seal | SealedArrays | None, other: Seal | SealedArrays | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool(np.array_equal(one.offsets, other.offsets) and np.array_equal(one.digests, other.digests))
-
-
-def _put_data(store: StreamStore, chunk: int, name: str, data: bytes) -> bytes | None:
-    """Puts an object of a chunk; returns that of another producer which was there and is not any more."""
-    # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a seal.
-    if store.put_new(name, data) or store.call(store.objects.exists, seal_name(chunk)):
-        return None
-    return store.replace(name, data)
+        return one == other
+    return first == second
 
 
 def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
@@ -105,40 +82,41 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
     found = decoded.arrays if name == arrays_name(chunk) else decoded
     if found is None or found.size != len(rows):
         return False
-    digests: list[int] = found.digests.tolist()
     ranges = itertools.pairwise(found.offsets.tolist())
-    return digests == [xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges]
+    return bool([xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges] == found.digests.tolist())
 
 
 class Shipper(Shelf):
     """The chunks of a stream in an object store, and the thread that puts them there and deletes them.
 
-    `shipped` are in the store, those up to `announced` on their way; the spool keeps these, and the newest one. From
-    `start` on all calls of the store are made by the thread. `found` is what is in the store before.
+    `shipped` are in the store, those up to `announced` on their way. From `start` on only the thread calls the store.
     """
 
     def __init__(self, store: StreamStore, spool: Spool, found: Found) -> None:
         super().__init__(spool.stream, store.url)
         self.store, self.spool = store, spool
         self.shipped = self.announced = found.chunks
-        self.pending_bytes = self.largest = 0
+        self.largest = 0  # bytes of the largest chunk that was announced
         first = found.listing.first
         # Eight bytes a chunk: a stream of a million of them takes 8 MB. 0 for those that are retired.
         self._sizes = array("Q", [0] * first)
         for chunk in range(first, found.chunks):
             self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
-        self._leftovers = list(found.listing.leftovers)
+        self._leftovers = found.listing.leftovers
         self._marked = self._deleted = self._wanted = first
-        self._asked = False
         self._pulled_at = self._refused_at = self._head_at = float("-inf")
         self._manifest, self._has_end = found.manifest, found.end is not None
         self._head: bytes | None = None
-        self._quarantined: int | None = None
-        self._journals: dict[str, int] = {}
+        self._put: dict[str, int] = {}  # sizes of the journals and refused rows that were put
         self._failure: BaseException | None = None
-        self._closing = self._complete = self._news = False
-        self._changed, self._stop = threading.Condition(), threading.Event()
+        self._asked = self._closing = self._complete = False
+        self._lock, self._news, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are on their way."""
+        return sum(self._sizes[self.shipped : self.announced])
 
     def first(self) -> int:
         """Returns the number of the oldest chunk that is not retired."""
@@ -159,24 +137,20 @@ class Shipper(Shelf):
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
         """Returns what the chunks [first, stop) take; always exact."""
-        sizes = self._sizes_of(first, stop)
-        return Stock(first=first, stop=stop, size=sum(sizes), largest=max(sizes, default=0))
+        sizes = self._sizes[first:stop]
+        return Stock(first, stop, sum(sizes), largest=max(sizes, default=0))
 
     def chunk_size(self, chunk: int) -> int:
         """Returns the bytes of a chunk, of one that is retired what it had."""
-        return sum(self._sizes_of(chunk, chunk + 1))
+        return sum(self._sizes[chunk : chunk + 1])
 
     def used_bytes(self, published: int) -> int:
         """Returns how many bytes the stream takes in the store and on its way."""
-        return sum(self._sizes_of(self._marked, published))
+        return sum(self._sizes[self._marked : published])
 
     def free_bytes(self) -> int | None:
         """Returns None: nobody knows."""
         return None
-
-    def _sizes_of(self, first: int, stop: int) -> array[int]:
-        with self._changed:
-            return self._sizes[first:stop]
 
     def start(self, published: int) -> None:
         """Begins, with so many chunks in the run's directory."""
@@ -189,16 +163,14 @@ class Shipper(Shelf):
 
     def announce(self, published: int) -> None:
         """Notes that so many chunks are published in the spool."""
-        if published > self.announced:
-            self.spool.keep_journals()
-        with self._changed:
+        with self._lock:
+            if published > self.announced:
+                self.spool.keep_journals()
             for chunk in range(self.announced, published):
-                size = super().chunk_size(chunk)
-                self._sizes.append(size)
-                self.pending_bytes += size
-                self.largest = max(self.largest, size)
+                self._sizes.append(super().chunk_size(chunk))
+                self.largest = max(self.largest, self._sizes[-1])
             self.announced = max(self.announced, published)
-            self._wake()
+        self._news.set()
 
     def check(self) -> None:
         """Raises what the thread has ended with, if it has."""
@@ -207,9 +179,8 @@ class Shipper(Shelf):
 
     def begin_to_close(self) -> None:
         """Has the thread end once all is put that is in the spool by now."""
-        with self._changed:
-            self._closing = True
-            self._wake()
+        self._closing = True
+        self._news.set()
 
     def is_complete(self) -> bool:
         """Returns whether all is put that was in the spool when the thread was told to end; raises as `check`."""
@@ -223,22 +194,17 @@ class Shipper(Shelf):
         if self._thread.is_alive():
             self._thread.join(wait_s)
 
-    def _wake(self) -> None:
-        self._news = True
-        self._changed.notify_all()
-
     def _run(self) -> None:
         try:
-            while True:
+            self.store.remove(*self._leftovers)
+            while not self._complete and not self._stop.is_set():
                 # Looked at first: what is in the spool by then is put before the thread ends.
                 closing = self._closing
                 self._put_all(closing)
                 self._complete = closing
-                if closing or self._stop.is_set():
-                    return
-                with self._changed:
-                    self._changed.wait_for(lambda: self._news, LOOK_S)
-                    self._news = False
+                # While no chunk comes the head in the spool may change.
+                self._news.wait(0.25)
+                self._news.clear()
         except GivenUp:
             return
         except BaseException as error:
@@ -257,7 +223,7 @@ class Shipper(Shelf):
             self._put_head()
             self.go_on()
         if closing:
-            self._put_quarantine(None)
+            self._put_grown(QUARANTINE, self._read(QUARANTINE))
         if self.spool.ended and not self._has_end:
             self._put_end()
         self._put_head(at_once=closing)
@@ -265,27 +231,38 @@ class Shipper(Shelf):
             self.finish()
             if self._has_end:
                 named = named_journals(End.decode(read_file(self.directory / END)).source)
-                self.store.delete(*(f"{JOURNALS}/{name}" for name in self.store.names(JOURNALS) if name not in named))
+                self.store.remove(*(f"{JOURNALS}/{name}" for name in self.store.names(JOURNALS) if name not in named))
             return
         self.go_on()
-        with self._changed:
+        with self._lock:
             # No seal can name them any more; meanwhile nothing can be announced.
             gone = self.spool.drop_journals() if self.shipped == self.announced else []
-        self.store.delete(*(f"{JOURNALS}/{name}" for name in gone if self._journals.pop(name, None) is not None))
+        names = [f"{JOURNALS}/{name}" for name in gone]
+        self.store.remove(*(name for name in names if self._put.pop(name, None) is not None))
 
-    def _read(self, name: str) -> bytes | None:
-        with contextlib.suppress(FileNotFoundError):
-            return read_file(self.directory / name)
+    def _read(self, name: str, size: int | None = None) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError), open(self.directory / name, "rb") as file:
+            return file.read(size)
         return None
 
     def _put_once(self, name: str, data: bytes, otherwise: str) -> None:
         """Puts what is put once in the life of a stream."""
         self.store.check_owner()
-        if self.store.put_new(name, data) or self.store.get(name) == data:
+        if self.store.put_new(name, data) or self.store.find(name) == data:
             return
         self.store.check_owner()
         stops = "this producer stops, nothing of the stream was changed"
         raise self.store.invalid(name, f"somebody else has {otherwise}; {stops}")
+
+    def _put_grown(self, name: str, data: bytes | None) -> None:
+        """Puts what is only ever added to, where it has grown."""
+        if data and len(data) != self._put.get(name):
+            self.store.replace(name, data)
+            self._put[name] = len(data)
+
+    def _put_journals(self) -> None:
+        for path in self.spool.journals():
+            self._put_grown(f"{JOURNALS}/{path.name}", path.read_bytes())
 
     def _put_chunk(self, chunk: int) -> None:
         stream = self.directory
@@ -293,43 +270,23 @@ class Shipper(Shelf):
         decoded = Seal.decode(seal, chunk)
         arrays = None if decoded.arrays is None else (stream / arrays_name(chunk)).read_bytes()
         if isinstance(decoded.source, dict):
-            self._put_quarantine(decoded.source.get("quarantine_bytes", 0))
+            self._put_grown(QUARANTINE, self._read(QUARANTINE, decoded.source.get("quarantine_bytes", 0)))
         self._put_journals()
         put_chunk(self.store, chunk, rows, seal, arrays)
         # Before it is deleted here: who asks for its size finds it.
-        with self._changed:
-            self.pending_bytes -= self._sizes[chunk]
-            self._sizes[chunk] = len(rows) + len(seal) + len(arrays or b"")
-            self.shipped = chunk + 1
+        self._sizes[chunk] = len(rows) + len(seal) + len(arrays or b"")
+        self.shipped = chunk + 1
         if not self._closing:
             # The newest one stays, whose seal says where to go on.
             with contextlib.suppress(OSError):
                 retire(stream, chunk + 1, self.announced)
-
-    def _put_quarantine(self, size: int | None) -> None:
-        """Puts the file of refused rows, up to so many bytes; None: whole."""
-        try:
-            with open(self.directory / QUARANTINE, "rb") as file:
-                data = file.read(size)
-        except FileNotFoundError:
-            return
-        if data and (size is None or len(data) != self._quarantined):
-            self.store.replace(QUARANTINE, data)
-            self._quarantined = len(data)
-
-    def _put_journals(self) -> None:
-        for path in self.spool.journals():
-            data = path.read_bytes()
-            if len(data) != self._journals.get(path.name):
-                self.store.replace(f"{JOURNALS}/{path.name}", data)
-                self._journals[path.name] = len(data)
 
     def _put_end(self) -> None:
         data = read_file(self.directory / END)
         if End.decode(data).chunks != self.shipped:
             # Its last chunk is about to be announced.
             return
-        self.store.delete(*look(self.store, None).unsealed)
+        self.store.remove(*look(self.store, None).unsealed)
         # They tell what of followed directories is in the stream.
         self.spool.keep_journals()
         self._put_journals()
@@ -337,14 +294,12 @@ class Shipper(Shelf):
         self._has_end = True
 
     def _put_head(self, at_once: bool = False) -> None:
-        now, data = time.monotonic(), None
-        if self._manifest is not None and (at_once or now - self._head_at >= HEAD_S):
-            data = self._read(HEAD)
-        try:
-            here = None if data is None else Head.decode(data)
-        except FormatInvalid:
+        now = time.monotonic()
+        if self._manifest is None or (not at_once and now - self._head_at < HEAD_S):
             return
-        if here is None or self._manifest is None:
+        try:
+            here = Head.decode(data := self._read(HEAD) or b"")
+        except FormatInvalid:
             return
         if here.chunks > self.shipped or (here.ended and not self._has_end):
             # For readers who find only so many chunks.
@@ -354,7 +309,7 @@ class Shipper(Shelf):
                 chunks = min(chunks, here.samples // size)
             state = "running" if here.state == "finished" else here.state
             data = replace(here, chunks=chunks, samples=chunks * size, ended=False, state=state).encode()
-        if data is not None and data != self._head:
+        if data != self._head:
             self.store.replace(HEAD, data)
             self._head, self._head_at = data, now
 
@@ -365,8 +320,7 @@ class Shipper(Shelf):
         folder = self.directory / CURSORS
         folder.mkdir(exist_ok=True)
         for name in sorted(there):
-            data = self.store.get(f"{CURSORS}/{name}")
-            if data is not None:
+            if (data := self.store.find(f"{CURSORS}/{name}")) is not None:
                 publish_bytes(data, folder / name, folder / f".{secrets.token_hex(8)}", durable=False)
         for path in folder.iterdir():
             if path.name not in there:
@@ -378,20 +332,19 @@ class Shipper(Shelf):
         if self._asked and time.monotonic() - self._pulled_at >= PULL_S:
             self._asked = False
             self.pull()
-        left, self._leftovers = self._leftovers[: 2 * _AT_ONCE], self._leftovers[2 * _AT_ONCE :]
-        self.store.delete(*left)
         if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
-        chunks = range(self._deleted, min(self._marked, self._deleted + _AT_ONCE))
+        # A few before the next chunk is put: each is two requests.
+        chunks = range(self._deleted, min(self._marked, self._deleted + 8))
         kinds = (seal_name, chunk_name, arrays_name)[: 3 if self.has_arrays() else 2]
-        self.store.delete(*(name_of(chunk) for chunk in chunks for name_of in kinds))
+        self.store.remove(*(name_of(chunk) for chunk in chunks for name_of in kinds))
         self._deleted += len(chunks)
 
     def finish(self) -> None:
         """Does all of it."""
         self._refused_at = float("-inf")
         self.go_on()
-        while self._leftovers or self._deleted < self._marked:
+        while self._deleted < self._marked:
             self.go_on()
 
     def _mark(self) -> None:
@@ -402,6 +355,5 @@ class Shipper(Shelf):
             # Not dropped: whoever asked counts it as done. A cursor may be ahead of what is known to be in the store.
             self._refused_at = time.monotonic()
         if target > self._marked and self._manifest is not None:
-            mark = Retired(self._manifest.stream_id, target, time.time())
-            self.store.replace(RETIRED, mark.encode())
+            self.store.replace(RETIRED, Retired(self._manifest.stream_id, target, time.time()).encode())
             self._marked = target

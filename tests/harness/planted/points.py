@@ -161,7 +161,8 @@ def journal_not_written() -> None:
     """In which order a followed directory's lines were read is only known as long as the run lasts."""
     from lazyshard_producer.following import journal
 
-    journal.write_all = lambda fd, data: None  # type: ignore[attr-defined]
+    module: Any = journal
+    module.write_all = lambda fd, data: None
 
 
 def traceback_shown() -> None:

@@ -147,7 +147,7 @@ _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 _KINDS: Final[dict[type, str]] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 _BOM: Final = b"\xef\xbb\xbf"
 
-# What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise.
+# What orjson says, and what it means to someone who has to fix a file. Other releases may say it otherwise.
 _WORDS: Final = {
     "no low surrogate in string": r"half of a surrogate pair (\ud800 to \udfff alone), which is no character",
     "number is infinity when parsed as double": "a number that does not fit into 64 bits; write it as a string",
@@ -218,7 +218,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
 
 
 def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
-    """Returns the error for a line that orjson refused, in the words of someone who has to mend the file."""
+    """Returns the error for a line that orjson refused, in the words of someone who has to fix the file."""
     stripped = line.rstrip(b"\r\n")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or _UTF16.match(line):
         encoding = "UTF-16" if line[0] >= 0xFE else "UTF-16BE" if line[0] == 0 else "UTF-16LE"

@@ -179,7 +179,7 @@ def _run(
 
     It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
     Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
-    A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
+    A line that is not a JSON object stops it with file, line and byte; fix the line and run it again.
 
     --transform, --where, --encode and python: sources run code of yours, with all rights of this command. A
     configuration file may name them: trust it as you trust a program.

@@ -11,7 +11,7 @@ that none are known where it could not find out about any package, for instance 
 
 Exit codes:
     0   asked, and nothing is known of the packages that the service knows
-    1   something is known: a line each, with the releases in which it is mended
+    1   something is known: a line each, with the releases in which it is fixed
     2   usage
    75   nobody could be asked: pip-audit is not installed, the service did not answer, or it knows none of the packages
 """
@@ -88,8 +88,8 @@ def read_answer(values: Any) -> Answer:
             continue
         asked += 1
         for known in package["vulns"]:
-            mended = ", ".join(known["fix_versions"]) or "no release yet"
-            lines.append(f"{package['name']} {package['version']}: {known['id']}; mended in {mended}")
+            fixed = ", ".join(known["fix_versions"]) or "no release yet"
+            lines.append(f"{package['name']} {package['version']}: {known['id']}; fixed in {fixed}")
     return Answer(asked, tuple(skipped), tuple(lines))
 
 

@@ -173,7 +173,7 @@ class Refusals:
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
-        hint = "Look at what they have in common, mend the rows or what refuses them, and run the same command again"
+        hint = "Look at what they have in common, fix the rows or what refuses them, and run the same command again"
         where = "so nothing is published, and the stream is not ended; the first one: "
         raise locate(*self.first, f"{why}, {where}", f"{hint}; nothing is lost") from self.first[0]
 
@@ -192,11 +192,11 @@ def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | No
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     byte, reason = None if place.byte is None else place.byte + (error.byte or 0), error.reason or str(error)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
-    where, mend = f" byte {byte} of the {text}:", "Mend that line"
+    where, fix = f" byte {byte} of the {text}:", "Fix that line"
     if byte is None or reason.startswith("--"):
         # What refuses a row that is made of it need not be the fault of a line.
-        where, mend = "", "Mend the row, or what refuses it,"
-    hint = hint or f"{mend} and run the same command again; nothing is lost"
+        where, fix = "", "Fix the row, or what refuses it,"
+    hint = hint or f"{fix} and run the same command again; nothing is lost"
     message = f"{before}{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'} {hint}"
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 
@@ -226,8 +226,8 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
     if not summary.rows and not summary.unreadable:
         yield one_line(f"{stream}: no row was refused into quarantine")
         return
-    # Nothing tells which of them were mended and given again as another source.
-    yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, those mended since included")
+    # Nothing tells which of them were fixed and given again as another source.
+    yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, those fixed since included")
     for group in summary.reasons[:MAX_SHOWN]:
         where = f"at {group.first.source}:{group.first.line}"
         if group.rows > 1:

@@ -204,7 +204,7 @@ class GeneratorSource(Source):
             # Where it went wrong, and from where it came there.
             lines = [f"{os.path.basename(one.filename)}:{one.lineno} ({one.name})" for one in frames[-3:]]
             where = f" at {', called from '.join(reversed(lines))}" if lines else ""
-            hint = "mend it and run the same command again, nothing is lost"
+            hint = "fix it and run the same command again, nothing is lost"
             raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
 
     def _broke(self, expected: str, value: Any, more: str = "") -> SourceRefused:

@@ -43,12 +43,12 @@ def reasons(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "place", "line", "byte", "said"),
     [
-        (ERROR, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: odd. Mend that line"),
+        (ERROR, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: odd. Fix that line"),
         (TORN, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: torn? Mend that line"),
-        (ERROR, RowOrigin("-", 7, 10), 7, 13, "standard input:7: byte 13 of the input: odd. Mend that line"),
+        (ERROR, RowOrigin("-", 7, 10), 7, 13, "standard input:7: byte 13 of the input: odd. Fix that line"),
         # Of a source without bytes, and of what is no fault of the line.
-        (ERROR, RowOrigin("rows.parquet", 7, None), 7, None, "rows.parquet:7: odd. Mend the row"),
-        (MADE, PLACE, 2, 10, "a.jsonl:2: --pack: odd. Mend the row"),
+        (ERROR, RowOrigin("rows.parquet", 7, None), 7, None, "rows.parquet:7: odd. Fix the row"),
+        (MADE, PLACE, 2, 10, "a.jsonl:2: --pack: odd. Fix the row"),
     ],
 )
 def test_first_bad_row_ends_the_run_with_its_place(
@@ -150,7 +150,7 @@ def test_a_summary_for_people(tmp_path: Path) -> None:
     others = (entry(2, source=f"{number}.jsonl") for number in range(19))
     stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), *others, b"x\n")
     assert list(summary_lines("out", summarize(stream))) == [
-        "out: 23 rows refused so far, those mended since included",
+        "out: 23 rows refused so far, those fixed since included",
         "         22  no object; first at a.jsonl:1, in 20 sources",
         "          1  too long; at b\\n.jsonl:7",
         "  1 line of quarantine.jsonl could not be read",

@@ -1,7 +1,4 @@
-"""What holds for every test: a machine that is busy fails none of them, and what takes longest begins first.
-
-Nor does it matter which signals were ignored where the tests were started.
-"""
+"""What holds for every test: no busy machine and no ignored signal fails one, and what takes longest begins first."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests import tiers
 
-# What is compiled is kept, whatever is set where the tests were started: else every child that imports torch or
-# ms-swift compiles them again, which takes longer than all else that it does.
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = False  # Compiled files are kept, else every child that imports torch or ms-swift compiles
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Time says nothing here: cores are shared, and Hypothesis' first imports count as slow generation.
@@ -30,8 +25,7 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 EXAMPLES_FACTOR: Final = "PROPERTY_EXAMPLES"
-"""Environment variable: so many times the examples of each property are tried, drawn anew in each run. What fails is
-tried first in the next one, until it is fixed. `scripts/test_faults properties` sets it."""
+"""Environment variable: so many times the examples of each property, drawn anew; `scripts/test_faults properties`."""
 
 QUICK_EXAMPLES: Final = 5
 """The quick tier tries a quarter of the examples that a property asks for, and at least so many."""
@@ -120,10 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_of_children() -> Iterator[None]:
-    """Has no child inherit a signal that is ignored here, as SIGHUP is under nohup: a handler is not inherited.
-
-    Python ignores SIGPIPE and SIGXFSZ by itself, and `subprocess` restores these two.
-    """
+    """Has no child inherit a signal that is ignored here, as SIGHUP under nohup: a handler is not inherited."""
     numbers = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -135,12 +126,10 @@ def _signals_of_children() -> Iterator[None]:
 
 
 def _scale(tests: set[Any], quick: bool) -> None:
-    """Sets how many examples of the properties are tried: see `EXAMPLES_FACTOR` and `QUICK_EXAMPLES`."""
     factor = int(os.environ.get(EXAMPLES_FACTOR, "1"))
     found = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
     for test in filter(is_hypothesis_test, tests):
-        # Of what a test asks for by its decorator no profile has a say.
-        own = test._hypothesis_internal_use_settings
+        own = test._hypothesis_internal_use_settings  # Of what a test asks for by its decorator no profile has a say
         if factor > 1:
             own = settings(
                 own, max_examples=own.max_examples * factor, derandomize=False, database=found, print_blob=True

@@ -76,8 +76,7 @@ def test_error_survives_pickling_and_copying(cls: type[LazyShardError]) -> None:
     for found in (error, *pickled, copy.copy(error), copy.deepcopy(error)):
         check(found, cls, fields)
         assert (str(found), found.args) == ("first line\nsecond line", ("first line\nsecond line",))
-    # One that was set later too.
-    for name in fields:
+    for name in fields:  # One that was set later too
         setattr(error, name, None)
     check(pickle.loads(pickle.dumps(error)), cls, dict.fromkeys(fields))
 
@@ -91,8 +90,7 @@ def test_fields_are_carried_by_text_alone(cls: type[LazyShardError]) -> None:
     found = cls(text.format(error))
     check(found, cls, fields)
     assert str(found) == text.format("first line\nsecond line")
-    # Carried twice they are carried once, and pickled without the mark.
-    error.carry_fields()
+    error.carry_fields()  # Carried twice they are carried once, and pickled without the mark
     assert str(error) == once
     assert once.count(MARK) == 1
     check(cls(once), cls, fields)
@@ -137,9 +135,7 @@ def test_numpy_numbers_are_carried_as_numbers() -> None:
     assert WaitTimeout(str(late)).waited == float("inf")
 
 
-class Refusing:
-    """A data set of which every sample is refused, as in a worker of ours; at module level, for spawn."""
-
+class Refusing:  # A data set of which every sample is refused, as in a worker of ours; at module level, for spawn
     def __len__(self) -> int:
         return 2
 
@@ -154,8 +150,7 @@ class Refusing:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_error_of_a_data_loader_worker_arrives_whole(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pytest.importorskip("torch.utils.data")
-    # What the spawned worker imports this module from, however pytest was started.
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))  # From where the worker imports this module
     loader = data.DataLoader(Refusing(), batch_size=None, num_workers=1, multiprocessing_context=method)
     with pytest.raises(LazyShardError) as caught:
         next(iter(loader))

@@ -56,14 +56,12 @@ def check(directory: Path, files: Files) -> int:
     head = (directory / "head.json").read_bytes()
     for _ in range(2):
         assert sealed.read_through().samples == 2 * CHUNKS, "a reader is told of other samples"
-        # And by the listing.
         (directory / "head.json").unlink(missing_ok=True)
     (directory / "head.json").write_bytes(head)
     return mark
 
 
 def go_on(directory: Path, files: Files) -> None:
-    """The next producer opens the stream, clears what was left, and finishes it."""
     mark = check(directory, files)
     with ChunkWriter(directory) as writer:
         assert (writer.published_samples, writer.source) == (2 * CHUNKS, 2 * CHUNKS)
@@ -84,7 +82,6 @@ def go_on(directory: Path, files: Files) -> None:
 
 
 def sweep(root: Path, mutant: Mutant | None = None) -> int:
-    """Kills at every call in turn; returns at how many."""
     for at in itertools.count(1):
         directory = root / f"{at}"
         files = live(directory)
@@ -98,7 +95,6 @@ def sweep_clearing(root: Path) -> int:
     for at in itertools.count(1):
         directory = root / f"stream_{at}"
         files = live(directory)
-        # Half of it is deleted when the first one dies.
         assert killed(16, "before", partial(retention.retire, directory, GONE, CHUNKS)) is None
         if killed(at, WHENS[at % 3], partial(clear_up, directory)) is not None:
             break

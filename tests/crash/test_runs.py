@@ -12,7 +12,6 @@ from tests.tiers import full
 
 BLOCKS = 6
 KILLS_A_BLOCK = 10  # 60 in all
-BLEND_BLOCKS = 2  # 20 more over blends
 MOST_RUNS = 12  # In so many runs each mistake is to be found
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
@@ -44,7 +43,7 @@ def test_killed_and_resumed_runs_train_every_sample_once_in_order(block: int, nu
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block", range(BLEND_BLOCKS))
+@pytest.mark.parametrize("block", range(2))  # 20 more over blends
 def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Runs) -> None:
     play_block(nursery, block, make_blend_plan, "--blend ")
 
@@ -64,7 +63,6 @@ def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
     played = nursery.play(killed_once(where))
     assert_held(played)
     assert played.kills == {where: 1}
-    # Of 20; the producer is never more than two chunks ahead, and the last checkpoints are some steps back.
     assert played.deleted >= 5
 
 

@@ -4,17 +4,14 @@ import pytest
 
 from tests.harness.soak.million import Measured, measure, room
 
-FEW = 600  # More than `lazyshard inspect` looks at
 MANY = 2_400
-# The first test makes the streams
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # The first test makes the streams
 
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Measured]:
-    """What making, reading and looking at the two streams came to."""
     made = []
-    for chunks in (FEW, MANY):
+    for chunks in (600, MANY):  # More than `lazyshard inspect` looks at
         with room(tmp_path_factory.mktemp("million"), chunks) as folder:
             made.append(measure(folder, chunks, ranks=[5]))
     return made[0], made[1]
@@ -35,6 +32,5 @@ def test_beginning_opens_no_more_of_a_long_stream(part: str, streams: tuple[Meas
 @pytest.mark.parametrize("command", ["status", "sample", "inspect"])
 def test_looks_open_no_more_of_a_long_one(command: str, streams: tuple[Measured, Measured]) -> None:
     few, many = (measured.touched[command] for measured in streams)
-    # `status` lists the names, to see whether a chunk was deleted by hand.
     assert {name: (few[name], times) for name, times in many.items() if times > few[name]} == {}
     assert many["open"] > 0 and many["listings"] <= 3

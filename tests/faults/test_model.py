@@ -27,20 +27,6 @@ def test_protocol_keeps_every_promise_wherever_faults_come(plan: Plan, faults: i
     assert found.states > states
 
 
-def test_without_faults_everything_is_delivered_and_what_was_acknowledged_is_deleted() -> None:
-    world = World(Plan(3))
-    state = world.first(0)
-    while not world.has_finished(state):
-        # The consumer is always as far as it can be, and the producer deletes whenever it can.
-        move = next(world.consume(state), None) or next(world.produce(state))
-        assert move.broken is None
-        state = move.state
-    assert world.course(state).kept == (3,)
-    names = ["chunk_00002.jsonl", "chunk_00002.jsonl.completed", "cursors", "cursors/run.json", "head.json"]
-    names += ["retired.json", "stream.end", "stream.json", "stream.owner"]
-    assert sorted(world.disk(state).visible()) == ["stream", *(f"stream/{name}" for name in names)]
-
-
 @pytest.mark.few(4)
 @pytest.mark.parametrize("mutant", [*MUTANTS[::4], *full(*EVERY_OTHER)], ids=lambda mutant: mutant.name)
 def test_model_finds_a_protocol_that_makes_a_mistake(mutant: Mutant) -> None:

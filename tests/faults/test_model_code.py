@@ -41,14 +41,11 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """It is small, having loaded neither torch nor other tests: a fork costs milliseconds."""
     with Nursery(tmp_path_factory.mktemp("forks"), __name__) as found:
         yield found
 
 
-class Code:
-    """The real producer and consumer in one process, one after the other."""
-
+class Code:  # The real producer and consumer in one process, one after the other
     def __init__(self, plan: Plan, commit_at: int) -> None:
         self.plan, self.commit_at = plan, commit_at
 
@@ -103,8 +100,6 @@ def recorded(root: Path, work: Callable[[], object], plan: Plan, calls: int = 0)
 
 
 class Model:
-    """The model's producer and consumer, likewise."""
-
     def __init__(self, plan: Plan, commit_at: int) -> None:
         self.world = World(plan, Producer(plan), Consumer(plan), every_junk=True)
         self.state = self.world.doing(self.world.first(faults=9), "consumer", [])
@@ -118,7 +113,6 @@ class Model:
             who, steps = self._next()
             if calls and len(done) == calls and steps[0][0] not in _NO_CALLS:
                 break
-            # Where it may look at the consumers or not, it does.
             move = next(iter(self.world.produce(self.state) if who == "producer" else self.world.consume(self.state)))
             assert move.broken is None, move.broken
             self.state = move.state
@@ -169,12 +163,10 @@ def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(root: P
     kinds = {step[0] for step in expected}
     assert kinds == {"mkdir", "create", "write", "sync", "rename", "link", "sync_directory", "remove", "rmdir"}
     assert ("remove", f"{STREAM}/chunk_00000.jsonl.completed") in expected
-    # Once it has ended nothing is touched any more.
     assert code.live(root) == []
 
 
 def kill_after_each_call(root: Path, plan: Plan, after: int) -> int:
-    """Returns how many calls there are."""
     code = Code(plan, after)
     for calls in itertools.count(1):
         home = root / str(calls)

@@ -46,7 +46,6 @@ class Site:
         self._source = network.source(folder)
 
     def at(self, mount: str, name: str) -> Path:
-        """Returns the directory of a stream, as it is seen on a mount."""
         found: Mount = getattr(self, mount)
         if not found.is_up():
             found.bring_up()
@@ -57,13 +56,11 @@ class Site:
         return pid
 
     def end(self, pid: int, status: int = 0) -> str:
-        """Waits for the end of a producer; returns what it has said."""
         found: tuple[int, str] = self.nursery.wait(pid)
         assert found[0] == status, found
         return found[1]
 
     def published(self, name: str, chunks: int) -> None:
-        """Waits until so many chunks are."""
         wait_for(lambda: network.published(self.share.real / name) >= chunks, f"{chunks} chunks")
 
     def check_whole(self, name: str) -> None:
@@ -91,8 +88,7 @@ def rank(directory: Path, **options: Any) -> LazyShardedDataset:
 )
 def test_readers_that_came_first_get_each_sample_once(writes: str, reads: str, lag: float, site: Site) -> None:
     name = f"from-{writes}"
-    # Before there is a stream: their mount remembers that there is none.
-    with network.readers(site.at(reads, name), lag + MARGIN_S) as finish:
+    with network.readers(site.at(reads, name), lag + MARGIN_S) as finish:  # It remembers that there is no stream
         site.end(site.start(site.at(writes, name), "--rate", 40))
         whole, ranks = finish()
     assert (whole, sorted(ranks)) == (ALL, ALL)
@@ -129,8 +125,7 @@ def test_taking_over_refreshes_a_listing_that_lags(site: Site, monkeypatch: pyte
         write(writer, 4, 6)
     with ChunkWriter(there) as other:
         write(other, other.published_samples, 10)
-    # As one that was killed, it has tidied nothing up before.
-    writer.close(end=False)
+    writer.close(end=False)  # As one that was killed, it has tidied nothing up before
     assert ids(site.share.real / "lagging") == list(range(10))
 
 
@@ -181,8 +176,7 @@ def test_a_share_that_hangs_costs_no_wait_its_time(site: Site, tmp_path: Path, m
 
     def read(send: Callable[[Any], None]) -> None:
         reader = StreamReader(directory, max_wait=2.0)
-        # The second one is answered only after longer than it may wait.
-        for sample in (0, 2):
+        for sample in (0, 2):  # The second one is answered only after longer than it may wait
             send(reader.read(sample)["id"])
 
     with Child(read, tmp_path / "said") as child:
@@ -208,8 +202,7 @@ def test_a_client_that_dies_ends_both_sides_with_a_word_and_both_go_on_after_it_
             [dataset[index] for index in range(6, ROWS)]
     finally:
         site.short.revive()
-    # A chunk that was open is opened again.
-    assert dataset[6]["id"] == 6
+    assert dataset[6]["id"] == 6  # A chunk that was open is opened again
     site.end(site.start(out))
     again = rank(out)
     again.load_state_dict(state)
@@ -248,8 +241,7 @@ def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_comm
     assert (read, sealed.wrong) == (ALL, [])
     left = sorted(path.name for path in real.glob("chunk_*.jsonl"))
     assert left and "chunk_00000.jsonl" not in left
-    # Open since before it was deleted: here its rows can still be read.
-    assert lagging.read_published(1, 2)[0]["id"] == 1
+    assert lagging.read_published(1, 2)[0]["id"] == 1  # Open since before it was deleted
 
 
 @pytest.mark.timeout(600)
@@ -269,13 +261,11 @@ def test_a_consumer_that_forgets_its_state_is_caught(tmp_path: Path, monkeypatch
             time.sleep(1)
         return commit(dataset, *args, **options)
 
-    # The first consumer leaves a checkpoint of a part and comes no further, so that another one has to go on.
-    monkeypatch.setattr(LazyShardedDataset, "commit", waits_to_be_killed)
+    monkeypatch.setattr(LazyShardedDataset, "commit", waits_to_be_killed)  # Who comes after it has to go on
     monkeypatch.setattr(LazyShardedDataset, "load_state_dict", lambda dataset, state: resumed.append(state))
     monkeypatch.setattr(Round, "faults", lambda one: [(lambda: None) if one.done else one._kill_consumer])
     tally = Tally("network")
     network.run_rounds(tally, tmp_path, 0, 1)
-    # It is refused a commit behind its own cursor, meets chunks that its cursor let go, or trains some again.
-    found = [one.partition("): ")[2] for one in tally.violations]
+    found = [one.partition("): ")[2] for one in tally.violations]  # Refused, without its chunks, or trained again
     caught = ("the consumer has ended with ValueError: ", "the consumer has ended with ChunkRetired: ")
     assert found and all(one.startswith((*caught, "the consumer has trained")) for one in found), tally.violations

@@ -117,8 +117,7 @@ def test_writers_stop_and_go_on_after_estale_in_any_call(tmp_path: Path) -> None
                     assert os.strerror(errno.ESTALE) in str(cause), stale.calls[-1]
         if len(stale.calls) < number:
             break
-        # Whatever it was, the same rows given again make the stream whole.
-        if not (path / "stream.end").exists():
+        if not (path / "stream.end").exists():  # Whatever it was, the same rows given again make the stream whole
             write(path)
         assert ids(path) == list(range(7)), stale.calls[number - 1]
     assert number > 60

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.full
 
 
 class Field:
-    """Where scenes are played, each made once."""
-
     def __init__(self, place: Path, nursery: Commands, reader: Reader) -> None:
         self.place, self.nursery, self.reader = place, nursery, reader
         self._stages: dict[str, Stage] = {}
@@ -86,8 +84,7 @@ def test_two_at_a_time(scene: str, step: int, second: int, field: Field) -> None
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_found(name: str, field: Field) -> None:
     mutant = MUTANTS[name]
-    # It works as long as nothing happens, or there would be no stage.
-    stage = field.new_stage(mutant.scene, name, mutant.broken)
+    stage = field.new_stage(mutant.scene, name, mutant.broken)  # It works as long as nothing happens
     tally = Tally(name)
     sweeper = Sweeper(stage, tally, mutant.scene, step=mutant.step, most=1, first=mutant.first)
     sweeper.at_every_call(mutant.kind, mutant.when)
@@ -96,7 +93,6 @@ def test_mutant_is_found(name: str, field: Field) -> None:
 
 
 def traced(scene: str, field: Field, kill_at: int = 0, *broken: str) -> Traced:
-    """The last run of a trial, under strace."""
     strace = tool("strace")
     folder = (field.place / f"traced-{scene}-{len(broken)}").resolve()
     folder.mkdir()
@@ -125,8 +121,7 @@ _ALL = {"openat", "write", "fsync", "rename", "rmdir"}
     ("scene", "at", "calls"),
     [
         ("encoded", 0, _ALL | {"mkdir"}),
-        # A run that clears up, keeps refused rows, follows a directory and deletes chunks.
-        ("retained while followed", 60, _ALL | {"unlink"}),
+        ("retained while followed", 60, _ALL | {"unlink"}),  # Clears up, keeps refused rows, follows, deletes
     ],
 )
 def test_every_system_call_that_changes_a_file_is_counted(scene: str, at: int, calls: set[str], field: Field) -> None:

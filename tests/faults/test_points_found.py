@@ -32,10 +32,8 @@ def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, d
 @pytest.mark.parametrize(
     ("error", "before", "expected"),
     [
-        # Not even what was written stays: on a full disk each try would leave one file more.
-        (errno.EIO, None, "Input/output error"),
-        # A taken name, where the filesystem has no word for it.
-        (errno.EPERM, b"old", "File exists"),
+        (errno.EIO, None, "Input/output error"),  # Nor does what was written stay, on a full disk
+        (errno.EPERM, b"old", "File exists"),  # A taken name, where the filesystem has no word for it
     ],
 )
 def test_a_link_that_fails(
@@ -72,8 +70,7 @@ def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkey
     complete_end(str(out), end)
     assert list_kept(out).leftovers == []
     assert {name for name in names(out) if name.startswith("chunk_")} == {chunk_name(2), seal_name(2)}
-    # Nothing is touched where all is done: no row holds arrays, so what is called a side file is somebody else's.
-    (out / arrays_name(0)).write_bytes(b"somebody's")
+    (out / arrays_name(0)).write_bytes(b"somebody's")  # No row holds arrays: it is somebody else's
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     complete_end(str(out), end)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

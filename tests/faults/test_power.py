@@ -21,22 +21,18 @@ from tests.tiers import full
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem")]
 
 
-class Place:
-    """What the tests share: a process that has loaded everything, disks, and what is made on them."""
-
+class Place:  # What the tests share: a process that has loaded everything, disks, and what is made on them
     def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
         self.folder, self.forks, self._stack = folder, forks, stack
         self._disks: dict[Filesystem, Disk] = {}
         self._made: dict[str, tuple[power.PlayedScene, Whole]] = {}
 
     def disk(self, filesystem: Filesystem) -> Disk:
-        """Returns a disk, or skips the test where none can be made."""
         if filesystem not in self._disks:
             self._disks[filesystem] = self._stack.enter_context(Disk(self.folder / filesystem, filesystem))
         return self._disks[filesystem]
 
     def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> power.Bench:
-        """Returns a disk with what is made on it."""
         if name not in self._made:
             folder = self.folder / f"in {name}"
             folder.mkdir()
@@ -123,14 +119,9 @@ def test_a_cut_of_the_power_shows(
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
 def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: Filesystem, place: Place) -> None:
     bench = place.bench(filesystem, "plain", OF_A_RESTART)
-    tally = Tally("power")
-    # The call that gives the first seal its name.
-    power.cut_in_recovery(tally, bench, next(stop for stop in _kills() if _has_sealed(bench, stop)))
+    tally, kills = Tally("power"), (Stop(call, "after") for call in itertools.count(30))
+    power.cut_in_recovery(tally, bench, next(stop for stop in kills if _has_sealed(bench, stop)))
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
-
-
-def _kills() -> Iterator[Stop]:
-    return (Stop(call, "after") for call in itertools.count(30))
 
 
 def _has_sealed(bench: power.Bench, stop: Stop) -> bool:

@@ -30,7 +30,6 @@ def test_a_short_soak_loses_and_leaks_nothing(forks: Nursery, tmp_path: Path) ->
     assert found["violations"] == []
     assert found["done"]["steps"] > 0
     assert found["kills"] > 0
-    # A run that compares no life finds no leak either.
     assert found["counts"]["lives of processes long enough to be compared"] > 0
     samples = found["counts"]["samples of the stream"]
     assert 0 <= samples - found["counts"]["samples that the surviving history has trained"] < 4 * 32
@@ -39,7 +38,6 @@ def test_a_short_soak_loses_and_leaks_nothing(forks: Nursery, tmp_path: Path) ->
 @pytest.mark.full
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_soak_finds_a_mistake(mutant: str, forks: Nursery, tmp_path: Path) -> None:
-    # It ends where the mistake is found; this is for how long it may look.
     found = soak(forks, tmp_path, "--minutes", "3", "--ranks", "2", "--mutant", mutant)
     assert found is not None
     assert found["violations"], found

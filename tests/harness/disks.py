@@ -1,7 +1,5 @@
 """Disks: one whose power can be cut, that turns read-only or hangs; a small one; one in memory. Needs root."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -47,22 +45,18 @@ FILESYSTEMS: Final[tuple[Filesystem, ...]] = ("ext4", "xfs")
 _SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number
 _LOG_FLUSH: Final = 1
 _NO_LOG_FLUSH: Final = 2
-# Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB.
-_SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
+_SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}  # mkfs.xfs makes nothing below 300 MB
 
 
-class Disk:
-    """A filesystem in a file of this folder, mounted; a test is skipped where that cannot be made."""
-
+class Disk:  # A filesystem in a file of this folder, mounted; a test is skipped where that cannot be made
     def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
         self.point: Final = folder / "disk"  # where it is mounted
         self.filesystem: Final = filesystem  # its kind
         self._image = folder / "image"
-        # A copy of an image has the identity of the other one, which XFS would refuse.
-        own = ["nouuid"] if filesystem == "xfs" else []
+        own = ["nouuid"] if filesystem == "xfs" else []  # An image may be a copy of another one
         self._options = ",".join(["loop", *own, *([options] if options else [])])
 
-    def __enter__(self) -> Disk:
+    def __enter__(self) -> "Disk":
         make, self._mount_tool, self._umount_tool = tool(f"mkfs.{self.filesystem}"), tool("mount"), tool("umount")
         if os.geteuid():
             pytest.skip("needs root, to mount a filesystem")
@@ -79,7 +73,6 @@ class Disk:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Whatever a failed test still holds open there.
         subprocess.run([self._umount_tool, *(["-l"] if kind else []), str(self.point)], check=True)
         self._image.unlink()
 
@@ -98,8 +91,7 @@ class Disk:
     def sync(self) -> None:
         fd = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # Not `os.sync`: there are other disks. A sync of the directory would do nothing where only others changed.
-            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):  # Not `os.sync`: there are other disks
                 raise OSError(ctypes.get_errno(), "syncfs failed")
         finally:
             os.close(fd)
@@ -136,8 +128,7 @@ class Disk:
 
 
 def cut_power(point: str, *, flush: bool = False) -> None:
-    """Nothing that is not on the device comes onto it. `flush`: but the journal does, so that only content that was not
-    synced is missing; without it the names are those of the last sync of anything."""
+    """What is not on the device never comes onto it. `flush`: but the journal does, and with it the names."""
     fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
@@ -145,15 +136,13 @@ def cut_power(point: str, *, flush: bool = False) -> None:
         os.close(fd)
 
 
-class SmallDisk:
-    """A tmpfs, mounted. `all_closed`: whether it is a fault if a file of it is still open at the end."""
-
+class SmallDisk:  # A tmpfs, mounted. `all_closed`: whether it is a fault if a file of it is still open at the end.
     def __init__(self, point: Path, options: str, *, all_closed: bool = False) -> None:
         self.point: Final = point
         self._options = options
         self._all_closed = all_closed
 
-    def __enter__(self) -> SmallDisk:
+    def __enter__(self) -> "SmallDisk":
         self.point.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", self._options, "lazyshard-test", str(self.point)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -166,8 +155,7 @@ class SmallDisk:
             done = subprocess.run(["umount", str(self.point)], capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return
-        # A mount that stayed would be in the way of whoever deletes the test's folder, days later perhaps.
-        subprocess.run(["umount", "--lazy", str(self.point)], check=True)
+        subprocess.run(["umount", "--lazy", str(self.point)], check=True)  # It would be in the way of a deletion
         if self._all_closed:
             pytest.fail(f"files of a small disk stayed open: {done.stderr.strip()}")
 
@@ -181,8 +169,6 @@ class SmallDisk:
 
 
 def disk_fixture(options: str) -> Callable[..., Iterator[SmallDisk]]:
-    """Returns a fixture: a small disk, of which nothing may be open when its test is over."""
-
     @pytest.fixture
     def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         with SmallDisk(tmp_path / "mount", options, all_closed=True) as found:

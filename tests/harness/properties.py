@@ -12,7 +12,6 @@ from tests.conftest import EXAMPLES_FACTOR
 from tests.harness.processes.environment import ROOT
 from tests.harness.tally import Tally
 
-_FACTOR: Final = 100
 _EXAMPLES: Final = re.compile(r"  +- (\d+) passing\D*(\d+) failing")
 _TESTS: Final = ("tests/plan", "tests/producer")
 
@@ -22,7 +21,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float, tests: Sequence[st
     command = [sys.executable, "-m", "pytest", *tests, "-m", "hypothesis", "-n", "auto", "-q", "--color=no"]
     command += ["--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "--timeout=0", "-p", "no:cacheprovider"]
     command += [f"--basetemp={place / 'pytest'}"]
-    factor = max(1, round(_FACTOR * scale))
+    factor = max(1, round(100 * scale))
     variables = os.environ | {EXAMPLES_FACTOR: str(factor)}
     run = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     print(run.stdout, flush=True)

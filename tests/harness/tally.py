@@ -4,19 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
-
-_SECONDS_BETWEEN_LINES: Final = 10.0
+from typing import Any
 
 
-class RunViolation(AssertionError):
-    """A promise to a run of training that was not kept."""
-
+class RunViolation(AssertionError):  # A promise to a run of training that was not kept
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
-        # which one: `twice`, `skipped`, `lost`, `order`, `gone` (what is needed was deleted), `torn`, `hang`, `full`,
-        # `leak`, `error` (somebody failed who had no reason to), `producer` (it did), `refused` (a state that was to be
-        # accepted).
+        # `twice`, `skipped`, `lost`, `order`, `gone`, `torn`, `hang`, `full`, `leak`, `error`, `producer`, `refused`
         self.kind = kind
         self.text = text  # what was seen
 
@@ -24,15 +18,11 @@ class RunViolation(AssertionError):
 @dataclass
 class Tally:
     name: str  # of the sweep
-    # different places at which a fault was put: the N-th call of a run in one of three ways, a byte of a file, a state
-    # of the model.
-    points: int = 0
+    points: int = 0  # different places of faults: calls of a run, bytes of a file, states of the model
     trials: int = 0  # runs, or steps of a model, that were checked
     faults: int = 0  # faults that came about: kills, errors, power cuts, damaged files
-    # promises that were broken, a line each, with what is needed to see it again.
-    violations: list[str] = field(default_factory=list)
-    # what was not done and why, a line each: a filesystem that this machine lacks.
-    notes: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)  # a line each, with what is needed to see it again
+    notes: list[str] = field(default_factory=list)  # why, a line each: a filesystem that this machine lacks
     more: dict[str, int] = field(default_factory=dict)  # further counts, by name
     seconds: float = 0.0  # how long it took
     say: Callable[[str], object] | None = None
@@ -46,7 +36,7 @@ class Tally:
         self.points += points
         now = time.monotonic()
         self.seconds = now - self._started
-        if self.say is not None and now - self._said >= _SECONDS_BETWEEN_LINES:
+        if self.say is not None and now - self._said >= 10.0:
             self._said = now
             self.say(str(self))
 
@@ -58,9 +48,7 @@ class Tally:
         self.more[name] = self.more.get(name, 0) + number
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["say"]
-        return found
+        return {name: value for name, value in asdict(self).items() if name != "say"}
 
     def __str__(self) -> str:
         more = "".join(f", {number:,} {name}" for name, number in self.more.items())

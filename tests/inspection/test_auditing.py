@@ -9,19 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.format.state import RunState
-from lazyshard.inspection.auditing_counts import (
-    LEFT_OUT,
-    SKIPPED,
-    TO_COME,
-    TRAINED,
-    AuditedState,
-    Counts,
-    Ranges,
-    count_epochs,
-    ranges_where,
-    relate,
-    shared_draws,
-)
+from lazyshard.inspection import auditing_counts as counting
+from lazyshard.inspection.auditing_counts import AuditedState, Counts, Ranges, count_epochs, ranges_where, shared_draws
 from lazyshard.inspection.tracing import Stretch
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
@@ -49,8 +38,7 @@ def test_counts_are_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
         assert sorted(sum(named.values(), trained)) == list(range(total))
         assert {sample for epoch, sample in drawn[False] if epoch == one.epoch} <= set(named["skipped"])
         assert not named["to_come"] or one.epoch == tracing.epochs[-1]
-        # The same as of a single sample: the first and the last of each kind.
-        for kind, samples in named.items():
+        for kind, samples in named.items():  # The same as of a single sample: the first and the last of each kind
             for sample in samples[:1] + samples[-1:]:
                 (became,) = [fate.became for fate in tracing.fates(sample) if fate.epoch == one.epoch]
                 assert became == kind.replace("_", " ")
@@ -97,21 +85,20 @@ def mark(counts: Counts, course: Course, start: int, stop: int, kind: int) -> Co
 def test_counting_does_not_trust_the_arithmetic() -> None:
     often = Counts(1, 0)
     for _ in range(256):
-        mark(often, Course(Rules(1), [Part(1)]), 0, 1, TRAINED)
+        mark(often, Course(Rules(1), [Part(1)]), 0, 1, counting.TRAINED)
     assert not often.is_whole(), "more than 255 times passes for none"
     course = Course(Rules(2), [Part(2, draws=3)])
-    counts = mark(Counts(8, 0), course, 0, 3, TRAINED)
-    mark(counts, course, 2, 3, TRAINED)
-    mark(counts, course, 2, 3, TO_COME)
+    counts = mark(Counts(8, 0), course, 0, 3, counting.TRAINED)
+    mark(counts, course, 2, 3, counting.TRAINED)
+    mark(counts, course, 2, 3, counting.TO_COME)
     assert ranges_where(8, lambda first, last: counts.trained[first:last] > 1) == Ranges(2, ((4, 5), (6, 7)))
     assert counts.is_whole()
-    assert not mark(counts, course, 2, 3, SKIPPED).is_whole()
-    # What is left out is only what nothing else is known of.
-    left = Counts(6, 0)
-    left.trained[1], left.kinds[2] = 1, TO_COME
+    assert not mark(counts, course, 2, 3, counting.SKIPPED).is_whole()
+    left = Counts(6, 0)  # What is left out is only what nothing else is known of
+    left.trained[1], left.kinds[2] = 1, counting.TO_COME
     left.leave_out(1, 9)
-    assert left.kinds.tolist() == [0, 0, TO_COME, LEFT_OUT, LEFT_OUT, LEFT_OUT]
-    other_epoch = mark(Counts(8, 1), course, 0, 3, TRAINED)
+    assert left.kinds.tolist() == [0, 0, counting.TO_COME, counting.LEFT_OUT, counting.LEFT_OUT, counting.LEFT_OUT]
+    other_epoch = mark(Counts(8, 1), course, 0, 3, counting.TRAINED)
     assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)
 
 
@@ -133,8 +120,7 @@ A = run_state(Part(4, 1, 10, draws_per_step=1), Part(2, 1, 3, first_step=10, dra
         (run_state(Part(4, 1, 10), Part(3, 1, 5)), (10, 0)),
         (run_state(Part(4, 1, 10), Part(2, 1, 5, skip=((1, 2),))), (10, 0)),
         (run_state(Part(4, 2, 10)), (0, 0)),
-        # Nothing is drawn in its last part yet, so it decides nothing.
-        (run_state(Part(4, 1, 10), Part(3)), (10, 0)),
+        (run_state(Part(4, 1, 10), Part(3)), (10, 0)),  # Nothing is drawn in its last part yet, so it decides nothing
         (run_state(Part(4)), (0, 0)),
     ],
 )
@@ -166,7 +152,7 @@ def test_two_states_share_as_much_of_one_as_of_the_other(a: tuple[RunState, int]
     ],
 )
 def test_relations(other: RunState, audited: RunState, epoch: int, relation: str) -> None:
-    assert relate(other, audited, range(epoch, epoch + 1), range(1)) == relation
+    assert counting.relate(other, audited, range(epoch, epoch + 1), range(1)) == relation
 
 
 def test_what_a_branch_trained_is_compared_with_the_course() -> None:

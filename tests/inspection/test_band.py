@@ -39,10 +39,8 @@ ALL_STATES = [(0, 3, "deleted"), (3, 4, "done"), (4, 6, "taken"), (6, 8, "readin
         (census(5), [], [(0, 5, "ready")]),
         (census(0), [], []),
         (census(0), [told(needs=2)], [(0, 2, "awaited")]),
-        # Nothing is awaited of a stream that has ended.
-        (census(5, ended=True), [told(needs=6)], [(0, 4, "taken"), (4, 5, "reading")]),
-        # A mark that claims what no run can need costs nothing.
-        (census(10), [consumer(needs=2**40)], [(0, 10, "ready"), (10, 2**40, "awaited")]),
+        (census(5, ended=True), [told(needs=6)], [(0, 4, "taken"), (4, 5, "reading")]),  # Nothing is awaited
+        (census(10), [consumer(needs=2**40)], [(0, 10, "ready"), (10, 2**40, "awaited")]),  # What no run can need
     ],
 )
 def test_stretches(published: Census, consumers: list[Consumer], expected: list[tuple[int, int, str]]) -> None:
@@ -50,8 +48,7 @@ def test_stretches(published: Census, consumers: list[Consumer], expected: list[
 
 
 def test_readers_of_chunks_and_the_close_up_of_a_million() -> None:
-    # Published chunks of a window that is waited for are not read.
-    band = make_band(census(7), [told(needs=8)])
+    band = make_band(census(7), [told(needs=8)])  # Published chunks of a window that is waited for are not read
     assert band.cells[6:] == (Cell(6, "ready", (ChunkReader("sft", 0),)), Cell(7, "awaited", (ChunkReader("sft", 1),)))
     band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
     assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
@@ -136,8 +133,7 @@ def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | N
 )
 def test_where_cursor_and_mark_contradict_or_do_not_tell_nothing_is_claimed(consumer: Consumer) -> None:
     assert open_window(consumer, census_of(20)) is None
-    # Nor past the first epoch.
-    run = marked(run_of(Part(2, draws=8)), 1, 4)
+    run = marked(run_of(Part(2, draws=8)), 1, 4)  # Nor past the first epoch
     assert open_window(run, census_of(4, ended=True)) is None
     assert open_window(run, census_of(8)) is not None
 
@@ -156,8 +152,7 @@ def test_what_is_drawn_from_a_mark_on_is_in_the_window(
     parts = [Part(ranks, draws=draws) for ranks, draws in history]
     run = run_of(*parts, Part(dp), unit=unit, window=windows * unit)
     course = course_of(run)
-    # As `lazyshard.data.commits` tells it.
-    needs = -(-course.needed(position) // PER_CHUNK)
+    needs = -(-course.needed(position) // PER_CHUNK)  # As `lazyshard.data.commits` tells it
     drawable = course.drawable(needs * PER_CHUNK)
     published, short, ended = needs + data.draw(st.integers(0, 3)), 0, data.draw(st.booleans())
     total = None

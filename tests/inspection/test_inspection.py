@@ -35,8 +35,7 @@ def test_long_stream_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     stream(tmp_path, 19)
     found = inspection.overview(tmp_path)
     assert (found.looked_at, found.lengths.count, found.retired, found.unread, found.reason) == (3, 5, 0, 0, "")
-    # Rows 0, 1, 8, 9 and 18, the last a byte longer: 46 bytes.
-    assert facts(found) == (10, 19, 175, False, True)
+    assert facts(found) == (10, 19, 175, False, True)  # Rows 0, 1, 8, 9 and 18, the last a byte longer: 46 bytes
     assert facts(inspection.overview(tmp_path, every=True)) == (10, 19, 180, True, True)
 
 
@@ -48,8 +47,7 @@ def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
         found = inspection.overview(tmp_path)
     assert facts(found) == (2, 4, 36, True, False)
     assert found.published.head is not None and found.published.head.state == "running"
-    # One that is still to publish its last chunk.
-    ending = produce(tmp_path / "ending", 5)
+    ending = produce(tmp_path / "ending", 5)  # One that is still to publish its last chunk
     delete("stream.end")(ending)
     at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
     edit("head.json", chunks=2, samples=4, ended=False, **at_work)(ending)
@@ -62,8 +60,7 @@ SEAL = "chunk_00001.jsonl.completed"
 @pytest.mark.parametrize(
     ("damage", "size", "complete", "looked_at", "unread", "keys", "named"),
     [
-        # Rows are not read for the lengths.
-        (delete("chunk_00001.jsonl", "chunk_00002.jsonl"), 54, True, 3, 0, 2, ""),
+        (delete("chunk_00001.jsonl", "chunk_00002.jsonl"), 54, True, 3, 0, 2, ""),  # Rows are not read for the lengths
         (put(SEAL, b"{}"), 54, False, 2, 1, 2, SEAL),
         (flip("chunk_00000.jsonl", 10), 54, True, 3, 1, 1, "chunk_00000.jsonl: row 1 (byte 9)"),
     ],
@@ -139,8 +136,7 @@ def test_quantiles(numbers: list[int], share: float) -> None:
     assert lengths.mean == sum(numbers) / len(numbers)
 
 
-# The first edge, 50,000, lies within a bucket.
-@example(numbers=[50_000, 50_000, 50_010, 60_000])
+@example(numbers=[50_000, 50_000, 50_010, 60_000])  # 50,000, the first edge, lies within a bucket
 @given(numbers=values)
 def test_histogram(numbers: list[int]) -> None:
     bins = counted(numbers).histogram()
@@ -150,8 +146,7 @@ def test_histogram(numbers: list[int]) -> None:
     assert bins[-1].low <= max(numbers) < bins[-1].high
     assert sum(one.count for one in bins) == len(numbers)
     for one in bins:
-        # Past 4,096 an edge may lie within a bucket.
-        if one.high <= 4096:
+        if one.high <= 4096:  # Past 4,096 an edge may lie within a bucket
             assert one.count == sum(one.low <= number < one.high for number in numbers)
 
 
@@ -253,8 +248,7 @@ def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monk
     assert found.refusals is not None and [one.rows for one in found.refusals.reasons] == [2, 1]
     assert found.found is not None
     assert (found.found.tokens.count, found.found.tokens.largest, found.found.looked_at) == (12, 11, 6)
-    # Of a foreign directory no chunk is looked at at all.
-    monkeypatch.setattr(inspection, "overview", nothing)
+    monkeypatch.setattr(inspection, "overview", nothing)  # Of a foreign directory no chunk is looked at at all
     assert inspection.take_history(foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n')) == inspection.History(None)
 
 

@@ -49,8 +49,7 @@ consumer = partial(made_up_consumer, at=NOW)
 )
 def test_state_of_a_producer(state: ProducerState, age: float, gone: bool, expected: str) -> None:
     assert producer_state(replace(HEAD, state=state), age, gone) == expected
-    # One whose process is known to have ended is dead at once.
-    ended = "dead" if state in ("running", "waiting") else state
+    ended = "dead" if state in ("running", "waiting") else state  # Known to have ended: dead at once
     assert producer_state(replace(HEAD, state=state), 0.0, True, ended=True) == ended
 
 
@@ -91,12 +90,10 @@ def test_one_look_tells_lags_and_what_the_producer_tells() -> None:
 @pytest.mark.parametrize(
     ("one", "lag_chunks", "lag_samples", "lag_s", "ahead"),
     [
-        # In its second epoch it has no lag, and without a checkpoint all of it.
-        (consumer(consumed=250, done=20), 0, 0, 0.0, None),
+        (consumer(consumed=250, done=20), 0, 0, 0.0, None),  # No lag in its second epoch, all without a checkpoint
         (consumer(needs=3), 20, 200, None, 17),
         (consumer(needs=3, problem="torn"), None, None, None, 17),
-        # A mark below the own cursor is an old one.
-        (consumer(consumed=150, done=15, needs=12), 5, 50, None, 5),
+        (consumer(consumed=150, done=15, needs=12), 5, 50, None, 5),  # A mark below the own cursor is an old one
     ],
 )
 def test_lags(one: Consumer, lag_chunks: int, lag_samples: int, lag_s: float | None, ahead: int | None) -> None:
@@ -151,8 +148,7 @@ def test_nothing_comes_from_a_producer_that_does_not_work(head: Head, state: str
     assert (found.consumers[0].supply, found.consumers[0].starving_in_s) == ("shrinking", 6.0)
 
 
-def test_rates_that_nobody_tells_take_two_changes() -> None:
-    """Of deletion, and of what a stream without a head gets."""
+def test_rates_that_nobody_tells_take_two_changes() -> None:  # Of deletion, and of what a stream without a head gets
     looks = Looks()
     found = [
         looks.add(survey(at=NOW + second, head=replace(HEAD, updated_at=NOW + second), retired=retired))
@@ -184,22 +180,18 @@ FASTER: Final = [(second, second) for second in range(1000)] + [(second, 10 * se
 @pytest.mark.parametrize(
     ("steps", "now", "rate"),
     [
-        # It takes two steps to different moments.
-        ([], 0, None),
+        ([], 0, None),  # It takes two steps to different moments
         ([(10, 5), (10, 5)], 20, None),
         ([(10, 5), (20, 25)], 20, 2.0),
-        # What stands still fades.
-        ([(0, 0), (10, 20)], 30, 2.0),
+        ([(0, 0), (10, 20)], 30, 2.0),  # What stands still fades
         ([(0, 0), (10, 20)], 31, 20 / 31),
         ([(0, 0), (10, 20)], 2000, 0.01),
         ([(0, 0), (10, 20), (2000, 20)], 2000, 0.0),
-        # After a step back, of the number or of the clock, it begins anew.
-        ([(10, 5), (20, 25), (21, 4)], 21, None),
+        ([(10, 5), (20, 25), (21, 4)], 21, None),  # After a step back, of the number or of the clock, it begins anew
         ([(10, 5), (20, 25), (21, 4), (23, 6)], 23, 1.0),
         ([(10, 5), (20, 25), (19, 40)], 19, None),
         ([(10, 5), (20, 25), (19, 40), (21, 42)], 21, 1.0),
-        # It follows a change, and of rare steps the last two count.
-        (FASTER, 1120, 10.0),
+        (FASTER, 1120, 10.0),  # It follows a change, and of rare steps the last two count
         ([(0, 0), (3600, 1), (3610, 11)], 3610, 1.0),
     ],
 )
@@ -225,31 +217,23 @@ def bare(consumed: int, done: int, **plan: int) -> Cursor:
 @pytest.mark.parametrize(
     ("ended", "cursor", "expected"),
     [
-        # 40 of 43 are trained, and the last chunks are needed by what is left over.
-        (True, told(20, 10), Remainder(3, 10)),
-        # The newest checkpoint needs no chunk below 10, an older one those from 6 on.
-        (True, told(20, 6), Remainder(3, 10)),
-        # A step of 2 micro batches: 7 samples are none.
-        (True, told(18, 8, draws_per_step=4), Remainder(7, 8)),
+        (True, told(20, 10), Remainder(3, 10)),  # The last chunks are needed by what is left over
+        (True, told(20, 6), Remainder(3, 10)),  # An older checkpoint needs those from 6 on
+        (True, told(18, 8, draws_per_step=4), Remainder(7, 8)),  # A step of 2 micro batches: 7 samples are none
         (True, told(18, 8), None),
         (True, told(0, 0), None),
-        # It takes no more than 18 for all.
-        (True, told(8, 4, limit=18), Remainder(2, 4, limited=True)),
+        (True, told(8, 4, limit=18), Remainder(2, 4, limited=True)),  # It takes no more than 18 for all
         (True, told(9, 4, limit=18), Remainder(0, 11, limited=True)),
         (True, told(20, 10, limit=43), Remainder(3, 10)),
-        # Without a state there is the micro batch of all ranks.
-        (True, bare(40, 6, dp_size=2, batch_size=2), Remainder(3, 6)),
+        (True, bare(40, 6, dp_size=2, batch_size=2), Remainder(3, 6)),  # Of the micro batch of all ranks
         (True, bare(39, 6, dp_size=2, batch_size=2), None),
         (True, bare(42, 6), None),
-        # All of it, once or more often.
-        (True, bare(43, 11), Remainder(0, 11)),
+        (True, bare(43, 11), Remainder(0, 11)),  # All of it, once or more often
         (True, bare(100, 0), Remainder(0, 11)),
-        # All of the 40 that are published: what the newest checkpoint does not need an older one does.
-        (False, told(20, 6), Remainder(0, 10)),
+        (False, told(20, 6), Remainder(0, 10)),  # What the newest checkpoint does not need an older one does
         (False, told(19, 6), Remainder(2, 8)),
         (False, told(18, 6), None),
-        # It will take no more, however many there will be.
-        (False, told(20, 10, limit=40), Remainder(0, 10, limited=True)),
+        (False, told(20, 10, limit=40), Remainder(0, 10, limited=True)),  # It will take no more
         (False, told(9, 4, limit=18), Remainder(0, 10, limited=True)),
         (False, told(9, 4, limit=50), None),
         (False, bare(40, 6, dp_size=2, batch_size=2), Remainder(0, 6)),

@@ -70,7 +70,6 @@ def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_new_chunks_that_do_not_appear_yet_are_not_lost(tmp_path: Path) -> None:
-    """A network filesystem may show the head before the chunks that it names."""
     produce(tmp_path, 8, end=False)
     os.unlink(tmp_path / "chunk_00002.jsonl")
     os.unlink(tmp_path / "chunk_00003.jsonl.completed")
@@ -114,14 +113,11 @@ def test_consumers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("samples", "end", "damaged", "expected", "problems"),
     [
-        # A head that is torn or gone is told, and chunks are listed.
         *[(5, False, {"head.json": data}, (2, 4, False, 0), 1) for data in (b"", b"{", b'{"format":1}', None)],
         *[(5, True, {"head.json": data}, (3, 5, True, 0), 1) for data in (b"", None)],
-        # A partial chunk of a stream that is being ended does not count.
-        (5, True, {"stream.end": None, "head.json": None}, (2, 4, False, 0), 1),
+        (5, True, {"stream.end": None, "head.json": None}, (2, 4, False, 0), 1),  # Being ended: partial does not count
         (4, False, {"head.json": None, "chunk_00001.jsonl.completed": b""}, (1, 2, False, 0), 2),
-        # A head that contradicts the manifest, and a gap.
-        (4, False, {"head.json": CONTRADICTING}, (2, 4, False, 0), 1),
+        (4, False, {"head.json": CONTRADICTING}, (2, 4, False, 0), 1),  # Contradicts the manifest, or a gap
         (6, False, {"head.json": None, "chunk_00001.jsonl": None}, (1, 2, False, 0), 2),
     ],
 )
@@ -162,8 +158,7 @@ def test_damaged_manifest_is_told_once(damage: bytes | None, tmp_path: Path) -> 
 )
 def test_foreign_directory(end: bool, extra: str | None, ended: bool, problems: int, tmp_path: Path) -> None:
     foreign(tmp_path, ROWS, ROWS, end=end)
-    # Names are taken as they are.
-    for ending in ("", ".completed"):
+    for ending in ("", ".completed"):  # Names are taken as they are
         (tmp_path / f"chunk_00001.jsonl{ending}").rename(tmp_path / f"chunk_001.jsonl{ending}")
     os.utime(tmp_path / "chunk_001.jsonl.completed", (NOW, NOW - 7))
     checkpoint(tmp_path, "sft", 2, 1, NOW)
@@ -217,8 +212,7 @@ def test_sampled_chunks_are_spread_over_all(first: int, count: int, most: int) -
     ("chunks", "sizes", "last", "size"),
     [
         (3, {0: 10, 1: 20, 2: 1}, 2, 31),
-        # The last one, which may be partial, does not count for others, unless only that is known.
-        (101, {0: 10, 50: 20, 100: 1}, 100, 15 * 100 + 1),
+        (101, {0: 10, 50: 20, 100: 1}, 100, 15 * 100 + 1),  # The last one may be partial: it does not count for others
         (4, {3: 5}, 3, 20),
         (10**6, {0: 7, 500_000: 7, 999_999: 7}, 999_999, 7 * 10**6),
         (5, {}, 4, 0),
@@ -235,8 +229,7 @@ def test_few_chunks_are_all_measured(tmp_path: Path) -> None:
     (tmp_path / "head.json").write_bytes(b"not counted")
     assert survey.measure_disk(tmp_path, 3, 5) == survey.DiskUse(size=170, exact=True, chunk_size=85.0, missing=())
     assert survey.measure_disk(tmp_path, 0, 0) == survey.DiskUse(size=0, exact=True, chunk_size=None, missing=())
-    # What is being written counts, and a chunk without a file takes nothing.
-    workplace = tmp_path / ".tmp" / "1.0123456789abcdef"
+    workplace = tmp_path / ".tmp" / "1.0123456789abcdef"  # What is being written counts
     workplace.mkdir(parents=True)
     (workplace / "chunk_00001.jsonl").write_bytes(b"d" * 7)
     os.unlink(tmp_path / "chunk_00004.jsonl.completed")
@@ -259,8 +252,7 @@ def test_many_chunks_are_estimated_and_one_that_is_not_looked_at_is_missed_all_t
         file.rename(tmp_path / "kept")
         assert measure(survey.LostChunks()).missing == (number,)
         (tmp_path / "kept").rename(file)
-    # One that is looked at is missed without a listing; one that an old listing lacks is looked up.
-    os.unlink(tmp_path / f"chunk_{looked_at[5]:05d}.jsonl")
+    os.unlink(tmp_path / f"chunk_{looked_at[5]:05d}.jsonl")  # One that is not listed is looked up
     assert measure() == replace(whole, missing=(looked_at[5],))
     with mock.patch.object(survey, "unlisted_chunks", return_value=[looked_at[5] + 1, looked_at[5]]):
         assert measure(survey.LostChunks()).missing == (looked_at[5],)
@@ -280,8 +272,7 @@ def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pyte
     with mock.patch.object(survey, "unlisted_chunks", side_effect=[OSError(errno.ESTALE, "stale"), [7]]):
         assert survey.LostChunks().unlisted(tmp_path, 0, 1000, arrays=False) == [7]  # a stale directory, listed anew
     for _ in range(50):
-        # What is retired meanwhile is not missed.
-        first = 8 if clock[0] >= 10 else 0
+        first = 8 if clock[0] >= 10 else 0  # What is retired meanwhile is not missed
         assert lost.unlisted(tmp_path, first, 1000, arrays=False) == ([7, 9] if first == 0 else [9])
         clock[0] += 1.0
     assert listed == [0.0, 42.0]
@@ -318,8 +309,7 @@ def mixed(tmp_path: Path) -> Path:
 
 def test_shares_are_those_of_the_rows_published_so_far_and_at_the_end_both_are_finished(mixed: Path) -> None:
     assert [(one.finished, one.weight) for one in survey.take_survey(mixed, 0.0).mixture] == [(True, 0.0), (True, 0.0)]
-    # As if chunk 2 were the newest.
-    for number in range(3, 8):
+    for number in range(3, 8):  # As if chunk 2 were the newest
         (mixed / f"chunk_{number:05d}.jsonl.completed").unlink()
     (mixed / "head.json").unlink()
     (mixed / "stream.end").unlink()

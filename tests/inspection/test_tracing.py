@@ -98,7 +98,6 @@ def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[R
             else:
                 assert fate.became in ("to come", "left over", "skipped")
                 assert fate.became != "to come" or fate.epoch == tracing.epochs[-1]
-    # Every draw is somebody's fate.
     drawn_by = [fate for sample in range(total) for fate in tracing.fates(sample) if fate.rank is not None]
     assert len(expected) == sum(fate.became != "to come" for fate in drawn_by)
 
@@ -114,8 +113,7 @@ def test_left_out_skipped_and_left_over_are_told_apart() -> None:
         Part(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
     )
     tracing = traced(state, facts(24))
-    # 0 1 and 3 4 are trained, 2 6 and 5 9 skipped; 8 is left out of 7 10 12 13 14 18 and 11 15 16 17 21 22.
-    became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}
+    became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}  # 8 is left out
     assert [s for s, fate in became.items() if fate.became == "skipped"] == [2, 5, 6, 8, 9]
     assert became[2] == Fate(None, 1, 0, 0, 0, 2, "skipped")
     assert became[8] == Fate.undrawn(0, 8, "skipped", 2)
@@ -135,27 +133,21 @@ def test_a_live_stream_tells_what_is_certain() -> None:
     assert (limited.total, list(limited.fates(30))) == (30, [Fate.undrawn(0, 30, "beyond the end")])
 
 
+# An epoch that is begun anew cuts the one before short; of 13 samples 2 ranks leave one over.
+ANEW = run_state(Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 1, first_step=3, draws_per_step=1))
+OVER = run_state(Part(2, 1, 8, draws_per_step=1), Part(2, 1, 1, skip=((12, 13),), first_step=8, draws_per_step=1))
+
+
 @pytest.mark.parametrize(
-    ("parts", "samples", "fates"),
+    ("state", "samples", "sample", "fates"),
     [
-        # An epoch that is begun anew cuts the one before short.
-        (
-            (Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 1, first_step=3, draws_per_step=1)),
-            12,
-            {0: ["trained", "trained"], 7: ["cut short", "to come"]},
-        ),
-        # 13 samples, 2 ranks: 12 is left over in epoch 0, and left out from the middle of epoch 1 on.
-        (
-            (Part(2, 1, 8, draws_per_step=1), Part(2, 1, 1, skip=((12, 13),), first_step=8, draws_per_step=1)),
-            13,
-            {12: ["left over", "skipped"]},
-        ),
+        *((ANEW, 12, 0, ["trained", "trained"]), (ANEW, 12, 7, ["cut short", "to come"])),
+        (OVER, 13, 12, ["left over", "skipped"]),
     ],
 )
-def test_fates_in_two_epochs(parts: tuple[Part, ...], samples: int, fates: dict[int, list[str]]) -> None:
-    tracing = traced(run_state(*parts), facts(samples))
-    for sample, became in fates.items():
-        assert [(fate.epoch, fate.became) for fate in tracing.fates(sample)] == list(enumerate(became))
+def test_fates_in_two_epochs(state: RunState, samples: int, sample: int, fates: list[str]) -> None:
+    found = traced(state, facts(samples)).fates(sample)
+    assert [(fate.epoch, fate.became) for fate in found] == list(enumerate(fates))
 
 
 def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says_and_others_are_not() -> None:
@@ -199,15 +191,13 @@ def test_a_checkpoint_tells_its_step_and_consumer(tmp_path: Path) -> None:
         found = read_state(path)
         assert (found.state, found.step, found.consumer, found.saved_at) == (STATE, 3, "sft", 5.0)
         assert (found.folder_step, found.file) == (3, folder / "lazyshard.json")
-    # A state under `data`, and one alone.
-    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
+    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE  # Under `data`
     alone = tmp_path / "state.json"
     alone.write_text(json.dumps(STATE.to_dict()))
     found = read_state(alone)
     assert (found.state, found.step, found.consumer, found.folder_step) == (STATE, None, None, None)
     assert found.saved_at == alone.stat().st_mtime
-    # That of a cursor.
-    of_cursor = state_of_cursor(tmp_path, Cursor("sft", ID, 12, 0, {}, 5.0, STATE))
+    of_cursor = state_of_cursor(tmp_path, Cursor("sft", ID, 12, 0, {}, 5.0, STATE))  # That of a cursor
     assert of_cursor is not None
     assert (of_cursor.state, of_cursor.consumer, of_cursor.file) == (STATE, "sft", tmp_path / "cursors" / "sft.json")
     assert state_of_cursor(tmp_path, Cursor("sft", ID, 12, 0, {}, 5.0)) is None
@@ -216,8 +206,7 @@ def test_a_checkpoint_tells_its_step_and_consumer(tmp_path: Path) -> None:
 def test_the_state_of_format_1_follows_from_its_numbers_and_a_later_format_is_refused(tmp_path: Path) -> None:
     state = read_state(save(tmp_path, FORMAT_1)).state
     assert state == run_state(Part(2, 1, 6, draws_per_step=2), window=6, seed=7)
-    # Seven steps cannot have taken as many positions each: one at an epoch's end was shorter.
-    save(tmp_path, FORMAT_1 | {"step": 4})
+    save(tmp_path, FORMAT_1 | {"step": 4})  # One at an epoch's end was shorter, so steps are not even
     assert read_state(tmp_path).state.parts[0].draws_per_step == 0
     save(tmp_path, FORMAT_1 | {"stream": "first-row-0123", "step": 0, "consumed": 0})
     assert read_state(tmp_path).state.stream_id is None
@@ -228,8 +217,7 @@ def test_the_state_of_format_1_follows_from_its_numbers_and_a_later_format_is_re
 @pytest.mark.parametrize(
     ("content", "field", "actual"),
     [
-        # Of what is JSON the field is told, of all else what it is.
-        ({"state": STATE.to_dict(), "consumed": 11}, "consumed", None),
+        ({"state": STATE.to_dict(), "consumed": 11}, "consumed", None),  # The field is told; of no JSON what it is
         ({"state": STATE.to_dict() | {"consumed": 11}}, "state.consumed", None),
         ({"state": STATE.to_dict(), "layout": "block"}, "layout", None),
         ({"state": None, "layout": "grouped"}, "layout", None),
@@ -240,8 +228,7 @@ def test_the_state_of_format_1_follows_from_its_numbers_and_a_later_format_is_re
         (b'{"state": {"form', None, "16 bytes that are torn or no JSON (unexpected"),
         (b"[]", None, "list"),
         (None, None, None),
-        # Of torch.save, new and old.
-        (b"PK\x03\x04rest", None, "a file of torch.save"),
+        (b"PK\x03\x04rest", None, "a file of torch.save"),  # Of torch.save, new and old
         (b"\x80\x02}q\x00.", None, "a file of torch.save"),
     ],
 )

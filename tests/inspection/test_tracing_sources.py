@@ -51,8 +51,7 @@ IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:
     [
         (["a.jsonl", "b.jsonl"], 1),
         (["a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1], 1),
-        # The first chunk alone ends within a block, unless that has its very size: what was read for it is not known.
-        (["a.jsonl", "b.jsonl", "--shuffle", 4], 1),
+        (["a.jsonl", "b.jsonl", "--shuffle", 4], 1),  # What was read for a first chunk within a block is not known
         (["a.jsonl", "b.jsonl", "--shuffle", 6], 0),
         (["a.jsonl", "b.jsonl", "--shuffle", 100], 0),
     ],
@@ -77,8 +76,7 @@ def test_rows_of_bytes_and_lines() -> None:
     assert find("a.jsonl", byte=0) == find("a.jsonl", byte=8) == find("a.jsonl", line=1) == PlaceRows((0, 1), (0,))
     assert find("a.jsonl", byte=9) == find("a.jsonl", line=2) == PlaceRows((0, 1), (1,))
     assert find("a.jsonl", byte=37) == find("a.jsonl", line=6) == PlaceRows((1, 2), (4,))
-    # One that is blank, and one that is not there.
-    for line in (3, 9):
+    for line in (3, 9):  # One that is blank, and one that is not there
         with pytest.raises(StateMismatch, match=f"line {line}"):
             find("a.jsonl", line=line)
 
@@ -99,8 +97,7 @@ def test_what_a_chunk_was_made_of_where_no_line_equals_the_row() -> None:
     assert (found.chunks, found.samples, "no row there equals" in (found.why or "")) == ((2, 3), (), True)
     Path("b.jsonl").unlink()
     assert "cannot be read" in (find("b.jsonl", line=4).why or "")
-    # Of a chunk that two files went into: either, as long as the row is in none of them.
-    texts = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(STREAM, range(4)))]
+    texts = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(STREAM, range(4)))]  # Two files went into one chunk
     assert texts[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 

@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.errors import FileInvalid, StreamMismatch, StreamMissing
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.inspection import verification_files
 from lazyshard.inspection.verification import Verified, verify
-from lazyshard.inspection.verification_files import (
-    LAGGING,
-    StreamFiles,
-    chunks_to_check,
-    leftovers,
-    missing_chunks,
-    sort_names,
-)
+from lazyshard.inspection.verification_files import StreamFiles, chunks_to_check, leftovers, missing_chunks, sort_names
 from tests.cli.commands import as_another_user, contents
 from tests.stream.consuming import cursor, reading
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, stream, swap
@@ -50,7 +44,6 @@ def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
     [
         (flip(C1, 10), "digest", f"{C1} row 1", "XXH3 dabf1e4ca7f659b6 as sealed", "d9fd6f4cf524f861"),
         (each(flip(C1, 1), flip(C1, 10)), "digest", f"{C1} row 0 of 2", "XXH3 964cfaf49568ec35 as sealed", None),
-        # The newline between two rows: the second one is as it was.
         (flip(C0, 8), "digest", f"{C0} row 0", "XXH3 6c9e5883f786f2b1 as sealed", "574ae75bbafe8f6f"),
         (cut(C1, 10), "size", C1, "18 bytes as sealed", "10 bytes"),
         (put(C2, b'{"id":4}\n{"id":5}\n'), "size", C2, "9 bytes as sealed", "18 bytes"),
@@ -102,7 +95,6 @@ C7, S7 = "chunk_00007.jsonl", "chunk_00007.jsonl.completed"
             each(delete("stream.end"), edit("head.json", chunks=2, samples=4, ended=False, state="failed")),
             [("leftover unended", C2)],
         ),
-        # Far more than could ever be listed.
         (edit("head.json", chunks=10**15, samples=2 * 10**15, ended=False), [("damage head", "head.json")]),
     ],
 )
@@ -121,9 +113,6 @@ def test_short_chunk_in_the_middle(short: int, tmp_path: Path) -> None:
     assert ("damage samples", f"chunk_0000{short}.jsonl", "2 rows", "3 rows") in found(tmp_path / "stream")
 
 
-BEHIND = edit("head.json", chunks=2, samples=4, ended=False)
-
-
 @pytest.mark.parametrize(
     ("leave", "kind", "file"),
     [
@@ -131,7 +120,7 @@ BEHIND = edit("head.json", chunks=2, samples=4, ended=False)
         (put(f".tmp/{C3}.0123456789abcdef", b"x"), "temporary", f".tmp/{C3}.0123456789abcdef"),
         (delete("head.json"), "head-missing", "head.json"),
         (put("head.json", b""), "invalid", "head.json"),
-        (BEHIND, "head-behind", "head.json"),
+        (edit("head.json", chunks=2, samples=4, ended=False), "head-behind", "head.json"),
         (put("stream.owner"), "invalid", "stream.owner"),
         (put("cursors/a.reading.json", b"[]"), "invalid", "cursors/a.reading.json"),
     ],
@@ -153,7 +142,6 @@ def test_next_start_of_the_producer_removes_the_leftovers(tmp_path: Path) -> Non
 
 
 def test_rows_are_parsed_even_where_their_digest_is_right_and_are_not_read_for_a_quick_look(tmp_path: Path) -> None:
-    """A producer of somebody else's sealed them."""
     seal_rows(stream(tmp_path), 1, b'{"id":2}\n', b'{"n":18446744073709551616}\n')
     [(kind, file, _, actual)] = found(tmp_path)
     assert (kind, file, actual.endswith("(byte 14)")) == ("damage row", f"{C1} row 1", True)
@@ -192,8 +180,7 @@ def test_cursors(tmp_path: Path) -> None:
     ]
     put("cursors/.d.0123456789abcdef", b"x")(tmp_path)
     assert len(found(tmp_path)) == 4
-    # One in another epoch is not ahead.
-    cursor(stream(tmp_path / "ended"), "a", consumed=12, chunks_before=3)
+    cursor(stream(tmp_path / "ended"), "a", consumed=12, chunks_before=3)  # One in another epoch is not ahead
     assert not found(tmp_path / "ended")
 
 
@@ -285,8 +272,7 @@ def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], fi
     stop = first + count
     files = chunk_files(data, seals, first, stop)
     looked_at = [one.chunk for one in chunks_to_check(files)]
-    # So few are all among the newest, which are looked for by name.
-    assert count < LAGGING
+    assert count < verification_files.LAGGING  # So few are all among the newest, which are looked for by name
     assert looked_at == list(range(first, stop))
     told = {(finding.file, finding.kind) for finding in leftovers(files)}
     assert told == (
@@ -300,7 +286,7 @@ def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], fi
 
 def test_only_the_newest_chunks_are_looked_for_where_they_are_not_listed() -> None:
     looked_at = [one.chunk for one in chunks_to_check(chunk_files({3}, {3}, 0, 10**15))]
-    assert looked_at == [3, *range(10**15 - LAGGING, 10**15)]
+    assert looked_at == [3, *range(10**15 - verification_files.LAGGING, 10**15)]
 
 
 ROWS = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')
@@ -328,7 +314,6 @@ def test_allowances_of_a_foreign_directory(tmp_path: Path) -> None:
         (delete(S1), ("damage seal-missing", S1, "a marker", "no such file although the chunk counts as published")),
         (delete(C1, S1), ("damage missing", C1, "the chunk and its marker", "neither")),
         (put("chunk_1.jsonl", ROWS[1]), ("damage doubled", C1, "one file for chunk 1", "also chunk_1.jsonl")),
-        # Readers do not take it for ended as long as that is there.
         (put(C3, ROWS[0]), ("damage unpublished", C3, "a marker beside it", "none, so it was never published")),
         (
             put("stream.owner", b"x"),

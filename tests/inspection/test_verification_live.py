@@ -113,7 +113,6 @@ def at_work(directory: Path, **values: Any) -> Path:
 
 
 def live(directory: Path) -> Path:
-    """Three chunks of a producer that is at work."""
     return at_work(stream(directory, 6, end=False))
 
 
@@ -164,7 +163,6 @@ def test_deleted_chunks_that_are_there_again_are_left_over(tmp_path: Path) -> No
 
 
 def test_mark_that_cannot_be_right(tmp_path: Path) -> None:
-    """The newest chunk is never deleted, and a mark of another stream deletes nothing."""
     stream(tmp_path, 6, end=False)
     put("retired.json", b'{"format":1,"stream_id":"%s","chunks_before":2,"updated_at":0}' % (b"0" * 32))(tmp_path)
     assert [finding[:2] for finding in found(tmp_path)] == [("leftover other-stream", "retired.json")]

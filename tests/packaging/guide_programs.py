@@ -20,12 +20,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDES: Final = ROOT / "docs" / "guides"
 DEADLINE_S: Final = 120.0
 
-MODULES: Final = (
+MODULES: Final = (  # What the programs import
     *("torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
     *("torch.nn.parallel", "lazyshard.data.dataset"),
     *(("transformers.trainer", "transformers.models.gpt2.modeling_gpt2") if find_spec("transformers") else ()),
 )
-"""What the programs import."""
 
 
 def blocks(guide: str, language: str) -> list[str]:
@@ -42,7 +41,6 @@ def free_port() -> int:
 
 
 def variables() -> dict[str, str]:
-    """The environment of a program: this checkout, no network."""
     paths = [ROOT, ROOT / "producer", ROOT / "integrations" / "swift"]
     quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(map(str, paths))}
@@ -80,10 +78,7 @@ def note_steps(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def ranks_of(nursery: Nursery, folder: Path, size: int, *program: str) -> Iterator[list[int]]:
-    """Starts so many processes with the variables that torchrun sets, and kills what is left of them in the end.
-
-    What rank r prints goes to `out{r}`, what it logs to `log{r}`, both in `folder`.
-    """
+    """Starts processes with the variables of torchrun; rank r prints to `out{r}` and logs to `log{r}` in `folder`."""
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(free_port())}
     ranks = []
@@ -102,7 +97,6 @@ def ranks_of(nursery: Nursery, folder: Path, size: int, *program: str) -> Iterat
 
 
 def finish(nursery: Nursery, folder: Path, size: int, *program: str) -> None:
-    """Runs it to its end."""
     with ranks_of(nursery, folder, size, *program) as ranks:
         ended = [nursery.reap(pid, DEADLINE_S) for pid in ranks]
         ranks.clear()
@@ -111,14 +105,12 @@ def finish(nursery: Nursery, folder: Path, size: int, *program: str) -> None:
 
 
 def steps(output: Path) -> list[list[int]]:
-    """The samples of each step, of what a rank has printed so far."""
     lines = output.read_text(encoding="utf-8").splitlines(keepends=True) if output.exists() else []
     whole = [line.split() for line in lines if line.startswith("trained ") and line[-1] == "\n"]
     return [[int(word) for word in words[1:]] for words in whole]
 
 
 def wait_until(condition: Callable[[], bool], what: str, pids: list[int]) -> None:
-    """Returns when the condition holds; fails when a process has ended before, or the time is over."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"

@@ -19,8 +19,7 @@ PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
 def run(command: Sequence[str | Path], cwd: Path, variables: Mapping[str, str] = os.environ) -> Completed:
     """Run outside the source tree, with no variable that could let it be imported from there."""
     env = {name: value for name, value in variables.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
-    # No wrapping and no colours in what the commands print.
-    env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")
+    env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")  # No wrapping and no colours in what the commands print
     return subprocess.run(
         list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -40,15 +39,12 @@ def build_wheel(folder: Path) -> Path:
 
 @cache
 def uv() -> Any:
-    """The installer, with what this machine has set for it."""
     environment = environment_script().Environment("core")
     environment.prepare()
     return environment
 
 
-class Environment:
-    """A virtual environment that holds the wheel, some of its extras, and what those require."""
-
+class Environment:  # A virtual environment that holds the wheel, some of its extras, and what those require
     def __init__(self, folder: Path, *requirements: str | Path, python: Path | None = None) -> None:
         self.folder = folder
         self.bin = folder / "bin"

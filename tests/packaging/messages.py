@@ -22,8 +22,7 @@ from tests.packaging.test_import_directions import PACKAGES, ROOT
 
 GOLDEN: Final = ROOT / "tests" / "messages.txt"
 
-LOGGED: Final = "logged"
-"""What lines stand under that are logged or printed and end nothing."""
+LOGGED: Final = "logged"  # What lines stand under that are logged or printed and end nothing
 
 ERRORS: Final = {
     name: one
@@ -32,8 +31,7 @@ ERRORS: Final = {
     if issubclass(one, Exception) and name[0] != "_"
 }
 
-OTHER: Final = "parts"
-"""What texts stand under that are neither: parts of messages, lines of reports, help."""
+OTHER: Final = "parts"  # What texts stand under that are neither: parts of messages, lines of reports, help
 
 HOLE: Final = "{}"
 
@@ -58,9 +56,7 @@ def sources() -> Iterator[ast.Module]:
             yield Inlined().visit(ast.parse(path.read_text(encoding="utf-8")))
 
 
-class Inlined(ast.NodeTransformer):
-    """Puts a text that a function names once into the texts that it is a part of."""
-
+class Inlined(ast.NodeTransformer):  # Puts a text that a function names once into the texts that it is a part of
     def __init__(self) -> None:
         self._named: dict[str, ast.expr] = {}
 
@@ -104,8 +100,7 @@ def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def lines_logged(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node) in _TELLERS:
-            # A name of what is told may stand before the line, as a key.
-            longest = max(filter(None, map(words, node.args)), key=len, default="")
+            longest = max(filter(None, map(words, node.args)), key=len, default="")  # Its key may stand before the line
             if _is_sentence(longest):
                 yield longest
 
@@ -126,7 +121,6 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def collect() -> str:
-    """Returns all of them: each class by name, below it its texts in order."""
     found: dict[str, set[str]] = {}
     for tree in sources():
         for name, text in errors_made(tree):

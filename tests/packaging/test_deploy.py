@@ -32,7 +32,6 @@ def test_kubernetes_manifests_keep_to_the_schema(path: Path) -> None:
 
 
 def of_kind(kind: str, *names: str) -> dict[str, Any]:
-    """The only one of a kind in these files, by default those of a training and of `watch`."""
     every = [one for name in names or ("training", "watch") for one in manifests(KUBERNETES / f"{name}.yaml")]
     (found,) = (one for one in every if one["kind"] == kind)
     return found
@@ -86,8 +85,7 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     if tool is None:
         pytest.skip("systemd-analyze is not installed")
     text = (DEPLOY / "systemd" / "lazyshard-producer@.service").read_text()
-    # The tool looks whether the program is there.
-    unit = tmp_path / "lazyshard-producer@.service"
+    unit = tmp_path / "lazyshard-producer@.service"  # The tool looks whether the program is there
     unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))
     done = subprocess.run([tool, "verify", str(unit)], capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -106,14 +104,9 @@ def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
     )
     (tmp_path / "rows.jsonl").write_bytes(rows(0, 100_000))
     variables = {"CONFIG": str(config), "PRODUCER": str(tools / "producer"), "SLURM_JOB_ID": "17"}
-    return subprocess.Popen(
-        ["bash", str(DEPLOY / "slurm" / "producer.sbatch")],
-        cwd=tmp_path,
-        env=environment() | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    env = environment() | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(["bash", str(DEPLOY / "slurm" / "producer.sbatch")], cwd=tmp_path, env=env, **told)
 
 
 def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
@@ -136,8 +129,7 @@ def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tm
     [
         ("exit 0", False, 0),
         ("exit 3", False, 3),
-        # One that fails after the signal.
-        ("trap 'exit 7' TERM\ntouch began\nwhile :; do sleep 0.05; done", True, 7),
+        ("trap 'exit 7' TERM\ntouch began\nwhile :; do sleep 0.05; done", True, 7),  # One that fails after the signal
     ],
 )
 def test_slurm_job_has_the_exit_code_of_the_producer(program: str, stopped: bool, code: int, tmp_path: Path) -> None:

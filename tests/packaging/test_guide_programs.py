@@ -22,17 +22,7 @@ from tests.harness.processes.environment import environment
 from tests.harness.processes.nursery import Nursery, has_ended
 from tests.harness.processes.producing import run as produce
 from tests.packaging import guide_programs
-from tests.packaging.guide_programs import (
-    DEADLINE_S,
-    ROOT,
-    blocks,
-    finish,
-    free_port,
-    ranks_of,
-    steps,
-    variables,
-    wait_until,
-)
+from tests.packaging.guide_programs import DEADLINE_S, ROOT, blocks, finish, free_port, ranks_of, steps, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -51,7 +41,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(line: str) -> str:
-    """What a command of a page prints."""
     done = lazyshard(*line.partition("#")[0].replace("/shared/", "").split()[1:])
     assert done.returncode == 0, f"{line}: {done}"
     return done.stdout
@@ -80,8 +69,7 @@ def test_torchrun_that_is_killed_ends_its_ranks_and_others_go_on_as_fsdp(tmp_pat
         children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
         ranks = [int(pid) for pid in children if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(ranks) == 2
-        # They have sessions of their own: without the program's `prctl` they would train on.
-        os.kill(torchrun, signal.SIGKILL)
+        os.kill(torchrun, signal.SIGKILL)  # Without the program's `prctl` they would train on
         for pid in ranks:
             try:
                 assert has_ended(pid, DEADLINE_S), "torchrun was killed, and its ranks are still there"
@@ -94,8 +82,7 @@ def test_torchrun_that_is_killed_ends_its_ranks_and_others_go_on_as_fsdp(tmp_pat
     writer.close()
     finish(nursery, tmp_path, 3, "train_fsdp.py", "stream", "runs/first")
     trained += [i for rank in range(3) for ids in steps(tmp_path / f"out{rank}") for i in ids]
-    # Of the 31 that were left, three ranks of two samples train five steps.
-    assert len(trained) == len(set(trained)) == 24 + 30
+    assert len(trained) == len(set(trained)) == 24 + 30  # Of 31 left, three ranks of two train five steps
     assert set(trained) <= set(range(55))
     (asked,) = (block for block in blocks("pytorch.md", "") if "audit" in block)
     audit, trace = asked.splitlines()
@@ -103,8 +90,7 @@ def test_torchrun_that_is_killed_ends_its_ranks_and_others_go_on_as_fsdp(tmp_pat
     assert audited[-1] == "proven: no sample was trained twice, and none was passed over"
     # Checkpoints say when they were saved, so that nothing has to be said of which one was audited.
     assert not [line for line in audited if "not every state says when it was saved" in line]
-    # Two steps of two ranks of two samples, under the names of the columns.
-    assert len(command(trace).splitlines()) == 1 + 8
+    assert len(command(trace).splitlines()) == 1 + 8  # Two steps of two ranks of two samples
 
 
 def test_trainer_that_is_killed_goes_on_and_trains_each_row_once(tmp_path: Path, nursery: Nursery) -> None:
@@ -115,8 +101,7 @@ def test_trainer_that_is_killed_goes_on_and_trains_each_row_once(tmp_path: Path,
     writer = ChunkWriter(tmp_path / "stream", 4)
     write(writer, 0, 32, " and some words")
     outputs = [tmp_path / f"out{rank}" for rank in (0, 1)]
-    # Two ranks of two samples each: eight steps of what there is, of which six are saved.
-    with ranks_of(nursery, tmp_path, 2, *arguments) as ranks:
+    with ranks_of(nursery, tmp_path, 2, *arguments) as ranks:  # Eight steps of two ranks of two; six are saved
         wait_until(lambda: all(len(steps(output)) == 8 for output in outputs), "8 steps", ranks)
     saved = sorted(path.parent.name for path in (tmp_path / "runs" / "first").glob("*/lazyshard.json"))
     assert saved == ["checkpoint-3", "checkpoint-6"]
@@ -148,14 +133,12 @@ def test_program_that_is_killed_goes_on_and_trains_each_row_once(tmp_path: Path,
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     writer = ChunkWriter(tmp_path / "stream", 50)
     write(writer, 0, 850)
-    # 8 rows a step: all that is there but two; the last checkpoint is that of step 100.
-    with ranks_of(nursery, tmp_path, 1, "train.py", "stream", "run.pt") as ranks:
+    with ranks_of(nursery, tmp_path, 1, "train.py", "stream", "run.pt") as ranks:  # All but two; step 100 is saved
         wait_until(lambda: len(trained_by(tmp_path, 1, 106)) == 848, "106 steps", ranks)
     seen = trained_by(tmp_path, 1, 100)
     write(writer, 850, 1000)
     writer.close()
-    # 16 rows a step, of the 200 that are left.
-    finish(nursery, tmp_path, 2, "train.py", "stream", "run.pt")
+    finish(nursery, tmp_path, 2, "train.py", "stream", "run.pt")  # 16 rows a step, of the 200 that are left
     seen += trained_by(tmp_path, 2, 1000)
     assert (len(seen), len(set(seen))) == (992, 992)
     assert torch.load(tmp_path / "run.pt")["data"]["consumed"] == 992
@@ -188,8 +171,7 @@ def test_scripts_are_bash_and_options_of_the_job_are_at_its_head() -> None:
     for script in (TRAIN, *blocks("slurm.md", "bash")):
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
-    # sbatch reads them up to the first command.
-    head, _, rest = TRAIN.partition("\nset -uo pipefail\n")
+    head, _, rest = TRAIN.partition("\nset -uo pipefail\n")  # sbatch reads them up to the first command
     assert len(re.findall(r"^#SBATCH --[\w-]+=\S+$|^#SBATCH --requeue$", head, re.MULTILINE)) == head.count("#SBATCH")
     assert "#SBATCH" not in rest
 
@@ -199,7 +181,6 @@ def test_configuration_file_is_written_and_checked(tmp_path: Path) -> None:
     (commands,) = blocks("slurm.md", "")
     init, check = commands.splitlines()
     done = [produce(*line.split()[1:], cwd=tmp_path) for line in (init, check)]
-    # What it writes is an example, over a file of this name.
     assert ([one.returncode for one in done], "1,000 samples a chunk" in done[1].stdout) == ([0, 0], True)
 
 
@@ -212,7 +193,12 @@ def job(folder: Path, nodes: int) -> Iterator[subprocess.Popen[bytes]]:
     command = ["bash", "train.sbatch"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=variables() | own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,
+            env=guide_programs.variables() | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             yield process
@@ -251,8 +237,7 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
     assert len(trained) == len(set(trained)) == 32
 
 
-# Which torchdata still calls, and torch has given up.
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # Which torchdata still calls
 def test_goes_on_by_the_loader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchdata")
     (text,) = blocks("torchdata.md", "python")
@@ -305,7 +290,6 @@ def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
 
     def run(command: str) -> str:
-        # A shell would add to the output that its child was killed.
         done = subprocess.run(shlex.split(command), env=env, capture_output=True, text=True, timeout=DEADLINE_S)
         return done.stdout
 

@@ -1,8 +1,4 @@
-"""The wheel on the oldest Python of this machine with the lowest versions that it admits, and on the newest with the
-locked ones: installed, run and tested; and the data sets on the lowest torch.
-
-`scripts/test_pythons` runs all tests that need no torch, on all Pythons.
-"""
+"""The wheel on the oldest and newest Python, with the lowest and the locked versions; data sets on the lowest torch."""
 
 import os
 import re
@@ -18,14 +14,12 @@ import pytest
 from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run, run_checked, uv
 from tests.scripts.test_scripts import environment_script
 
-TESTS: Final = (
+TESTS: Final = (  # One file of each room, that which leans most on what changes between versions
     "tests/format/test_seal.py",
     "tests/plan/test_deal.py",
     "tests/stream/test_arrays.py",
     "tests/test_errors.py",
 )
-"""One file of each room, that which leans most on what changes between versions: arrays of numpy in files and in the
-plan, data classes, errors and pickles."""
 
 SMOKE: Final = """
 import sys
@@ -54,8 +48,7 @@ def pythons() -> dict[str, Path]:
             if run([candidate, "-I", "-c", code], ROOT).stdout.strip() == version:
                 found[version] = candidate
                 break
-    # The one that runs this, where no other of its version is.
-    found.setdefault(f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable))
+    found.setdefault(f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable))  # At least this one
     return dict(sorted(found.items(), key=lambda one: PYTHONS.index(one[0])))
 
 
@@ -93,7 +86,6 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
         assert environment.python("import numpy; print(numpy.__version__)").stdout.startswith("1.24.")
     done = environment.python(SMOKE, "-W", "error")
     assert (done.stdout, done.stderr) == ("0 1 2 3 4\n", "")
-    # The same rows by the two commands.
     (environment.folder / "rows.jsonl").write_text("".join(f'{{"number":{number}}}\n' for number in range(5)))
     arguments = ["--source", "rows.jsonl", "--out", "again", "--samples-per-chunk", "2", "--no-progress"]
     for command in (["lazyshard-producer", "run", *arguments], ["lazyshard", "verify", "again"]):

@@ -35,11 +35,9 @@ EXITS: Final[dict[str, ModuleType]] = {
     "`lazyshard`": lazyshard.cli.exits,
     "ms-swift": lazyshard_swift.errors,
 }
-ROOTS: Final = {"LazyShardError", "FormatInvalid"}
-"""Not raised themselves, so they have no exit code."""
+ROOTS: Final = {"LazyShardError", "FormatInvalid"}  # Not raised themselves, so they have no exit code
 
-FEWEST_LINES: Final = 60
-"""Of lines that are found in the code: fewer mean that they are no longer found."""
+FEWEST_LINES: Final = 60  # Of lines that are found in the code: fewer mean that they are no longer found
 
 
 def error_classes() -> dict[str, type[BaseException]]:
@@ -71,10 +69,6 @@ def table(heading: str, first: str) -> dict[str, list[str]]:
     _, _, rest = SECTIONS[heading].partition(f"| {first} |")
     rows = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
     return {row[0].strip("`"): row[1:] for row in rows}
-
-
-def exit_codes(module: ModuleType) -> set[int]:
-    return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
 
 
 def holds_pieces(text: str, span: str) -> bool:
@@ -119,7 +113,10 @@ def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> No
     rows = table("Exit codes", "code")
     for column, (where, module) in enumerate(EXITS.items()):
         listed = {int(code) for code, cells in rows.items() if cells[column] != "–"}
-        assert listed == exit_codes(module) | {0}, where
+        defined = {
+            value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int
+        }
+        assert listed == defined | {0}, where
 
 
 def test_every_reason_of_a_wait_has_its_row() -> None:
@@ -151,7 +148,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def dead_links(page: Path) -> list[str]:
-    """Links to files that are not there, or to headings that the page they lead to does not have."""
     found = []
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
@@ -198,9 +194,6 @@ def test_paths_on_the_page_of_the_architecture_are_there_and_its_imports_are_tho
     assert {layer: set(code_spans(others)) for layer, others in rows} == MAY_IMPORT
 
 
-PLACES: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
-
-
 def modules(place: Path) -> list[str]:
     files = [file for package in place.glob("lazyshard*") for file in package.rglob("*.py")]
     names = [".".join(file.relative_to(place).with_suffix("").parts) for file in files if ">>> " in file.read_text()]
@@ -208,7 +201,7 @@ def modules(place: Path) -> list[str]:
 
 
 def test_examples_come_out_as_they_say() -> None:
-    names = [name for place in PLACES for name in modules(place)]
+    names = [name for place in (ROOT, ROOT / "producer", ROOT / "integrations" / "swift") for name in modules(place)]
     assert {name.partition(".")[0] for name in names} == {"lazyshard", "lazyshard_producer", "lazyshard_swift"}
     found = {name: doctest.testmod(importlib.import_module(name)) for name in names}
     failed = [name for name, one in found.items() if one.failed or not one.attempted]
@@ -216,5 +209,4 @@ def test_examples_come_out_as_they_say() -> None:
 
 
 def test_every_message_stands_in_the_golden_file() -> None:
-    # After a message was changed: .venv/bin/python -m tests.packaging.messages, and look at the difference.
-    assert collect() == GOLDEN.read_text(encoding="utf-8")
+    assert collect() == GOLDEN.read_text(encoding="utf-8")  # After a change: -m tests.packaging.messages

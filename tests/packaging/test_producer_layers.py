@@ -1,7 +1,4 @@
-"""Within the producer imports point one way too: later lines may import earlier ones.
-
-Modules that are not named here put the others together, and may import all.
-"""
+"""Within the producer imports point one way too: later lines may import earlier ones, modules not named here all."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -19,8 +19,7 @@ from markdown_it import MarkdownIt
 import lazyshard
 from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run_checked
 
-# Building takes seconds; installing from a slow package index takes minutes.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]  # A slow package index takes minutes
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +86,7 @@ def test_source_distribution_holds_every_file_but_those_of_the_repository_itself
         members = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     tracked = git_files()
     assert tracked - members == {".ci/nightly", ".ci/run", ".editorconfig", ".gitattributes"}
-    # What somebody is just writing counts as ours.
-    ours = tracked | git_files("--others", "--exclude-standard")
+    ours = tracked | git_files("--others", "--exclude-standard")  # What somebody is just writing counts as ours
     assert members - ours == {"PKG-INFO"}
 
 
@@ -98,8 +96,7 @@ def test_pre_commit_runs_the_checks_of_the_test_script() -> None:
     script = (ROOT / "scripts" / "test").read_text(encoding="utf-8")
     checks = " ".join(script.replace("\\\n", " ").replace('"$python"', ".venv/bin/python").split())
     for hook in hooks:
-        # pre-commit names files that ruff would leave out by itself.
-        command = " ".join(hook["entry"].replace("--force-exclude", "").split())
+        command = " ".join(hook["entry"].replace("--force-exclude", "").split())  # ruff leaves files out by itself
         assert (hook["language"], command in checks) == ("system", True), command
 
 
@@ -164,8 +161,7 @@ def test_commands_with_the_extra_of_the_producer_which_brings_no_torch(wheel: Pa
     assert (done.returncode, "usage" in done.stdout.lower()) == (0, True), done.stderr
     done = producer.python("import torch")
     assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (1, True)
-    # The requirements of the command are those of the producer's.
-    done = producer.command("lazyshard", "doctor", "swift")
+    done = producer.command("lazyshard", "doctor", "swift")  # Its requirements are the producer's
     assert (done.returncode, done.stderr) == (1, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "NOT OK ms-swift not installed: pip install 'ms-swift>=4.0,<4.7'" in lines
@@ -200,8 +196,7 @@ def test_start_up_file_comes_and_goes_with_package(editable: bool, wheel: Path, 
     (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
     done = environment.python(FINDERS)
     assert (done.stdout, done.stderr) == ("['function']\n", "")
-    # In a child, and with a module of ms-swift's name in place.
-    swift = tmp_path / "swift"
+    swift = tmp_path / "swift"  # In a child, and with a module of ms-swift's name in place
     swift.mkdir()
     (swift / "__init__.py").write_text(FINDERS)
     code = f"""

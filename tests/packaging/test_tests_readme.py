@@ -39,7 +39,6 @@ def marks(decorators: list[ast.expr]) -> set[str]:
 
 
 def tier_of(test: str) -> str:
-    """The tier of a test, `FILE::NAME`; fails where there is none."""
     file, _, name = test.partition("::")
     text = (ROOT / file).read_text()
     module = ast.parse(text)
@@ -48,8 +47,7 @@ def tier_of(test: str) -> str:
     own = marks(found[0].decorator_list)
     if is_full(text):
         own.add("full")
-    # See `tests.tiers.mark_trainings`.
-    trains = "make_model" in {argument.arg for argument in found[0].args.args}
+    trains = "make_model" in {argument.arg for argument in found[0].args.args}  # See `tests.tiers.mark_trainings`
     if trains and not any(training.partition("[")[0] == test for training in TRAININGS):
         own.add("full")
     return "full" if "full" in own else "quick"

@@ -59,8 +59,7 @@ def found(trained: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]] = CH
         ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 8]], CHUNKS, "repeated", [8]),
         ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 11]], CHUNKS, "unknown", [11]),
         ([[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]], CHUNKS, "uneven", True),
-        # A stream in another order, with one chunk less, with one more.
-        (GOOD, [[0, 1], [3, 2], *CHUNKS[2:]], "unlike_source", True),
+        (GOOD, [[0, 1], [3, 2], *CHUNKS[2:]], "unlike_source", True),  # Other order; a chunk less; one more
         (GOOD, CHUNKS[:-1], "unlike_source", True),
         (GOOD, [*CHUNKS, [11]], "unlike_source", True),
     ],

@@ -25,10 +25,8 @@ ONE, TWO, THREE, FOUR = (f"tests/data/test_a.py::test_{name}" for name in ("four
     [
         ([TWO, ONE], [ONE, TWO]),
         ([ONE, TWO, THREE], [ONE, TWO, THREE]),
-        # Many have a cause.
-        ([ONE, TWO, THREE, FOUR], []),
-        # A lost sample and a file that does not load stand.
-        ([ONE, "tests/crash/test_run.py::test_mutant[late]"], []),
+        ([ONE, TWO, THREE, FOUR], []),  # Many have a cause
+        ([ONE, "tests/crash/test_run.py::test_mutant[late]"], []),  # A lost sample and a file that does not load stand
         ([ONE, "tests/faults/test_soak.py::test_b"], []),
         ([ONE, "tests/data/test_a.py"], []),
     ],
@@ -73,8 +71,7 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("audit_dependencies", ROOT / "scripts/checks/audit_dependencies.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: its dataclass looks for its module by name.
-    sys.modules[spec.name] = module
+    sys.modules[spec.name] = module  # Before it runs: its dataclass looks for its module by name
     spec.loader.exec_module(module)
     return module
 
@@ -85,8 +82,7 @@ def script() -> ModuleType:
         *[(json.dumps({"dependencies": packages}), 0) for packages in ([CLEAN], [CLEAN, SKIPPED])],
         (json.dumps({"dependencies": [KNOWN, CLEAN]}), 1),
         *[(json.dumps({"dependencies": packages}), 75) for packages in ([SKIPPED], [])],
-        # A service that does not answer is no clean bill.
-        *[(printed, 75) for printed in ("", "[]", "null", '{"dependencies": 5}')],
+        *[(printed, 75) for printed in ("", "[]", "null", '{"dependencies": 5}')],  # A service that does not answer
     ],
 )
 def test_verdict(printed: str, code: int, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +93,7 @@ def test_verdict(printed: str, code: int, script: ModuleType, tmp_path: Path, mo
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert (script.main([]), script.main(["--if-possible"])) == (code, 0 if code == 75 else code)
-    # A machine without the tool.
-    monkeypatch.setattr(script, "find_tool", lambda: None)
+    monkeypatch.setattr(script, "find_tool", lambda: None)  # A machine without the tool
     assert (script.main([]), script.main(["--if-possible"])) == (75, 0)
 
 
@@ -158,7 +153,6 @@ quiet = 1
 
 
 def environment_script() -> Any:
-    """Returns scripts/environment as a module."""
     loader = importlib.machinery.SourceFileLoader("environment", str(SCRIPTS / "environment"))
     spec = importlib.util.spec_from_loader("environment", loader)
     assert spec is not None

@@ -1,7 +1,4 @@
-"""What somebody may write who can write into a stream's directory, and attacks, each a function that carries one out.
-
-Tests call the attacks against the real code; and call them again with a weakness planted, which each must then find.
-"""
+"""Attacks of who can write into a stream's directory, called against the real code, and with a weakness planted."""
 
 import json
 import os
@@ -21,11 +18,10 @@ from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.cli import main as producer_main
 from lazyshard_producer.following.journal import FollowState
 
-NAMES: Final = (
+NAMES: Final = (  # Names that lead elsewhere, or that no file can have; a consumer must have none of them
     *("", ".", "..", "../x", "../../etc/passwd", "/etc/passwd", "a/b", "a\0b", "a\nb", "a\x1b[2Jb", "a\x9bb"),
     *("a" * 300, "\ud800"),
 )
-"""Names that lead elsewhere, or that no file can have; a consumer must have none of them."""
 
 ESCAPES: Final = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\n\u202egnp.exe\u2028"
 """Sets a title, clears the screen, colours, overwrites, begins a line, turns the direction of writing."""
@@ -69,12 +65,10 @@ def command(*arguments: object) -> int:
 
 
 def producer(*arguments: object) -> int:
-    """Runs `lazyshard-producer` in this process."""
     return producer_main([str(one) for one in arguments])
 
 
 def shown(text: str) -> str:
-    """Returns the characters of an output that do something to a terminal, line ends left out."""
     return "".join(char for char in text if not char.isprintable() and char != "\n")
 
 
@@ -156,7 +150,6 @@ def assert_kept(place: Path, mask: int, made: int) -> None:
 
 
 def umask_is_kept(place: Path, mask: int = 0o027) -> None:
-    """All that a writer makes has what the umask leaves, no more and no less."""
     with umask(mask), ChunkWriter(place / "stream", 2) as writer:
         for number in range(3):
             writer.write({"id": number})

@@ -19,7 +19,6 @@ from lazyshard_producer.following.listing import NameRules
 from tests.security.guards import command, producer, write_stream
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PRODUCT: Final = ("lazyshard", "producer/lazyshard_producer", "integrations/swift/lazyshard_swift")
 
 RUNNERS: Final = frozenset(
     {
@@ -38,7 +37,7 @@ FORBIDDEN_MODULES: Final = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "xml", "code", "runpy", "commands", "telnetlib"}
 )
 
-ALLOWED: Final = {
+ALLOWED: Final = {  # Where the product does any of this, and why no file of somebody else's decides what is run
     "lazyshard/data/samples.py: pickle.loads": "samples of the training's own that this process has pickled itself",
     "lazyshard/config/__init__.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/lazy.py: importlib.import_module": "our own, by constants, and what the user asks to run",
@@ -52,11 +51,10 @@ ALLOWED: Final = {
     "integrations/swift/lazyshard_swift/commands.py: subprocess.Popen": "the command that ms-swift would run itself",
     "lazyshard/cli/doctor.py: known[one].load": "entry points of installed packages, by a name from their list",
 }
-"""Where the product does any of this, and why no file of somebody else's decides what is run."""
 
 
 def sources() -> Iterator[Path]:
-    for package in PRODUCT:
+    for package in ("lazyshard", "producer/lazyshard_producer", "integrations/swift/lazyshard_swift"):
         yield from sorted((ROOT / package).rglob("*.py"))
 
 

@@ -48,8 +48,7 @@ PASSWORD, SIGNATURE = SECRETS
 def test_what_is_redacted_of_a_text(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert redact(redact(text)) == shown
-    # A driver that repeats the password alone.
-    url = "s3://me:p%40ss%2Fw@bucket/a?sig=abcd"
+    url = "s3://me:p%40ss%2Fw@bucket/a?sig=abcd"  # A driver that repeats the password alone
     assert redact('bucket "me:p%40ss%2Fw@bucket", p@ss/w, abcd', url) == 'bucket "***@bucket", ***, ***'
 
 
@@ -91,9 +90,7 @@ def _store() -> dict[str, Any]:
     return found
 
 
-class Sweep:
-    """Runs commands and other things, and looks at all that they print, log, and leave in a folder."""
-
+class Sweep:  # Runs commands and other things, and looks at all that they print, log, and leave in a folder
     def __init__(self, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         self._capfd, self._caplog, self._folder = capfd, caplog, tmp_path
         caplog.set_level(logging.INFO)
@@ -112,7 +109,6 @@ class Sweep:
         assert_hidden(str(error), vars(error), "".join(traceback.format_exception(error)), pickle.dumps(error))
 
     def check_files(self) -> None:
-        """Looks at names and bytes of all files, and at the values that are in the store."""
         assert_hidden(self._caplog.text)
         assert_hidden(*(file.getvalue() for file in _store().values()))
         (self._folder / "train.json").unlink(missing_ok=True)

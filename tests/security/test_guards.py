@@ -26,75 +26,56 @@ def test_attack_fails(guard: Guard, tmp_path: Path) -> None:
     guard(tmp_path)
 
 
-def follows_links(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+CREATE: Final = durable.create
 
 
-def opens_what_is_there(patch: pytest.MonkeyPatch, *flags: int) -> None:
+def creates(*flags: int) -> Callable[[Path], int]:
+    """Opens what is there."""
     opened = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | sum(flags)
-    patch.setattr(durable, "create", lambda path: os.open(path, opened, 0o666))
+    return lambda path: os.open(path, opened, 0o666)
 
 
-def truncates_what_is_there(patch: pytest.MonkeyPatch) -> None:
-    opens_what_is_there(patch, os.O_NOFOLLOW)
+def creates_for_everybody(path: Path) -> int:
+    fd = CREATE(path)
+    os.fchmod(fd, 0o666)
+    return fd
 
 
-def clears_by_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(durable, "clear_folder", lambda folder: [path.unlink() for path in folder.iterdir()])
+def clear_by_name(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
 
 
-def takes_any_folder(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cursor, "check_folder", lambda folder: folder)
-
-
-def joins_any_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(journal, "decode_name", str)
-
-
-def gives_everybody_everything(patch: pytest.MonkeyPatch) -> None:
-    create = durable.create
-
-    def wide(path: Path) -> int:
-        fd = create(path)
-        os.fchmod(fd, 0o666)
-        return fd
-
-    patch.setattr(durable, "create", wide)
-
-
-def takes_away_what_the_umask_leaves(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(durable, "NEW_FILE_MODE", 0o600)
-
-
-def shows_what_it_is_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head, "printable", str)
-
-
-WEAKNESSES: Final = (
-    (follows_links, guards.link_out_of_the_stream_is_not_read),
-    (truncates_what_is_there, guards.temporary_file_is_always_new),
-    (opens_what_is_there, guards.temporary_file_is_always_new),
-    (clears_by_name, guards.recovery_removes_nothing_elsewhere),
-    (takes_any_folder, guards.cursors_folder_leads_nowhere),
-    (joins_any_name, guards.journal_names_no_other_directory),
-    (gives_everybody_everything, guards.umask_is_kept),
-    (takes_away_what_the_umask_leaves, guards.umask_is_kept),
-    (shows_what_it_is_told, guards.no_error_moves_the_cursor),
+WEAKNESSES: Final[tuple[tuple[Any, str, Any, Guard], ...]] = (
+    (
+        files,
+        "open_inside",
+        lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK),
+        guards.link_out_of_the_stream_is_not_read,
+    ),
+    (durable, "create", creates(os.O_NOFOLLOW), guards.temporary_file_is_always_new),
+    (durable, "create", creates(), guards.temporary_file_is_always_new),
+    (durable, "clear_folder", clear_by_name, guards.recovery_removes_nothing_elsewhere),
+    (cursor, "check_folder", lambda folder: folder, guards.cursors_folder_leads_nowhere),
+    (journal, "decode_name", str, guards.journal_names_no_other_directory),
+    (durable, "create", creates_for_everybody, guards.umask_is_kept),
+    (durable, "NEW_FILE_MODE", 0o600, guards.umask_is_kept),
+    (head, "printable", str, guards.no_error_moves_the_cursor),
 )
+"""What is put in place of a check, and the attack that then succeeds."""
 
 
-@pytest.mark.parametrize(("weakness", "guard"), WEAKNESSES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(("owner", "name", "weak", "guard"), WEAKNESSES)
 def test_planted_weakness_is_found(
-    weakness: Callable[[pytest.MonkeyPatch], None], guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, weak: Any, guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weakness(monkeypatch)
-    failures: tuple[Any, ...] = (AssertionError, pytest.fail.Exception, OSError)
-    with pytest.raises(failures):
+    monkeypatch.setattr(owner, name, weak)
+    with pytest.raises((AssertionError, pytest.fail.Exception, OSError)):
         guard(tmp_path)
 
 
 def test_every_attack_has_a_weakness_that_it_finds() -> None:
-    assert {guard for _, guard in WEAKNESSES} == set(GUARDS)
+    assert {guard for *_, guard in WEAKNESSES} == set(GUARDS)
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o002], ids="{:03o}".format)

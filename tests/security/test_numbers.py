@@ -73,7 +73,6 @@ def consumed(place: Path) -> Path:
 
 
 def claiming(place: Path) -> Path:
-    """A stream that claims a million million chunks, of which two are there."""
     stream = consumed(place)
     for name in ("head.json", "stream.end"):
         edit(stream / name, chunks=MANY, samples=2 * MANY)
@@ -123,8 +122,7 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
 def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
     with pytest.raises(StateMismatch):
         tracing(parts=parts)
-    # Nor is a step of more draws than memory holds.
-    with pytest.raises(StateMismatch):
+    with pytest.raises(StateMismatch):  # Nor is a step of more draws than memory holds
         list(tracing(2**60, parts=(Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS),)).at_step(0))
 
 
@@ -143,8 +141,7 @@ def told_source(stream: Path, path: Path | str, **values: Any) -> int:
 def test_position_that_is_no_number(field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert told_source(consumed(tmp_path), "a.jsonl", **{field: number}) == 5
     assert capfd.readouterr().err.count("\n") == 1
-    # Nor is a source that a seal names a pipe to wait at.
-    os.mkfifo(tmp_path / "a.jsonl")
+    os.mkfifo(tmp_path / "a.jsonl")  # Nor is a source that a seal names a pipe to wait at
     assert told_source(tmp_path / "stream", tmp_path / "a.jsonl", offset=99, line=9) == 0
     assert "the file cannot be read" in capfd.readouterr().out
 

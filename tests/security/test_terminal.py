@@ -1,5 +1,3 @@
-"""Texts that somebody else wrote come to a terminal as text: nothing in them moves a cursor or feigns a line."""
-
 import io
 import sys
 from collections.abc import Callable

@@ -52,8 +52,7 @@ class Known:
     ended: bool = True  # whether it has ended
     done: int = 0  # the chunks of [0, done) may be deleted: every cursor says so
     folders: tuple[str, ...] = field(default=(".tmp", "cursors"))
-    # the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
-    values: tuple[Any, ...] | None = None
+    values: tuple[Any, ...] | None = None  # as they are to be read; None where that is what they parse to
 
     @property
     def size(self) -> int | None:
@@ -153,13 +152,12 @@ STREAMS: Final = {
 ARRAYS: Final = _with_arrays("arrays")  # A stream whose rows hold arrays, damaged by itself
 
 
-_PIECES: Final = (
+_PIECES: Final = (  # What has been the trouble of some reader of JSON or of lines
     *(b"-", b"9", b"0", b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\n", b"\r\n", b"\0", b"null", b"true"),
     *(b"1e999", b"NaN", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\\ud800", b"\xed\xa0\x80", b"\xe2\x80\xa8"),
     *(b"18446744073709551616", b"-9223372036854775809", b"0" * 40, b"9" * 400, b"[" * 2000, b'{"a":' * 1100),
     *(b'"format":2,', b"{}\n", b"\n\n"),
 )
-"""What has been the trouble of some reader of JSON or of lines."""
 
 _NUMBERS: Final = (
     *(0, 1, 2, 3, -1, 255, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**15),
@@ -215,7 +213,6 @@ def alter_json(data: bytes, random: Random, *, values: Sequence[Any] = ()) -> by
         else:
             holder[key] = random.choice((*_VALUES, *values))
     if not random.randrange(8):
-        # The same key twice: the second one, with the value of another field, is in front or behind.
         key, other = random.choice(list(found) or ["format"]), random.choice(_VALUES)
         twice = orjson.dumps({key: other})[1:-1]
         text = orjson.dumps(found)
@@ -245,7 +242,6 @@ def _piece(data: bytes, start: int, stop: int, random: Random) -> bytes:
     return data[:start] + random.choice(_PIECES) + data[random.choice((start, min(start + 1, len(data)), stop)) :]
 
 
-# From where to where, of the bytes
 _WAYS: Final[dict[str, Callable[[bytes, int, int, Random], bytes]]] = {
     "flip bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
     "other bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
@@ -267,17 +263,15 @@ def _flipped(byte: bytes, random: Random) -> bytes:
     return bytes(one ^ 1 << random.randrange(8) for one in byte)
 
 
-_NAMES: Final = (
+_NAMES: Final = (  # Where a file may be copied to, besides the names that there are
     *("chunk_00000.jsonl", "chunk_00001.jsonl", "chunk_00002.jsonl", "chunk_00003.jsonl", "chunk_00004.jsonl"),
     *("chunk_1.jsonl", "chunk_000002.jsonl", "chunk_99999.jsonl", "chunk_100000.jsonl"),
     *("chunk_" + "9" * 200 + ".jsonl", "chunk_-1.jsonl", "stream.json", "head.json", "stream.end", "retired.json"),
     *("stream.owner", "cursors/run0.json", "cursors/other.json", "cursors/run0.reading.json", "cursors/.run0.lock"),
     *(".producer.lock", "quarantine.jsonl", ".tmp/chunk_00003.jsonl.0123456789abcdef", "unknown"),
 )
-"""Where a file may be copied to, besides the names that there are."""
 
-# Files that are not digested: what they say, where it can be read, is believed
-_CLAIMS: Final = ("head.json", "stream.end", "stream.json", "retired.json")
+_CLAIMS: Final = ("head.json", "stream.end", "stream.json", "retired.json")  # They are believed, not digested
 # What may be there in the place of a file; a folder is a directory that is not empty
 KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link out", "link to itself", "link within")
 
@@ -285,9 +279,7 @@ KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link
 @dataclass
 class Damaged:
     what: list[str]  # it, in a line
-    # whether a file that is believed was rewritten so that it may say something else in good form; then the stream may
-    # be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
-    lies: bool
+    lies: bool  # whether a file that is believed may say something else now, in good form; never by damage to bytes
 
 
 def damage(directory: Path, known: Known, random: Random) -> Damaged:
@@ -307,8 +299,7 @@ def damage(directory: Path, known: Known, random: Random) -> Damaged:
 def damage_cursor(directory: Path, known: Known, random: Random) -> Damaged:
     names = [name for name in known.files if name.startswith("cursors/run")]
     done = Damaged([], False)
-    # All of them far ahead of the data, or each as it comes: chunks go as soon as the last one lets them.
-    ahead = random.choice((None, None, None, 4, 5, 10**6))
+    ahead = random.choice((None, None, None, 4, 5, 10**6))  # All far ahead of the data, or each as it comes
     for name in names:
         data = known.files[name]
         if ahead is not None and not name.endswith(".reading.json"):
@@ -333,7 +324,6 @@ def _damage_once(directory: Path, known: Known, random: Random, done: Damaged) -
         done.what.append(f"{what} {name}")
     elif way == 6:
         other = random.choice(names)
-        # A chunk is moved with its seal, as by a hand that renames.
         both = name.startswith("chunk_") and other.startswith("chunk_") and random.randrange(2)
         for end in ("", ".completed") if both else (None,):
             one = directory / (name if end is None else name.removesuffix(".completed") + end)
@@ -346,14 +336,12 @@ def _damage_once(directory: Path, known: Known, random: Random, done: Damaged) -
         other = random.choice((*names, *_NAMES, *(name + ".completed" for name in _NAMES[:10])))
         _write(directory / other, _read(path))
         done.what.append(f"copy {name} to {other}")
-        # An end for a stream that has none: what it says is true of the moment.
         done.lies = done.lies or other in _CLAIMS
     elif way < 10:
         kind = random.choice(KINDS)
         replace_by(path, kind, directory / random.choice(names))
         done.what.append(f"{kind} for {name}")
-        # As good as a copy: a cursor reads as a mark of what is deleted.
-        done.lies = done.lies or (kind == "link within" and name in _CLAIMS)
+        done.lies = done.lies or (kind == "link within" and name in _CLAIMS)  # As good as a copy
     elif way == 10:
         other = random.choice((*_NAMES, *(name + ".completed" for name in _NAMES[:10])))
         if not os.path.lexists(directory / other):
@@ -374,8 +362,7 @@ def replace_by(path: Path, kind: str, target: Path) -> None:
     elif kind != "device":
         _MAKES[kind](path, target)
     elif os.geteuid() == 0:
-        # Without end, and without bound.
-        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # Without end, and without bound
 
 
 _MAKES: Final[dict[str, Callable[[Path, Path], object]]] = {
@@ -390,13 +377,11 @@ _MAKES: Final[dict[str, Callable[[Path, Path], object]]] = {
 
 def _make_hole(path: Path) -> None:
     path.touch()
-    # Half a terabyte of zeros, which take no room.
-    os.truncate(path, 1 << 39)
+    os.truncate(path, 1 << 39)  # Half a terabyte of zeros, which take no room
 
 
 def _make_socket(path: Path) -> None:
-    # The path of a socket has at most 107 bytes; relative to its folder it is short.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # A relative path is short: 107 bytes are the most
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"/proc/self/fd/{folder}/{path.name}")

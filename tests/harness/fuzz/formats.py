@@ -1,5 +1,4 @@
-"""Files and rows as targets of fuzzing: a decoder returns a value that is written and taken again, or its own error of
-bounded length; a row is taken as Python's own reader of JSON takes it."""
+"""Files and rows as targets of fuzzing: taken and written again, or refused in few words; rows as `json` takes them."""
 
 import itertools
 import json
@@ -59,7 +58,6 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def mutated(target: FileFormat, random: Random) -> bytes:
-    """Returns the bytes of a value, spoilt: by the structure of JSON, as bytes, or both."""
     data = random.choice(target.files)
     way = random.randrange(4)
     if way < 3:
@@ -70,7 +68,6 @@ def mutated(target: FileFormat, random: Random) -> bytes:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values say the same; arrays are compared by their numbers."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
     if is_dataclass(one) and not isinstance(one, type):
@@ -133,22 +130,17 @@ _LEAVES: Final[tuple[Any, ...]] = (
 )
 
 
-def drawn_row(random: Random) -> dict[str, Any]:
-    return {random.choice(_STRINGS): _drawn(random, 3) for _ in range(random.randint(0, 4))}
-
-
 def drawn_lines(random: Random) -> list[bytes]:
     lines = []
     for _ in range(random.choice((1, 2, 3, 40))):
-        line = encode_row(drawn_row(random))
+        line = encode_row({random.choice(_STRINGS): _drawn(random, 3) for _ in range(random.randint(0, 4))})
         way = random.randrange(12)
         if way == 0:
             line = spoil_more(line, random)
         elif way == 1:
             line = line[:-1] + random.choice((b"\r\n", b"", b" \n", b"\t\n"))
         elif way == 2:
-            # The same member again, with blanks about the colon.
-            line = b'{"id"' + random.choice((b":", b" :", b": ")) + b"1," + line[1:]
+            line = b'{"id"' + random.choice((b":", b" :", b": ")) + b"1," + line[1:]  # The same member, with blanks
         elif way == 3:
             line = b'{"n":' + random.choice((b"18446744073709551616", b"-9223372036854775809", b"1e400")) + b"}\n"
         lines.append(line)
@@ -156,11 +148,13 @@ def drawn_lines(random: Random) -> list[bytes]:
 
 
 def check_one(line: bytes) -> bool:
-    """Asserts what must hold for any line; returns whether it was taken."""
     try:
         row = check_row(line)
     except errors.RowInvalid as error:
-        _check_refusal(error, line)
+        assert error.reason, "no reason"
+        assert len(str(error)) <= 500, f"a message of {len(str(error))} characters"
+        assert error.byte is None or 0 <= error.byte <= len(line), f"byte {error.byte} of {len(line)}"
+        str(error).encode()
         return False
     assert parse_row(line) == row
     other = json.loads(line, parse_constant=_refuse_constant)
@@ -214,13 +208,6 @@ def check_foreign(data: bytes, path: Path) -> None:
         except errors.ChunkCorrupt as error:
             raise AssertionError("corrupt, but nobody has changed it") from error
         assert row == wanted, f"row {number} is {str(row)[:100]} instead of {str(wanted)[:100]}"
-
-
-def _check_refusal(error: errors.RowInvalid, line: bytes) -> None:
-    assert error.reason, "no reason"
-    assert len(str(error)) <= 500, f"a message of {len(str(error))} characters"
-    assert error.byte is None or 0 <= error.byte <= len(line), f"byte {error.byte} of {len(line)}"
-    str(error).encode()
 
 
 def _drawn(random: Random, depth: int) -> Any:

@@ -1,5 +1,4 @@
-"""States as targets of fuzzing: `load_state_dict` refuses one with a `LazyShardError`, soon and in bounded memory, or
-what is left draws samples of the stream, none of them twice in the epoch."""
+"""States as targets of fuzzing: each is refused soon and in bounded memory, or leaves draws of which none is twice."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,11 +17,10 @@ from lazyshard.part import Part
 from tests.data.options import grouped
 from tests.harness.fuzz.damage import ID, STREAMS, Known, alter_json
 
-NOT_OF_JSON: Final[tuple[Any, ...]] = (
+NOT_OF_JSON: Final[tuple[Any, ...]] = (  # What a pickle may hold as well
     *(b"bytes", float("nan"), float("inf"), -float("inf"), np.int64(3), np.float32(1.5), torch.tensor(3)),
     *(torch.zeros(2), (1, 2), {1: 2}, {1, 2}, 2**100, 1j, object(), RunState, range(3)),
 )
-"""What a pickle may hold as well."""
 
 _STREAMS: Final = ("ended", "live", "retired", "one", "empty")
 
@@ -79,7 +77,6 @@ def _part(random: Random, number: int) -> Part:
 
 
 def check_state(directory: Path, known: Known, state: Any, options: dict[str, Any], dp: int) -> bool:
-    """Asserts what must hold for any state; returns whether it was taken."""
     rest = grouped(options) | {"bad_rows": BadRows("raise")}
     dataset = LazyShardedDataset(directory, dp_rank=dp - 1, dp_size=dp, max_wait=0, **rest)
     seen: set[tuple[int, int]] = set()
@@ -93,8 +90,7 @@ def check_state(directory: Path, known: Known, state: Any, options: dict[str, An
     try:
         return _goes_on(dataset, state, str(directory), drawn)
     except ValueError as error:
-        # A stream that is shorter than one batch of every rank.
-        assert "num_samples is at least" in str(error), str(error)
+        assert "num_samples is at least" in str(error), str(error)  # Shorter than one batch of every rank
         return False
 
 
@@ -116,15 +112,13 @@ def _goes_on(
         except LazyShardError:
             break
         except IndexError as error:
-            # The stream has ended with fewer samples than one batch of every rank.
-            assert "an epoch is empty" in str(error), str(error)
+            assert "an epoch is empty" in str(error), str(error)  # Shorter than one batch of every rank
             break
     dataset.state_dict()
     return True
 
 
-# Streams of ours here have all the same identity, so a blend has one of them
-_BLENDED: Final = ("ended", "foreign", "foreign-live")
+_BLENDED: Final = ("ended", "foreign", "foreign-live")  # Of ours, which have one identity, only one
 _WILD: Final = (2**62, 2**53, 2**31, 2**20 + 1, 10**9, 1000, -1)
 
 
@@ -143,8 +137,7 @@ def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int
     if random.randrange(2):
         weights = {name: random.randint(1, 3) for name in _BLENDED if random.randrange(3)} or weights
         again = opened(streams, weights, 2)
-        # None of the streams may be there, or one that has been drawn from beyond what it has.
-        with contextlib.suppress(LazyShardError):
+        with contextlib.suppress(LazyShardError):  # None of its streams may be there, or all of one drawn
             again.load_state_dict(state)
             state = again.state_dict(again.consumed + 4 * random.randint(0, 2))
     way = random.randrange(6)
@@ -164,7 +157,6 @@ def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int
 
 
 def check_blend(streams: dict[str, Path], weights: dict[str, int], state: Any, dp: int) -> bool:
-    """Asserts what must hold for any state; returns whether it was taken."""
     blend, names = opened(streams, weights, dp), list(weights)
 
     def drawn(index: int) -> tuple[Known, int]:

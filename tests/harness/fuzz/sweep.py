@@ -1,5 +1,4 @@
-"""The sweep over damaged files, each case drawn from its seed, target and number alone, and everything that reads a
-stream let loose on them. `corpus/` holds the inputs and damaged streams that are kept, see its README."""
+"""The sweep over damaged files, each case drawn from seed, target, number. `corpus/`: what is kept, see its README."""
 
 import base64
 import functools
@@ -31,26 +30,13 @@ from lazyshard.inspection.verification import verify
 from lazyshard.stream import chunk, chunk_files, list_consumers, read_cursor
 from lazyshard.stream.retention import retire
 from tests.data.options import grouped
+from tests.harness.fuzz import damage as spoiling
 from tests.harness.fuzz import formats
-from tests.harness.fuzz.damage import (
-    ARRAYS,
-    ID,
-    STREAMS,
-    Damaged,
-    Known,
-    alter_json,
-    damage,
-    damage_cursor,
-    replace_by,
-    spoil,
-    spoil_more,
-)
+from tests.harness.fuzz.damage import ARRAYS, ID, STREAMS, Damaged, Known, damage, damage_cursor, replace_by, spoil_more
 from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
 from tests.harness.tally import Tally
 
 DEADLINE_S: Final = 30.0  # A look takes milliseconds; one that takes so long hangs
-# Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own.
-MEMORY_BYTES: Final = 1 << 30
 
 
 class Hangs(BaseException):
@@ -68,7 +54,7 @@ def bounded() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
+    most = pages * resource.getpagesize() + (1 << 30)  # Above what the process has; of more it gets a MemoryError
     most = most if limits[0] == resource.RLIM_INFINITY else min(most, limits[0])
     resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
@@ -189,8 +175,7 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
             raise Broken(f"a finding of {len(str(finding))} characters: {str(finding)[:200]!r}")
     if known.native and not done.lies and not (verified.count("damage") or verified.count("unchecked")):
         reader = _reader(directory, known)  # All is well, it says: then every row can be read
-        # Without its end, a stream looks as one that was killed before it could write that.
-        unended = any(finding.kind == "unended" for finding in verified.findings)
+        unended = any(finding.kind == "unended" for finding in verified.findings)  # As one that was killed before
         for sample, row in enumerate(known.rows[: verified.samples - 1 if unended else None]):
             if row is not None and reader.line(sample) != row:
                 raise Broken(f"all is well, it says, but sample {sample} is not")
@@ -287,17 +272,13 @@ def _sealed(directory: Path) -> set[int]:
     return {number for number in range(10) if (directory / f"chunk_{number:05d}.jsonl").exists()}
 
 
-LOOKS: Final[dict[str, Look]] = {
+LOOKS: Final[dict[str, Look]] = {  # In this order: the last two write
     **{"read": _read_in_order, "any": _read_any, "dataset": _read_dataset, "verify": _verify},
     **{words: _command(*words.split()) for words in ("status", "status --json", "verify --jobs 1")},
     **{words: _command(*words.split()) for words in ("verify --jobs 1 --quick --json", "inspect", "inspect --json")},
     **{words: _command(*words.split()) for words in ("inspect 0 --rows 9", "inspect --chunk 1 --json")},
     **{"resume": _resume, "delete": _delete},
 }
-"""In this order: the last two write."""
-
-
-CORPUS: Final = Path(__file__).parent / "corpus"
 
 
 class Input(NamedTuple):
@@ -325,7 +306,6 @@ def recipes() -> Iterator[Recipe]:
 
 
 def run_input(one: Input, place: Path) -> None:
-    """Asserts what must hold for an input; `place` is a directory of one's own."""
     checks: dict[str, Callable[[bytes], object]] = {
         "row": formats.check_one,
         "lines": lambda data: formats.check_batch(data.split(b"\x01")),
@@ -385,7 +365,7 @@ def _apply(directory: Path, operation: str, name: str, argument: Any = None) -> 
 
 
 def _lines(name: str) -> Iterator[dict[str, Any]]:
-    for line in (CORPUS / name).read_bytes().splitlines():
+    for line in (Path(__file__).parent / "corpus" / name).read_bytes().splitlines():
         yield orjson.loads(line)
 
 
@@ -395,15 +375,16 @@ class Found(NamedTuple):
 
 
 class Cases:
-    """Runs cases. `place`: an empty directory of one's own."""
-
     def __init__(self, place: Path) -> None:
         self._place = place
         self._streams = put_streams(place)
         self._run: Final[dict[str, Callable[[Random], object]]] = {
             **{"formats": _formats, "rows": _rows, "descriptions": _descriptions},
             "batches": lambda random: formats.check_batch(formats.drawn_lines(random)),
-            **{"foreign": self._foreign, "states": self._states, "blends": self._blends},
+            **{"foreign": self._foreign, "states": self._states},
+            "blends": lambda random: check_blend(
+                self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3))
+            ),
         }
 
     def run(self, target: str, seed: int, number: int) -> Found:
@@ -430,23 +411,11 @@ class Cases:
         known, state, options = drawn_state(random)
         return check_state(self._streams[known.name], known, state, options, random.choice((1, 1, 2, 3)))
 
-    def _blends(self, random: Random) -> bool:
-        return check_blend(self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3)))
-
     def _look(self, known: Known, random: Random, spoil: Callable[..., Damaged], looks: Iterable[str]) -> Found:
         broken, done = _look_all(self._place / "damaged", known, lambda at: spoil(at, known, random), looks)
         if broken is not None:
             return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
         return Found(None, not done.what)
-
-
-def hypothesis_case(random: Random) -> None:
-    target = random.choice((*formats.FORMATS.values(), None))
-    if target is None:
-        formats.check_one(spoil(random.choice(formats.drawn_lines(random)), random)[1])
-        formats.check_batch(formats.drawn_lines(random))
-        return
-    formats.check_bytes(target, formats.mutated(target, random))
 
 
 def _formats(random: Random) -> bool:
@@ -464,7 +433,7 @@ def _descriptions(random: Random) -> bool:
     assert line is not None
     data = np.frombuffer(random.randbytes(8 * random.randrange(8)), np.uint8)
     try:
-        row = orjson.loads(alter_json(line, random, values=(-8, 4, 8, 16, 33, 2**31, 2**62, 2**63)))
+        row = orjson.loads(spoiling.alter_json(line, random, values=(-8, 4, 8, 16, 33, 2**31, 2**62, 2**63)))
         if type(row) is not dict:
             return False
         fill_row(row, data)
@@ -480,8 +449,7 @@ def _descriptions(random: Random) -> bool:
     return True
 
 
-# How many at scale 1, by target: some ten minutes on one core
-CASES: Final = {
+CASES: Final = {  # At scale 1: some ten minutes on one core
     **{"streams": 9_000, "arrays": 2_000, "descriptions": 40_000, "cursors": 6_000, "states": 40_000, "blends": 20_000},
     **{"rows": 40_000, "batches": 15_000, "foreign": 15_000, "formats": 300_000},
 }
@@ -496,8 +464,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
             broken = 0
             for number in range(count):
                 found = cases.run(target, seed, number)
-                # A point is a case: no two are alike but by chance.
-                tally.trial(faults=1, points=1)
+                tally.trial(faults=1, points=1)  # A point is a case: no two are alike but by chance
                 tally.count(f"cases of {target}")
                 if found.taken:
                     tally.count(f"of {target} taken as valid")

@@ -8,27 +8,20 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lazyshard.format.names import TEMPORARY
 
 Content: TypeAlias = tuple[Any, ...]  # What is in a file, as ("rows", 0); or one of the three below
-# What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")
-Step: TypeAlias = tuple[Any, ...]
+Step: TypeAlias = tuple[Any, ...]  # as ("rename", "stream/.tmp/head.json.a", "stream/head.json")
 FOLDER: Final[Content] = ("folder",)
 SHORT: Final[Content] = ("short",)  # Empty, or cut off somewhere
-# As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
-# above where somebody looks at a length.
-ZEROS: Final[Content] = ("zeros",)
+ZEROS: Final[Content] = ("zeros",)  # As long as it should be, with other bytes; told apart by lengths alone
 _NOTHING: Final = 0
 _TEMPORARY: Final = f"/{TEMPORARY}"
 _LEFT: Final = "/left"  # The directory that stands for all in `.tmp/` that may be back
 
 
 class Disk(NamedTuple):
-    # of each name its path, the file it stands for, and what else it may stand for after a power cut. Files are numbers
-    # from 1; 0 is none.
-    names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
-    # of file n, at n - 1, its content and what else may be found in it after a power cut.
-    files: tuple[tuple[Content, tuple[Content, ...]], ...] = ()
+    names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()  # path, its file (0: none), what else after a power cut
+    files: tuple[tuple[Content, tuple[Content, ...]], ...] = ()  # content, what else after a power cut
 
     def visible(self) -> dict[str, Content]:
-        """Returns the content of what is there now, by path; `FOLDER` for a directory."""
         return {path: self.files[file - 1][0] for path, file, _ in self.names if file}
 
     def all_names(self) -> Iterator[str]:
@@ -134,8 +127,7 @@ def _move_along(draft: _Draft, before: str, after: str) -> None:
 def _truncate(draft: _Draft, path: str) -> None:
     file = draft.now.get(path, _NOTHING)
     if file:
-        # Whatever other name the file has.
-        value, others = draft.files[file]
+        value, others = draft.files[file]  # Whatever other name the file has
         draft.files[file] = (SHORT, (others | {value}) - {SHORT})
     else:
         draft.put(path, draft.new(SHORT))
@@ -154,10 +146,6 @@ def _sync_directory(draft: _Draft, folder: str) -> None:
             # What was in a directory that is gone for good is gone too.
             for below in [one for one in draft.now if one.startswith(f"{path}/")]:
                 draft.now[below], draft.others[below] = _NOTHING, set()
-
-
-def half_written(disk: Disk, path: str) -> Disk:
-    return do(disk, ("write", path, SHORT))
 
 
 def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:

@@ -1,6 +1,4 @@
-"""The producer of the model: the calls that change files, in the order of the code, which `test_model_code.py` holds.
-Contents: (rows, n-th piece of the source), (seal, chunk, position after it, whether it is full), (head, chunks,
-ended)."""
+"""The producer of the model, in the order of the code (`test_model_code.py`). Contents: ("seal", chunk, end, full)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,9 +92,7 @@ def told(seen: Seen) -> tuple[int, bool] | None:
     return chunks, False
 
 
-# Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
-# before it is survived by the producer.
-RETIRED_DONE: Final = "retired"
+RETIRED_DONE: Final = "retired"  # After ("look", published, token): refusals before it are survived
 _TOKENS: Final = "abcdefgh"
 _GONE: Final = ".gone"
 
@@ -117,11 +113,12 @@ class Producer:
         retiring = self.looking(seen, step[1], step[2])  # It looks at the consumers now and then only
         return [retiring, []] if retiring else [[]]
 
-    # As `run.py` and `recovery.py` have it.
+    # As `run.py`, `recovery.py` and `publishing.py` have it.
 
     def opening(self, disk: Disk, seen: Seen) -> list[Step]:
         manifest = value_of(seen, MANIFEST_PATH, "manifest")
-        if manifest is not None and self.is_complete(seen):
+        end = None if manifest is None else value_of(seen, END_PATH, "end")
+        if end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen:
             return []
         listed = list_stream(seen)
         if manifest is None and (listed.seals or listed.data):
@@ -149,10 +146,6 @@ class Producer:
     def taking(self, token: str) -> list[Step]:
         return self.durably(("owner",), names.OWNER, token)
 
-    def is_complete(self, seen: Seen) -> bool:
-        end = value_of(seen, END_PATH, "end")
-        return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
-
     def creating(self, token: str) -> list[Step]:
         temporary = self.temporary_path(names.MANIFEST, token)
         return [
@@ -166,12 +159,18 @@ class Producer:
     def before_recovering(self) -> list[Step]:
         return [("sync_directory", STREAM)]
 
-    # As `recovery.py` has it.
-
     def recovering(self, seen: Seen, token: str) -> list[Step]:
         listed = list_stream(seen)
-        self.check_gaps(seen, listed)
-        last = self.last_seal(seen, listed)
+        newest = listed.sealed - 1
+        if any(chunk >= listed.sealed for chunk in listed.seals):
+            raise Broken(f"a gap: {seal_path(listed.sealed)} is missing")
+        if listed.sealed == listed.mark > 0:
+            raise Broken(f"{seal_path(listed.mark)} is missing, the first that was not deleted")
+        if lost := [chunk for chunk in range(listed.mark, listed.sealed) if chunk not in listed.data]:
+            raise Broken(f"{data_path(lost[0])} is sealed, but missing")
+        if newest >= listed.mark and seen[data_path(newest)][0] == "short":
+            raise Broken(f"{data_path(newest)} has another length than sealed")
+        last = value_of(seen, seal_path(newest), "seal") if newest >= listed.mark else None
         end = value_of(seen, END_PATH, "end")
         if end is not None and end[1] != listed.sealed:
             raise Broken(f"{END_PATH} says {end[1]} chunks, the seals say {listed.sealed}")
@@ -182,22 +181,6 @@ class Producer:
         if closing or end is not None:
             return [*steps, *self.finishing(listed.sealed, token)]
         return steps + self.going_on(*self.start(seen, listed, last), token)
-
-    def check_gaps(self, seen: Seen, listed: Listed) -> None:
-        if any(chunk >= listed.sealed for chunk in listed.seals):
-            raise Broken(f"a gap: {seal_path(listed.sealed)} is missing")
-        if listed.sealed == listed.mark > 0:
-            raise Broken(f"{seal_path(listed.mark)} is missing, the first that was not deleted")
-        for chunk in range(listed.mark, listed.sealed):
-            if chunk not in listed.data:
-                raise Broken(f"{data_path(chunk)} is sealed, but missing")
-
-    def last_seal(self, seen: Seen, listed: Listed) -> Content | None:
-        if listed.sealed == listed.mark:
-            return None
-        if seen[data_path(listed.sealed - 1)][0] == "short":
-            raise Broken(f"{data_path(listed.sealed - 1)} has another length than sealed")
-        return value_of(seen, seal_path(listed.sealed - 1), "seal")
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
         return listed.sealed, 0 if last is None else last[2]
@@ -213,10 +196,7 @@ class Producer:
         steps: list[Step] = [("remove", path) for path in listed.below]
         return [*steps, ("sync_directory", STREAM)] if steps else []
 
-    # As `publishing.py` has it.
-
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
-        """Tells the readers where it is, publishes all that is left of the source, and ends the stream."""
         steps = self.hint(("head", chunk, False), names.HEAD, token)
         for piece in range(position, self.plan.chunks):
             steps.append(("look", chunk, token))
@@ -227,7 +207,7 @@ class Producer:
                 steps += self.telling(chunk, token)
             if full and piece + 1 == self.plan.chunks:
                 steps.append(("look", chunk, token))
-        return steps + self.ending(chunk, token)
+        return [*steps, *self.durably(("end", chunk), names.END, token), *self.finishing(chunk, token)]
 
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
         return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
@@ -242,9 +222,6 @@ class Producer:
     def telling(self, chunks: int, token: str) -> list[Step]:
         return self.hint(("head", chunks, False), names.HEAD, token)
 
-    def ending(self, chunks: int, token: str) -> list[Step]:
-        return [*self.durably(("end", chunks), names.END, token), *self.finishing(chunks, token)]
-
     def finishing(self, chunks: int, token: str) -> list[Step]:
         """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
         return [*self.durably(("head", chunks, True), names.HEAD, token), *self.leaving(token)]
@@ -252,12 +229,11 @@ class Producer:
     def leaving(self, token: str) -> list[Step]:
         return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
 
-    # As `holdback.py` and `retire.py` have it.
+    # As `holdback.py`, `retire.py` and `durable.py` have it.
 
     def looking(self, seen: Seen, published: int, token: str) -> list[Step]:
         """Returns how to delete what the consumer is done with; nothing where there is nothing to delete."""
         cursor = seen.get(CURSOR)
-        # One that is torn, or ahead, counts as none.
         done = cursor[1] if cursor is not None and cursor[0] == "cursor" and cursor[1] <= published else 0
         listed = list_stream(seen)
         target = max(listed.mark, self.deletable(done, published))
@@ -278,13 +254,10 @@ class Producer:
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
         if target > mark:
             return self.durably(("retired", target), names.RETIRED, token)
-        # A mark that is there already may be one whose `fsync` has failed.
-        return [("sync_directory", STREAM)]
+        return [("sync_directory", STREAM)]  # A mark that is there already may be one whose `fsync` has failed
 
     def deleting(self, first: int, target: int) -> list[Step]:
         return [("remove", path(chunk)) for chunk in range(first, target) for path in (seal_path, data_path)]
-
-    # As `durable.py` has it.
 
     def temporary_path(self, name: str, token: str) -> str:
         return f"{self.workplace(token)}/{name}"
@@ -294,12 +267,10 @@ class Producer:
         return _replacing(value, self.temporary_path(name, token), at(name), STREAM)
 
     def hint(self, value: Content, name: str, token: str) -> list[Step]:
-        """Makes a file appear."""
         return [step for step in self.durably(value, name, token) if step[0] not in ("sync", "sync_directory")]
 
 
-# Chunks that were trained at each kept checkpoint, in order. From 0 a run can always start, as long as it is kept.
-Kept = tuple[int, ...]
+Kept = tuple[int, ...]  # Trained at each kept checkpoint, in order; from 0 a run can always start
 
 
 class Consumer:

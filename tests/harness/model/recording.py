@@ -1,5 +1,4 @@
-"""Records which calls a process makes that change files, in the words of the model; what does so in another way is
-"unseen", no step of the model. Lock files and room for a head are left out: being there means nothing."""
+"""Records which calls of a process change files, as steps of the model; what does so in another way is "unseen"."""
 
 import contextlib
 import json
@@ -112,7 +111,6 @@ class Recorder:
 
 
 def read_record(record: Path, plan: Plan) -> list[Step]:
-    """Returns what was recorded, as steps of the model; the random part of a temporary name is a star."""
     steps = []
     for line in record.read_text().splitlines():
         kind, *given = json.loads(line)
@@ -124,7 +122,6 @@ def read_record(record: Path, plan: Plan) -> list[Step]:
 
 
 def read_disk(root: Path, plan: Plan) -> dict[str, Content]:
-    """Returns what is below a directory, as a disk of the model shows it; without what means nothing."""
     found: dict[str, Content] = {}
     for path in sorted(root.rglob("*")):
         if not _means_nothing(path.name):

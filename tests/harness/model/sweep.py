@@ -27,7 +27,6 @@ class Explored:
 
 
 def explore(world: World, faults: int) -> Explored:
-    """Explores all states, the nearest ones first, until a promise is broken."""
     first = world.first(faults)
     before: dict[State, State | None] = {first: None}
     waiting = deque([first])
@@ -76,9 +75,7 @@ PLANS: Final = (  # The smallest first
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Explores all plans; with a scale below 1 the first of them. Nothing is drawn by chance."""
     worlds = [(World(plan), FAULTS) for plan in PLANS[: math.ceil(len(PLANS) * scale)]]
-    # And with the files of temporary names told apart.
     for world, faults in (*worlds, (World(Plan(0)), 1), (World(Plan(0), every_junk=True), 1)):
         found = explore(world, faults)
         tally.trial(sum(found.faults.values()), found.states, found.moves)

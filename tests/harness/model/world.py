@@ -1,5 +1,4 @@
-"""The states of the model, what leads from one to the next, a step or a fault, and what must hold in each. Disks, what
-is still to do, and courses are interned: a state is five small numbers."""
+"""The states of the model, what leads from one to the next, and what must hold. All is interned: five small numbers."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +6,7 @@ from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from tests.harness.model import producer as model
-from tests.harness.model.disk import FOLDER, Content, Disk, Step, do, half_written, power_cuts, without_junk
+from tests.harness.model.disk import FOLDER, SHORT, Content, Disk, Step, do, power_cuts, without_junk
 
 
 class Facts(NamedTuple):
@@ -27,8 +26,7 @@ class Course:
     kept: model.Kept = (0,)  # the consumer's checkpoints
     cursors: tuple[Content | None, ...] = (None,)  # what the cursor may say now
     told: int = 0  # of how many chunks any reader was ever told
-    # how many chunks were sealed, if only for those who look at the directory, since the last power cut.
-    sealed: int = 0
+    sealed: int = 0  # as the directory shows, since the last power cut
     cut_since_end: bool = False  # the power was cut after the producer had ended the stream and was gone
     refused: bool = False  # the filesystem refused to delete, which the producer may not have tried again
 
@@ -91,8 +89,7 @@ def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) ->
 
 
 LOOKS: Final = ("open", "recover", "check", "look")  # Steps of the producer that change no file
-# A process is killed; the filesystem refuses a step of deleting; the power is cut
-FAULTS: Final = ("kill", "refuse", "power cut")
+FAULTS: Final = ("kill", "refuse", "power cut")  # A process dies, deleting fails, the power is cut
 _DONE: Final = 0  # What a process has to do that has succeeded: nothing
 _T = TypeVar("_T", bound=Hashable)
 
@@ -142,8 +139,7 @@ class World:
         self._disks: _Interned[Disk] = _Interned()
         self._visible: Callable[[int], model.Seen] = lru_cache(1 << 14)(lambda disk: self._disks.values[disk].visible())
         self._facts: list[Facts] = []
-        # What is to be done is a list of cells: a step, and the number of the cell that follows. Cell 0 is its end.
-        self._cells: _Interned[tuple[Step, int]] = _Interned()
+        self._cells: _Interned[tuple[Step, int]] = _Interned()  # A list of cells: (step, number of the next)
         self._cells.number((("",), _DONE))
         self._courses: _Interned[Course] = _Interned()
         self._done: dict[tuple[int, Step], int] = {}
@@ -159,9 +155,6 @@ class World:
 
     def disk(self, state: State) -> Disk:
         return self._disks.values[state.disk]
-
-    def course(self, state: State) -> Course:
-        return self._courses.values[state.course]
 
     def steps(self, state: State, who: str) -> Iterator[Step]:
         cell = state.producer if who == "producer" else state.consumer
@@ -214,7 +207,6 @@ class World:
             yield self._moved("producer", step, state._replace(producer=self._push(steps, rest)))
 
     def consume(self, state: State) -> Iterator[Move]:
-        """Returns what the consumer can do next; nothing where it waits."""
         if state.consumer == _DONE:
             return
         step, rest = self._cells.values[state.consumer]
@@ -256,22 +248,15 @@ class World:
         disk, course = self._disks.values[state.disk], self._courses.values[state.course]
         left: dict[Disk, Step] = {self._left(disk, who): (who,)}
         if step[0] == "write":
-            left.setdefault(self._left(half_written(disk, step[1]), who), (who, "half way through", step))
+            left.setdefault(self._left(do(disk, ("write", step[1], SHORT)), who), (who, "half way through", step))
+        number = self._course(replace(course, refused=course.refused and who != "producer"))
         for disk, what in left.items():
-            after = state._replace(
-                disk=self._disk(disk),
-                course=self._course(replace(course, refused=course.refused and who != "producer")),
-                faults=state.faults - 1,
-                **{who: self._restart[who]},
-            )
-            yield self._moved("kill", what, after)
+            after = State(self._disk(disk), state.producer, state.consumer, number, state.faults - 1)
+            yield self._moved("kill", what, after._replace(**{who: self._restart[who]}))
 
     def cut(self, state: State) -> Iterator[Move]:
         course = self._courses.values[state.course]
-        restart = {
-            who: _DONE if cell == _DONE else self._restart[who]
-            for who, cell in (("producer", state.producer), ("consumer", state.consumer))
-        }
+        begun = [_DONE if getattr(state, who) == _DONE else begin for who, begin in self._restart.items()]
         left = self._cuts.get(state.disk)
         if left is None:
             cuts = (self._left(disk, "producer", "consumer") for disk in power_cuts(self._disks.values[state.disk]))
@@ -283,8 +268,7 @@ class World:
             done, sealed = state.producer == _DONE, min(course.sealed, facts.sealed)
             after = replace(course, cursors=cursors, sealed=sealed, refused=course.refused and done)
             after = replace(after, cut_since_end=course.cut_since_end or done)
-            begun = restart["producer"], restart["consumer"]
-            yield self._moved("power cut", (), State(disk, *begun, self._course(after), state.faults - 1))
+            yield self._moved("power cut", (), State(disk, begun[0], begun[1], self._course(after), state.faults - 1))
 
     def _refusals(self, state: State) -> Iterator[Move]:
         if state.producer == _DONE:
@@ -298,8 +282,7 @@ class World:
         there = refused[0] in ("write", "sync", "rename")  # What it was writing is removed, whatever else fails
         steps: list[Step] = [("remove", refused[1])] if there else []
         course = self._course(replace(self._courses.values[state.course], refused=True))
-        # It goes on, or is held back anyway and looks again.
-        for again in ([], [("look", *step[1:])]):
+        for again in ([], [("look", *step[1:])]):  # It goes on, or is held back anyway and looks again
             rest = self._push(again, self._skip(cell))
             after = state._replace(producer=self._push(steps, rest), course=course, faults=state.faults - 1)
             yield self._moved("refuse", refused, after)

@@ -1,9 +1,4 @@
-"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root. Nothing
-of the user's is read or written. Each mount has a server process of its own, which speaks with its client through a
-pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends. What that is like is measured by
-`tests/cli/test_verify_filesystem.py`; a file that is read while it is replaced may come cut."""
-
-from __future__ import annotations
+"""A folder that an sshd of its own serves to this machine by a pipe (`sshd -i`), mounted by sshfs. Needs root."""
 
 import contextlib
 import errno
@@ -24,12 +19,8 @@ from tests.harness.disks import find_tool, tool
 # As NFS has it: names, missing names and attributes are remembered for seconds, listings are not
 CACHED: Final = ("dir_cache=no", "entry_timeout=7", "negative_timeout=7", "attr_timeout=7")
 CACHED_S: Final = 7.0
-# As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not
-DEFAULT: Final[tuple[str, ...]] = ()
+DEFAULT: Final[tuple[str, ...]] = ()  # listings and attributes for 20 s, missing names not at all
 DEFAULT_S: Final = 20.0
-_TOOLS: Final = ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount")
-_MOUNT_S: Final = 30.0
-_PRIVILEGE_SEPARATION: Final = Path("/run/sshd")
 
 _SSHD: Final = """\
 HostKey {folder}/host
@@ -60,20 +51,18 @@ def why_not() -> str | None:
         return "needs root, to mount filesystems"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "needs /dev/fuse"
-    lacking = [name for name in _TOOLS if find_tool(name) is None]
+    lacking = [name for name in ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount") if find_tool(name) is None]
     return f"needs {', '.join(lacking)}, which this machine lacks" if lacking else None
 
 
 class Mount:
-    """One mount of a shared folder. A context manager, which unmounts it however it is left."""
-
     def __init__(self, folder: Path, name: str, options: tuple[str, ...]) -> None:
         self.point: Final = folder / name  # where it is mounted
         self.options: Final = options  # of sshfs
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Mount:
+    def __enter__(self) -> "Mount":
         self.point.mkdir(exist_ok=True)
         self.bring_up()
         return self
@@ -87,13 +76,9 @@ class Mount:
         # sshfs dies with this process, whatever ends it, and its server with it.
         command = [tool("setpriv"), "--pdeathsig", "KILL", tool("sshfs"), "-f", "-F", str(self._folder / "ssh.conf")]
         with log.open("ab") as said:
-            self._process = subprocess.Popen(
-                [*command, *options, f"lazyshard:{self._folder / 'real'}", str(self.point)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-        deadline = time.monotonic() + _MOUNT_S
+            command += [*options, f"lazyshard:{self._folder / 'real'}", str(self.point)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        deadline = time.monotonic() + 30.0
         while not self.is_up():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.take_down()
@@ -126,7 +111,6 @@ class Mount:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """No call there gets an answer meanwhile."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -135,15 +119,11 @@ class Mount:
             self._process.send_signal(signal.SIGCONT)
 
 
-class Share:
-    """A folder with its server's and its clients' settings. `folder`: an empty folder for all of it. Skips the test
-    where network mounts cannot be had."""
-
+class Share:  # A folder that is served, in an empty `folder`. Skips the test where network mounts cannot be had.
     def __init__(self, folder: Path) -> None:
         if (reason := why_not()) is not None:
             pytest.skip(reason)
-        # The system makes it when it starts a server; one that is started by hand needs it as well.
-        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # Systems make it when they start a server
         self._folder = folder
         self.real: Final = folder / "real"  # what is served, as the server sees it
         self.real.mkdir()
@@ -167,9 +147,7 @@ WRITING: Final = ("write", "fsync", "replace", "rename", "link", "unlink", "mkdi
 
 
 class StaleCall:
-    """A context manager: while it is entered, one of the calls fails. `folder`: calls about a path in it, or a
-    descriptor of one, are counted. `number`: which one fails, from 1; 0 for none. `names`: functions of `os` that are
-    counted."""
+    """While it is entered, call `number` of `names` about `folder`, or a descriptor in it, fails; 0 for none."""
 
     def __init__(self, folder: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE) -> None:
         self.calls: list[str] = []  # the functions that were called, in order, each with what it was asked for
@@ -177,7 +155,7 @@ class StaleCall:
         self._readlink = os.readlink
         self._patch = mock.patch.multiple(os, **{name: self._counted(name, getattr(os, name)) for name in names})
 
-    def __enter__(self) -> StaleCall:
+    def __enter__(self) -> "StaleCall":
         self._patch.start()
         return self
 

@@ -1,9 +1,4 @@
-"""Producers by the real command and readers of each kind on network mounts; and rounds of both on two of them. A
-round is over when the stream has ended and the consumer has it all. Meanwhile anybody is killed, stopped or taken
-over, and a mount hangs or is lost; whoever has ended is started again, on either mount, as the same job. Faults that
-come faster than a busy machine starts processes would let nobody finish: after `FAULTS` of them there are no more."""
-
-from __future__ import annotations
+"""Rounds on two mounts: producer and consumer die, stop, are taken over, mounts hang or go, until all is consumed."""
 
 import errno
 import json
@@ -48,24 +43,20 @@ def arguments(out: Path, path: Path, *more: object) -> list[str]:
 
 
 def check_whole(real: Path) -> None:
-    """Checks on the server that a stream has ended with each row once, in order, and nothing else is left."""
     assert ids(real) == list(range(ROWS))
     assert published(real) == -(-ROWS // PER_CHUNK)
     assert json.loads((real / "stream.end").read_bytes())["samples"] == ROWS
     assert not list((real / ".tmp").glob("*"))
 
 
-class Sealed:
-    """Watches on the server that what is sealed is whole, never changes, and is not deleted before the mark says so. A
-    context manager: looks in a thread. `real`: the stream's directory on the server, of a stream of `source`."""
-
+class Sealed:  # Watches in a thread that what is sealed is whole, never changes, and stays until the mark says so
     def __init__(self, real: Path) -> None:
         rows = [line.decode() for line in ROW_LINES]
         self._chunks = SealedChunks(real, rows, PER_CHUNK, ordered=True, known={})
         self._over = threading.Event()
         self.wrong: list[str] = []
 
-    def __enter__(self) -> Sealed:
+    def __enter__(self) -> "Sealed":
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         return self
@@ -88,8 +79,7 @@ class Sealed:
 
 @contextmanager
 def readers(directory: Path, max_wait: float) -> Iterator[Callable[[], tuple[list[int], list[int]]]]:
-    """Reads a stream in threads from here on: whole by `StreamReader`, and by two ranks, one with two workers. Yields A
-    function that waits for the end and returns the ids: those of the one, and those of both ranks together."""
+    """Reads a stream in threads, whole and as two ranks; yields what waits for the end and gives the ids of both."""
     with ThreadPoolExecutor(3) as pool:
         whole: Future[list[int]] = pool.submit(read_whole, directory, max_wait)
         ranks = [pool.submit(read_rank, directory, max_wait, rank, 2, workers) for rank, workers in ((0, 0), (1, 2))]
@@ -108,16 +98,14 @@ def read_rank(directory: Path, max_wait: float, rank: int, dp: int, workers: int
 
 
 class Child:
-    """A function in a process of its own, which may hang without hanging the test. A context manager. `work`: is called
-    there with a function that sends something here; what it raises is sent as its text. `no_answer_s`: after so many
-    seconds without an answer of the filesystem it says so. `said`: the file that what it logs goes to."""
+    """A function in a process that may hang; `work` is called with what sends to here. `said`: where it logs to."""
 
     def __init__(self, work: Callable[[Callable[[Any], None]], object], said: Path, no_answer_s: float = 0.3) -> None:
         self._work = work
         self._said = said
         self._no_answer_s = no_answer_s
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> "Child":
         self._mine, theirs = multiprocessing.Pipe(False)
         self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(theirs,), daemon=True)
         self._process.start()
@@ -170,13 +158,11 @@ ROUNDS: Final = 60
 FAULTS: Final = 60  # At most so many a round
 _STUCK_S: Final = 120.0  # A round that goes on for longer after its last fault is stuck
 
-_BY_THE_FILESYSTEM: Final = (
+_BY_THE_FILESYSTEM: Final = (  # How a consumer may end, by its mount or name; the next one goes on
     *(f"[Errno {number}]" for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EPERM)),
     "StreamMissing: ",
     "CursorTaken: ",
 )
-"""What a consumer may end with, told with the path: its mount has gone, a lock file that it does not see yet is there
-(EPERM over SFTP), or another one has its name. The next one goes on."""
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
@@ -236,7 +222,9 @@ class Round:
                     self._start_who_is_missing()
                     time.sleep(self._dice.uniform(0.02, 0.4))
                     if len(self.done) < FAULTS and self._dice.random() < 0.6:
-                        self._do(self._dice.choice(self.faults()))
+                        fault = self._dice.choice(self.faults())
+                        fault()
+                        self.done.append(fault.__name__.strip("_").replace("_", " "))
                         last_fault = time.monotonic()
             self.wrong += sealed.wrong
             self._check()
@@ -248,10 +236,6 @@ class Round:
 
     def faults(self) -> list[Callable[[], None]]:
         return [self._kill_producer, self._take_over, self._kill_consumer, self._hang, self._lose_mount]
-
-    def _do(self, fault: Callable[[], None]) -> None:
-        fault()
-        self.done.append(fault.__name__.strip("_").replace("_", " "))
 
     def _kill_producer(self) -> None:
         if self._producer is not None:
@@ -269,8 +253,7 @@ class Round:
         os.kill(first, signal.SIGCONT)
         second = self._producer
         assert second is not None
-        # The first one is fenced; or the second one was refused, by a lock on the same mount for instance.
-        deadline = time.monotonic() + EVENT_S
+        deadline = time.monotonic() + EVENT_S  # The first one is fenced, or the second one was refused
         while _is_alive(first) and _is_alive(second):
             if time.monotonic() > deadline:
                 self.wrong.append(f"two producers have gone on beside each other for {EVENT_S:.0f} s")
@@ -375,7 +358,6 @@ def _restored(checkpoint: Path) -> dict[str, Any]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Returns whether a process has not ended; one that nobody has waited for yet has."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 
 def planted() -> dict[str, list[str]]:
-    """The names of all planted bugs, by harness."""
     from tests.harness.planted import fuzz, model, points, power, runs, soak, writers
 
     of_power = [f"{row[0]} on {row[1]}" for row in (*power.OF_A_PRODUCER, *power.OF_A_CONSUMER)]

@@ -27,12 +27,10 @@ _decode_seal = Seal.decode
 
 
 def _seal_of_any_chunk(data: bytes, number: int, file: str = "") -> Seal:
-    """Passes over the number in the seal."""
     return _decode_seal(records.encode(records.parse_object(data) | {"chunk": number}), number, file)
 
 
 def _any_integer(self: part.Kind, field: str, value: Any) -> Any:
-    """Takes negative counts and such beyond all bounds."""
     if not self.fits(value) and not (type(value) is int and self.expected.startswith("an integer from")):
         raise part.refused(field, self.expected, value)
     return value
@@ -54,14 +52,11 @@ _LENGTH_OFF: Final = ((chunk.Chunk, "__init__", _any_size), _READ)
 _WAITS: Final = (files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 MUTANTS: Final = {
     "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _nothing),)),
-    # As one who forgets that a file can be cut.
-    "length check off": Mutant("corpus", "holds other bytes", _LENGTH_OFF),
+    "length check off": Mutant("corpus", "holds other bytes", _LENGTH_OFF),  # As if no file were ever cut
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
     "negative counts accepted": Mutant("formats", "got -1", ((part.Kind, "check", _any_integer),)),
-    # Counts a cursor that is ahead of the data, or of another stream.
     "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((cursor, "_problem", _nothing),)),
     "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", lambda *_: _CURSOR),)),
-    # Opens whatever is there, and waits for whoever writes to it.
     "a pipe is waited for": Mutant("corpus", "no end within", (_WAITS,)),
     "a hole is read to its end": Mutant("corpus", "MemoryError", ((files, "MAX_BYTES", 1 << 60),)),
     "huge integers rounded": Mutant("rows", "another reader finds", ((row, "_check_integers", _nothing),)),

@@ -12,7 +12,6 @@ Who = type[model.Producer] | type[model.Consumer]
 
 
 def _without(name: str, who: Who, method: str, kind: str) -> Any:
-    """Leaves out the steps of a kind from what a method says."""
     original = getattr(who, method)
 
     def less(*arguments: Any) -> list[Step]:
@@ -77,9 +76,7 @@ class TrustsHead(model.Producer):
         return known, known
 
 
-class StateFile(model.Producer):
-    """Keeps the position in the source in a file of its own, written before the seal."""
-
+class StateFile(model.Producer):  # Keeps the position in the source in a file of its own, written before the seal
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
         rows, seal = self.publishing_rows(chunk, piece, token), self.sealing(chunk, piece, token)
         return [*rows, *self.durably(("position", piece + 1), "position.json", token), *seal]
@@ -147,9 +144,7 @@ class DeletesOneMore(model.Producer):
         return min(done + 1, published - 1) if done else 0
 
 
-class UnlinkOnce(model.Producer):
-    """Removes what is retired and fails where it is not there, instead of what is there."""
-
+class UnlinkOnce(model.Producer):  # Removes what is retired and fails where it is not there, instead of what is there
     def completing_retirement(self, listed: model.Listed) -> list[Step]:
         paths = [path(chunk) for chunk in range(listed.mark) for path in (model.seal_path, model.data_path)]
         return [*(("unlink", path) for path in paths), ("sync_directory", model.STREAM)] if listed.below else []

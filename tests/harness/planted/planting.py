@@ -26,8 +26,7 @@ def around(owner: Any, name: str, instead: Callable[..., Any]) -> None:
     setattr(owner, name, lambda *arguments, **named: instead(original, *arguments, **named))
 
 
-def keep_begun(suffix: str) -> None:
-    """Has files of names with this end outlive a kill, and the next run add to them."""
+def keep_begun(suffix: str) -> None:  # Has files of names with this end outlive a kill, and the next run add to them
     around(
         WriterLock,
         "path",

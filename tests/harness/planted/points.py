@@ -23,8 +23,6 @@ from tests.harness.processes.kill_points import When
 
 
 class Mutant(NamedTuple):
-    """A mistake, and where it is to be found."""
-
     install: Callable[[], None]  # makes it
     found: str  # part of what the harness says
     scene: str = "plain"  # the scene that is played
@@ -35,7 +33,6 @@ class Mutant(NamedTuple):
 
     @property
     def broken(self) -> tuple[str]:
-        """What `Stage` takes."""
         return (f"{self.install.__module__}:{self.install.__name__}",)
 
 
@@ -50,12 +47,10 @@ def seal_before_data() -> None:
 
 
 def torn_chunk_kept() -> None:
-    """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
     keep_begun(".jsonl")
 
 
 def position_ahead(rows: int = 1) -> None:
-    """The position in a seal is a row further than the chunk."""
     from lazyshard_producer.rows.reader import Batch
 
     def position(original: Any, self: Any, index: int) -> Any:
@@ -68,8 +63,7 @@ def position_behind() -> None:
     position_ahead(-1)
 
 
-def cut_forgotten() -> None:
-    """The position in a seal is behind the row that is cut, whatever of it is published."""
+def cut_forgotten() -> None:  # The position in a seal is behind the row that is cut, whatever of it is published
     from lazyshard_producer.rows.reader import Unit
 
     around(Unit, "position", lambda position, self, skip, **parts: replace(position(self, skip, **parts), cut=0))
@@ -83,7 +77,6 @@ def _deletable(before: Callable[[int], int]) -> None:
 
 
 def deleted_before_acknowledged() -> None:
-    """Deletes all but the newest chunk, whoever still needs it."""
     _deletable(lambda published: max(0, published - 1))
 
 
@@ -92,12 +85,10 @@ def never_deleted() -> None:
 
 
 def refused_row_forgotten() -> None:
-    """A restart begins the quarantine anew."""
     _cut_at(0)
 
 
-def refused_row_kept_twice() -> None:
-    """A restart cuts nothing off the quarantine, and meets again what no seal counts."""
+def refused_row_kept_twice() -> None:  # A restart cuts nothing off the quarantine, and meets again what no seal counts
     _cut_at(1 << 40)
 
 
@@ -113,8 +104,6 @@ def leftovers_stay() -> None:
 
 
 def seal_in_place() -> None:
-    """Writes a seal under its own name."""
-
     def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         durable.write_all(fd, data)
@@ -126,8 +115,6 @@ def seal_in_place() -> None:
 
 
 def sealed_again() -> None:
-    """A restart writes the last seal anew, with another time."""
-
     def seal_again(directory: Path, chunk: int) -> None:
         path = directory / seal_name(chunk)
         seal = replace(Seal.decode(path.read_bytes(), chunk), sealed_at=time.time() + 1)
@@ -137,7 +124,6 @@ def sealed_again() -> None:
 
 
 def failed_sync_ignored() -> None:
-    """Takes what could not be brought onto the device for durable."""
     everywhere(durable.sync, _ignoring(lambda fd: os.fsync(fd)))  # A kill point takes the place of `os.fsync` later
 
 
@@ -165,8 +151,7 @@ def journal_not_written() -> None:
     module.write_all = lambda fd, data: None
 
 
-def traceback_shown() -> None:
-    """An error of the filesystem is none that the command knows."""
+def traceback_shown() -> None:  # An error of the filesystem is none that the command knows
 
     def write_all(fd: int, data: bytes) -> None:
         try:
@@ -177,8 +162,7 @@ def traceback_shown() -> None:
     everywhere(durable.write_all, write_all)
 
 
-def written_uncounted() -> None:
-    """Writes a file past every call that is counted; for the trace."""
+def written_uncounted() -> None:  # Writes a file past every call that is counted; for the trace
     from lazyshard.stream.head import Announcer
 
     def tell(original: Any, self: Announcer, *given: Any, **named: Any) -> None:
@@ -204,8 +188,7 @@ def torn_side_file_kept() -> None:
     keep_begun(".arrays")
 
 
-def side_file_error_ignored() -> None:
-    """Seals a chunk whatever became of the file of its arrays."""
+def side_file_error_ignored() -> None:  # Seals a chunk whatever became of the file of its arrays
 
     def finish(self: OpenChunk) -> None:
         self.rows.finish()
@@ -217,8 +200,6 @@ def side_file_error_ignored() -> None:
 
 
 def side_file_made_again() -> None:
-    """A restart writes the last side file anew, with other bytes."""
-
     def write_again(directory: Path, chunk: int) -> None:
         path = directory / arrays_name(chunk)
         durable.publish_bytes(bytes(path.stat().st_size), path, directory / ".again")
@@ -240,8 +221,6 @@ def other_arrays_after_a_restart() -> None:
 
 
 def other_digests_after_a_restart() -> None:
-    """A run that goes on seals the digests of arrays in the wrong order."""
-
     def sealed(original: Any, self: RowFile) -> Any:
         offsets, digests = original(self)
         return offsets, digests[::-1] if self.path.suffix == ".arrays" else digests

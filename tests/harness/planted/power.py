@@ -17,34 +17,23 @@ def _nothing(*arguments: object, **named: object) -> None:
     return None
 
 
-_NOT_DONE: Final[dict[str, tuple[str, ...]]] = {
-    # The rows of a chunk are not on the device when its seal is.
+_NOT_DONE: Final[dict[str, tuple[str, ...]]] = {  # Functions of modules that do nothing
     "rows_not_synced": ("lazyshard.stream.publishing:sync",),
     # After a rename the directory is not synced: readers are told of what a cut takes back.
     "names_not_synced": ("lazyshard.store.durable:sync_directory", "lazyshard.stream.publishing:sync_directory"),
-    # A start believes the seals that it sees; taking the ownership, which syncs the same directory, is no help.
-    "nothing_synced_on_restart": ("lazyshard.stream.recovery:sync_directory",),
-    # A seal's position counts refused rows that are not on the device.
+    "nothing_synced_on_restart": ("lazyshard.stream.recovery:sync_directory",),  # A start believes what it sees
     "refused_rows_not_synced": ("lazyshard_producer.rows.refusals:sync",),
-    # A seal names a part of a followed directory's journal that is not on the device.
     "journal_not_synced": ("lazyshard_producer.following.journal:sync",),
-    # Retired chunks that a cut has brought back are not deleted again.
-    "what_comes_back_stays": ("lazyshard.stream.recovery:complete_retirement",),
-    # A consumer is told that its cursor is durable, and its name is not.
+    "what_comes_back_stays": ("lazyshard.stream.recovery:complete_retirement",),  # Nor when a cut has brought it back
     "cursor_name_not_synced": ("lazyshard.stream.cursor:sync_directory",),
 }
-"""Functions of modules that do nothing."""
 
-_NOT_DURABLE: Final = {
-    # The names of a seal and of the end are durable, what is in them is not.
-    "seal_not_synced": "lazyshard.stream.publishing",
+_NOT_DURABLE: Final = {  # Modules that leave it to the system when what they publish comes onto the device
+    "seal_not_synced": "lazyshard.stream.publishing",  # The names of seal and end are durable, not their content
     "nothing_synced_on_restart": "lazyshard.stream.lock",
-    # What readers are told last is a hint like all before it: the head of a stream that has ended is not synced.
-    "end_only_told": "lazyshard.stream.head",
-    # Chunks are deleted on the word of a mark that is not on the device.
+    "end_only_told": "lazyshard.stream.head",  # The head is a hint like all before it
     "retired_mark_not_synced": "lazyshard.stream.retention",
 }
-"""Modules that leave it to the system when what they publish comes onto the device."""
 
 
 def _deleted_before_the_mark() -> None:
@@ -74,7 +63,6 @@ def _deleting_only_once() -> None:
 
 
 def _side_file_not_synced() -> None:
-    """The arrays of a chunk are not on the device when its seal is."""
     pieces: Any = import_module("lazyshard.stream.publishing")
 
     def finish_rows_alone(chunk: Any) -> None:
@@ -93,7 +81,6 @@ def _cursor_not_synced() -> None:
 
 
 def _cursor_in_place() -> None:
-    """A cursor is written over the one before, without a file of its own."""
     cursor: Any = import_module("lazyshard.stream.cursor")
     durable: Any = import_module("lazyshard.store.durable")
 
@@ -117,17 +104,14 @@ _OTHERWISE: Final[dict[str, Callable[[], None]]] = {
     "side_file_named_after_the_seal": points.side_file_named_after_the_seal,
     "side_file_made_again": points.side_file_made_again,
     "other_arrays_after_a_restart": points.other_arrays_after_a_restart,
-    # Of retired chunks that a cut has brought back, or left in half, the side files are not deleted.
-    "side_files_that_come_back_stay": points.side_files_deleted_only_once,
+    "side_files_that_come_back_stay": points.side_files_deleted_only_once,  # Nor when a cut has brought them back
     "cursor_not_synced": _cursor_not_synced,
     "cursor_in_place": _cursor_in_place,
-    # The cursor is moved on, and then the checkpoint is saved for which it stands.
     "committed_before_the_checkpoint": lambda: vars(import_module(_LIVES)).update(COMMIT_FIRST=True),
 }
 
 
 def plant(name: str) -> None:
-    """Makes a mistake."""
     for place in _NOT_DONE.get(name, ()):
         module, _, function = place.partition(":")
         setattr(import_module(module), function, _nothing)

@@ -24,13 +24,11 @@ class Mutant(NamedTuple):
     install: Callable[[], None]  # makes it
     kind: str  # what the harness must find, see `RunViolation`
     besides: str = ""  # what it may find as well, or first
-    # whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
-    deletes: bool = False
+    deletes: bool = False  # else the mistake shows in what is trained, and only there
     blend: bool = False  # whether it is one of blends
     leaves_out: bool = False  # whether every other life leaves out all streams but the first
 
-    def plan(self, seed: int) -> RunPlan:
-        """Returns the run of a seed in which it is to be found."""
+    def plan(self, seed: int) -> RunPlan:  # Returns the run of a seed in which it is to be found
         run = make_blend_plan(seed) if self.blend else make_plan(seed)
         if self.deletes:
             return run
@@ -49,12 +47,10 @@ def _shifted(steps: int, state_dict: Any, self: LazyShardedDataset, consumed: in
     try:
         return state_dict(self, shifted)
     except ValueError:
-        # More than there is is refused.
-        return state_dict(self, consumed)
+        return state_dict(self, consumed)  # More than there is is refused
 
 
 def _own_count(state_dict: Any, self: LazyShardedDataset, consumed: int) -> Any:
-    """Each rank counts what it has trained itself, as if there were no others."""
     step = self.rank.dp_size * self._states.order.batch_size
     own = (consumed - self.consumed) // self.rank.dp_size
     return state_dict(self, self.consumed + own // step * step)
@@ -90,12 +86,10 @@ def _drop_tail(init: Any, self: Segment, *arguments: Any, **named: Any) -> None:
 
 
 def _forget_older(commit: Any, dataset: run_rank.Data, consumed: int, older: Any) -> None:
-    """The cursor follows the newest checkpoint, although older ones are kept."""
     commit(dataset, consumed, [])
 
 
 def _stop(checked: Any, found: dict[str, Any]) -> Any:
-    """A rank never comes to the end of its step."""
     sample = checked(found)
     if sample == 20:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -103,7 +97,6 @@ def _stop(checked: Any, found: dict[str, Any]) -> Any:
 
 
 def _blend_ahead(state_dict: Any, self: BlendedDataset, consumed: int) -> Any:
-    """The state of a blend says that a micro batch of every rank more was trained than was."""
     return state_dict(self, consumed + self.rank.dp_size * self._batch_size)
 
 
@@ -114,7 +107,6 @@ def _turns_anew(part: Any, self: BlendStates, *arguments: Any) -> Any:
 
 
 def _forget_left_out(load: Any, self: BlendStates, found: BlendState) -> Any:
-    """A stream that was left out for a while comes back from its beginning."""
     last = {found.names[member] for member in found.parts[-1].members}
     return {name: state for name, state in load(self, found).items() if name in last}
 
@@ -136,8 +128,11 @@ def _state(shift: int) -> Callable[[], None]:
     return _around(LazyShardedDataset, "state_dict", partial(_shifted, shift))
 
 
-# A state that is ahead at the end of the epoch is in the next one: refused, or all is trained again.
-MUTANTS: Final[dict[str, Mutant]] = {
+def _of_blends(name: str, instead: Callable[..., Any], kind: str, besides: str = "", deletes: bool = False) -> Mutant:
+    return Mutant(_around(BlendedDataset, name, instead), kind, besides, deletes, blend=True)
+
+
+MUTANTS: Final[dict[str, Mutant]] = {  # One that is ahead at the end of the epoch may be refused
     "checkpoint ahead": Mutant(_state(1), "skipped", "refused twice"),
     "checkpoint behind": Mutant(_state(-1), "twice"),
     "own count on each rank": Mutant(_around(LazyShardedDataset, "state_dict", _own_count), "twice"),
@@ -146,14 +141,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "drop the tail": Mutant(_around(Segment, "__init__", _drop_tail), "skipped", "order"),
     "older checkpoints not named": Mutant(_around(run_rank, "commit", _forget_older), "gone", deletes=True),
     "a rank that stops": Mutant(_around(run_rank, "checked", _stop), "hang"),
-    "checkpoint of a blend ahead": Mutant(
-        _around(BlendedDataset, "state_dict", _blend_ahead), "order", "refused skipped error", blend=True
-    ),
+    "checkpoint of a blend ahead": _of_blends("state_dict", _blend_ahead, "order", "refused skipped error"),
     "turns of a blend anew": Mutant(_around(BlendStates, "part", _turns_anew), "order", blend=True),
     "stream left out comes back anew": Mutant(
         _around(BlendStates, "load", _forget_left_out), "twice", "refused order", blend=True, leaves_out=True
     ),
-    "older checkpoints named to the first stream": Mutant(
-        _around(BlendedDataset, "commit", _first_alone), "gone", deletes=True, blend=True
-    ),
+    "older checkpoints named to the first stream": _of_blends("commit", _first_alone, "gone", deletes=True),
 }

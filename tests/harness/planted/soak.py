@@ -17,14 +17,12 @@ class Mutant(NamedTuple):
 
 
 def _leak_descriptors(opened: Any, self: StreamReader, number: int) -> Any:
-    """The reader leaves a descriptor open with every chunk."""
     chunk = opened(self, number)
     os.open(chunk.path, os.O_RDONLY)
     return chunk
 
 
 def _acknowledge_early(commit: Any, dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> Any:
-    """Rank 0 tells the producer of more than is in a checkpoint."""
     step = dataset.rank.dp_size * dataset._states.order.batch_size
     return commit(dataset, consumed + 40 * step, [])
 

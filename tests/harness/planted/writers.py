@@ -29,8 +29,7 @@ def head_before_seal() -> None:
     around(ChunkWriter, "_publish_chunk", publish)
 
 
-def data_in_place() -> None:
-    """Writes rows under the chunk's own name, and takes what is there for published."""
+def data_in_place() -> None:  # Writes rows under the chunk's own name, and takes what is there for published
 
     def recover(original: Any, directory: Path, *given: Any) -> Any:
         for path in directory.glob("chunk_*.jsonl"):
@@ -50,7 +49,6 @@ def end_before_last_chunk() -> None:
 
 
 def next_chunk_overtakes() -> None:
-    """Publishes a chunk before the one that is still on its way."""
     original = WriteSteps.do
     held: list[Callable[[], object]] = []
 
@@ -96,8 +94,7 @@ MUTANTS_OF_ARRAYS: Final[dict[str, tuple[Mutant, int]]] = {
 }
 
 
-def owner_first() -> Any:
-    """Writes its name before all others are fenced, who may write theirs over it."""
+def owner_first() -> Any:  # Writes its name before all others are fenced, who may write theirs over it
     publish, destroyed = durable.publish_bytes, lock.destroy
     waiting: list[Path] = []
 

@@ -1,7 +1,5 @@
 """A process that reads a stream all the time while others write to it and are killed. Its death is a violation."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -18,12 +16,9 @@ from tests.harness.processes.nursery import Answering, Silent
 from tests.harness.scenes.table import CONSUMER
 
 _ANSWER_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.003
 
 
-class Watched(NamedTuple):
-    """A stream to be read: the arguments of `SealedChunks`, and of a consumer."""
-
+class Watched(NamedTuple):  # A stream to be read: the arguments of `SealedChunks`, and of a consumer
     out: Path
     lines: list[str]
     arrays: list[bytes] | None
@@ -41,10 +36,8 @@ class Read(NamedTuple):
     violation: str | None  # what is wrong; None if nothing is
 
 
-class Reader:
-    """A context manager: the process. Each method raises AssertionError where it has died or says nothing."""
-
-    def __enter__(self) -> Reader:
+class Reader:  # A context manager: the process. Each method raises AssertionError where it has died or says nothing.
+    def __enter__(self) -> "Reader":
         self._answering = Answering("tests.harness.points.reader")
         return self
 
@@ -70,9 +63,7 @@ class Reader:
             raise AssertionError(f"the reader has died or is silent: {error}") from error
 
 
-class _Consumer:
-    """Reads a stream: whatever is sealed, as any program could, and what readers are told of, as ours do."""
-
+class _Consumer:  # Reads a stream: whatever is sealed, as any program could, and what readers are told of, as ours do
     def __init__(self, stream: Watched) -> None:
         self._stream = stream
         self._sealed = SealedChunks(
@@ -94,8 +85,7 @@ class _Consumer:
             try:
                 self._follow()
             except Exception:
-                # Of a chunk sealed since that look, its files tell more than what our reader makes of them.
-                self._sealed.look(self.acknowledged)
+                self._sealed.look(self.acknowledged)  # Its files tell more than our reader makes of them
                 raise
             self.looks += 1
         except AssertionError as error:
@@ -138,7 +128,7 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     consumer: _Consumer | None = None
     while True:
-        if not pipe.poll(None if consumer is None else _LOOK_EVERY_S):
+        if not pipe.poll(None if consumer is None else 0.003):
             assert consumer is not None
             consumer.look()
             continue
@@ -149,8 +139,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Not the classes of this program, but those of the module that who asks has.
-    from tests.harness.points import reader
+    from tests.harness.points import reader  # The classes of the module that who asks has
 
     with contextlib.suppress(EOFError):
         reader.main()

@@ -20,8 +20,7 @@ from lazyshard.stream.listing import Published
 
 
 class SealedChunks:
-    """All that was ever seen sealed of a stream. `lines`: the rows that it is to have in the end, in order, without
-    newlines. `arrays`: the bytes of each row's arrays; None where there are to be no side files."""
+    """All that was ever seen sealed. `lines`: the rows in the end. `arrays`: the bytes of each one's; None for none."""
 
     def __init__(
         self,
@@ -33,16 +32,14 @@ class SealedChunks:
         known: dict[str, bytes],  # what was seen of it before, by file name
         arrays: Sequence[bytes] | None = None,
     ) -> None:
-        # data, seals and side files, by file name, as they were seen first.
-        self.known: Final[dict[str, bytes]] = dict(known)
+        self.known: Final[dict[str, bytes]] = dict(known)  # as they were seen first, by file name
         self._out = out
         self._lines = lines
         self._arrays = arrays
         self._places = {line: number for number, line in enumerate(lines)}
         self._per_chunk = per_chunk
         self._ordered = ordered
-        # What of the rows was seen in which chunk; a chunk's own rows are its numbers in `lines`.
-        self._chunks: dict[int, list[int]] = {}
+        self._chunks: dict[int, list[int]] = {}  # the numbers of its rows in `lines`
         for name, data in self.known.items():
             found = parse_chunk_name(name)
             if found is not None and not found[1]:
@@ -64,8 +61,7 @@ class SealedChunks:
         sealed = {found[0] for found in map(parse_chunk_name, names) if found is not None and found[1]}
         for chunk in sorted(sealed | set(self._chunks)):
             self._look_at(chunk, acknowledged)
-        # A listing may miss what was renamed meanwhile, but never a name that was there before a later one came.
-        for chunk in range(max(self._chunks, default=0)):
+        for chunk in range(max(self._chunks, default=0)):  # A listing may miss what was renamed meanwhile
             if chunk not in self._chunks and chunk >= self._mark(acknowledged):
                 self._look_at(chunk, acknowledged)
 
@@ -76,7 +72,6 @@ class SealedChunks:
         self.check_claims()
 
     def check_claims(self) -> None:
-        """Compares what the stream says of itself with what was seen of it."""
         sealed = self.chunks
         samples = min(sealed * self._per_chunk, len(self._lines))
         try:
@@ -84,8 +79,7 @@ class SealedChunks:
             if end is not None and (told := End.decode(end)) != End(sealed, samples):
                 raise AssertionError(f"{END} says {told}, sealed are {sealed} chunks with {samples} rows")
             head = _read(self._out / HEAD)
-            # It is not synced, being a hint: a power cut may leave the name of it and nothing in it.
-            if head is not None and head.strip(b"\0"):
+            if head is not None and head.strip(b"\0"):  # A cut may leave its name and nothing in it
                 heard = Head.decode(head)
                 if heard.chunks > sealed or heard.samples > samples or (heard.ended and end is None):
                     raise AssertionError(f"{HEAD} says {heard}, sealed are {sealed} chunks with {samples} rows")
@@ -104,7 +98,6 @@ class SealedChunks:
         return place
 
     def read_through(self) -> Published:
-        """Reads all that a new reader is told of; returns what that is."""
         try:
             reader = StreamReader(self._out, max_wait=0)
             for sample in range(reader.seen.samples):

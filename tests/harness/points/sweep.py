@@ -1,8 +1,4 @@
-"""Every crash point: the producer's command is killed, or has an error, at each call that changes a file, and again at
-each call of the run that goes on, while a process reads (`points.reader`). As a program it plays one trial again:
-`python -m tests.harness.points.sweep plain kill@17/half EIO@3/before`."""
-
-from __future__ import annotations
+"""A kill or an error at each call of the command, and of the next run."""
 
 import contextlib
 import fcntl
@@ -10,8 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +20,7 @@ from tests.harness.disks import fast_folder
 from tests.harness.points.reader import Reader, Watched
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_faults, ways
+from tests.harness.processes.kill_points import ERRORS, Fault, When, ways
 from tests.harness.scenes.rows import side_bytes
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream, lasting
@@ -64,8 +58,7 @@ class Stage:
         folder, sources = self.new_folder()
         options = list(self.scene.options)
         if "--retain" in options:
-            # The same rows, and nobody has to be waited for.
-            del options[options.index("--retain") :]
+            del options[options.index("--retain") :]  # The same rows, and nobody has to be waited for
         stream = Stream(self.nursery, folder / "out", sources, options, self.scene.per_chunk)
         status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
         assert status == 0, f"not even a run to which nothing happens gets through: {status}: {said}"
@@ -79,9 +72,7 @@ class Stage:
 _REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
 _FENCED: Final = 6  # The command's exit code where another producer has the stream
 _FILESYSTEM: Final = 7  # The command's exit code for an error of the filesystem
-WITHOUT_LOCKS: Final = "tests.harness.points.sweep:without_locks"  # For `Nursery.start`; this may be `__main__`
-# Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
-_HARMLESS: Final = ("unlink", "rmdir", "mkdir")
+_HARMLESS: Final = ("unlink", "rmdir", "mkdir")  # The next run removes what is left
 _NAMING: Final = ("replace", "link")
 
 
@@ -90,10 +81,8 @@ def without_locks() -> None:
     fcntl.flock = lambda fd, operation: None
 
 
-class Trial:
-    """A stream to which things happen. `before`: the trial that it goes on from, on a copy; no source is live."""
-
-    def __init__(self, stage: Stage, before: Trial | None = None) -> None:
+class Trial:  # A stream to which things happen. `before`: the trial that it goes on from, on a copy; no source is live.
+    def __init__(self, stage: Stage, before: "Trial | None" = None) -> None:
         self.met: list[str] = []  # for each fault that came about, the call that it met
         self.suffered: list[Fault] = []  # these faults
         self._stage = stage
@@ -125,10 +114,9 @@ class Trial:
         return bool(met)
 
     def take_over(self, first: int, second: int) -> tuple[bool, bool]:
-        """Runs the command twice at a time, as where locks do not meet: one to its call `first`, another one to
-        `second`, then the first one to its end, and the other. Returns whether each got to its call."""
+        """Runs two without locks, one to its call `first`, one to `second`, then both to their ends."""
         runs: list[int] = []
-        prepare = (*self._stage.prepare, WITHOUT_LOCKS)
+        prepare = (*self._stage.prepare, "tests.harness.points.sweep:without_locks")
         said, met = [], []
         try:
             with self._stream.fed():
@@ -156,14 +144,12 @@ class Trial:
         given, rows = self._read.samples + self._first * self._stage.scene.per_chunk, len(self._stage.whole.lines)
         assert (given, self._read.ended) == (rows, True), f"the reader was given {self._read}, of {rows} rows"
         mark = read_retired(self.out)
-        # The look before its first chunk must have found what was acknowledged before it began.
-        late = self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1)
+        late = self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1)  # By what was acknowledged before
         assert not late, f"acknowledged were chunks below {acknowledged}, deleted are only those below {mark}"
         self._check_content()
         self._check_names(mark)
 
     def finish_again(self) -> None:
-        """Runs the command on the ended stream: it says so, and changes nothing."""
         before = self._files()
         status, said = self._run(HANGS_S)
         assert not (status or before != self._files()), f"a run on the ended stream changes it: {status}: {said}"
@@ -177,8 +163,7 @@ class Trial:
     def _run(self, most_s: float, **fault: Any) -> tuple[int, str]:
         status, said = self._stream.run(most_s=most_s, prepare=self._stage.prepare, **fault)
         if status == -signal.SIGALRM and most_s == HANGS_S:
-            # It may wait for a reader that has found something.
-            self._check_now()
+            self._check_now()  # It may wait for a reader that has found something
             raise AssertionError(f"it hangs: {said}")
         return status, said
 
@@ -193,16 +178,16 @@ class Trial:
         expected = 0
         if met and fault.kind == "kill":
             expected = -signal.SIGKILL
-        elif met and fault.is_error:
+        elif met and fault.kind != "short":
             expected = _FILESYSTEM
         if status == expected:
             if expected == _FILESYSTEM:
                 errors = [line for line in said.splitlines() if "error: " in line]
-                told = len(errors) == 1 and fault.text in errors[0] and str(self.out) in errors[0]
-                assert told, f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}"
+                text = os.strerror(ERRORS[fault.kind][0])
+                told = len(errors) == 1 and text in errors[0] and str(self.out) in errors[0]
+                assert told, f"{fault}: expected one line with {text!r} and {self.out}: {said}"
             return
-        # Deleting is tried again and again; a name that was given, with only the answer lost, is known by its result.
-        harmless = (
+        harmless = (  # Deleting is tried again; a name that was given is known by its result
             self._stage.scene.behind is not None or met in _HARMLESS or (met in _NAMING and fault.when == "after")
         )
         # The head finds room in what is kept for it, once.
@@ -220,8 +205,7 @@ class Trial:
         stream, whole, scene = self._stream, self._stage.whole, self._stage.scene
         sealed = self._sealed.chunks
         assert sealed == len(whole.seals), f"{sealed} chunks were sealed, expected {len(whole.seals)}"
-        # Each refused row is kept once; where files are read in any order, only the order may differ.
-        refused, expected = stream.refused(), whole.refused
+        refused, expected = stream.refused(), whole.refused  # Of files in any order only the order may differ
         if scene.live:
             refused, expected = (
                 sorted((entry | {"source": Path(entry["source"]).name} for entry in entries), key=str)
@@ -247,9 +231,6 @@ class Trial:
         assert found == expected, f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}"
 
 
-# Scenes that have every error; the others differ from them in how they read, which changes no file
-_ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
-
 _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
     "plain": (("kill", "before", 1), ("kill", "half", 1), ("kill", "after", 3), ("EIO", "before", 3)),
     "made": (("kill", "before", 5), ("kill", "half", 3), ("EIO", "before", 7)),
@@ -266,15 +247,11 @@ _AGAIN: Final[tuple[tuple[str, When, bool], ...]] = (
 )
 """What happens in the run after the first fault: one of them at each of its calls, in turn."""
 
-# So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more
-_UNMET: Final = 2
 _MOST_CALLS: Final = 2000
 _MOST_VIOLATIONS: Final = 20  # Of one fault there may be one at every point; more tell nothing new
 
 
 class Sweeper:
-    """Plays a scene with faults at every call, and counts."""
-
     def __init__(
         self,
         stage: Stage,
@@ -322,7 +299,6 @@ class Sweeper:
         return met
 
     def play(self, faults: Sequence[Fault], before: Trial | None = None) -> bool:
-        """Plays one trial; returns whether the last of its faults came about."""
         met, trial = False, Trial(self._stage, before)
         with self._told(*(faults if before is None else [*before.suffered, *faults])):
             for fault in faults:
@@ -358,7 +334,7 @@ class Sweeper:
                 met, unmet = met + 1, 0
             else:
                 unmet += 1
-                if unmet == _UNMET:
+                if unmet == 2:  # So many numbers in a row that no call had are behind a run's end
                     break
         return met
 
@@ -372,7 +348,6 @@ class Sweeper:
 
 @contextmanager
 def stage(name: str, place: Path, broken: Sequence[str] = ()) -> Iterator[Stage]:
-    """A scene by its name, ready to be played; see `Stage`."""
     with fast_folder(place) as folder, Commands(folder) as nursery, Reader() as reader:
         yield Stage(POINTS[name], nursery, reader, folder / "stage", broken)
 
@@ -388,23 +363,11 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                 continue
             for when in ways("kill"):
                 sweeper.at_every_call("kill", when)
-            if name in _ERRONEOUS:
+            # The others differ in how they read, which changes no file.
+            if name in ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained"):
                 for kind in ERRORS:
                     for when in ways(kind):
                         sweeper.at_every_call(kind, when)
                     sweeper.at_every_call(kind, ways(kind)[0], always=True)
             for kind, when, every in _STACKED.get(name, ()):
                 sweeper.twice(kind, when, every)
-
-
-def main() -> int:
-    name, *faults = sys.argv[1:]
-    tally = Tally(name)
-    with tempfile.TemporaryDirectory() as place, stage(name, Path(place)) as played:
-        Sweeper(played, tally, name).play(parse_faults(" ".join(faults)))
-    print(tally)
-    return int(bool(tally.violations))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,4 @@
-"""Whether every call that changes a file is counted: a run under strace, in which each counted call is between two
-looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`. As a program it is that run."""
+"""Whether each call that changes a file is counted, by strace: it is between looks for `MARK/begin` and `MARK/end`."""
 
 import contextlib
 import os
@@ -25,20 +24,17 @@ _CHANGES_NOTHING: Final = frozenset(
         *("readlinkat", "statfs", "fstatfs", "getdents", "getdents64", "getxattr", "lgetxattr", "fgetxattr"),
         *("fcntl", "ioctl", "flock", "poll", "ppoll", "select", "pselect6", "epoll_ctl", "epoll_wait"),
         *("fadvise64", "readahead", "getcwd", "chdir", "fchdir", "execve", "inotify_add_watch"),
-        # Brings what was written onto the device, and nothing else.
-        "sync_file_range",
+        "sync_file_range",  # Brings onto the device what was written
     )
 )
 """System calls that change no file. Any other is taken for one that does: a new one is asked about."""
 
-_OPENS: Final = ("open", "openat", "openat2", "creat")
 _MAKES: Final = ("O_CREAT", "O_TRUNC", "O_TMPFILE", "creat")
 
 
 @dataclass(slots=True)
 class Traced:
-    # how many system calls of each name came out of a counted call.
-    counted: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)  # those out of a counted call, by name
     uncounted: list[str] = field(default_factory=list)  # those that did not, as strace prints them
     refused: str = ""  # why nothing could be traced; empty where something was
     status: int = 0  # the command's exit status
@@ -63,7 +59,7 @@ class Traced:
 
 
 def _changes(call: str, arguments: str) -> bool:
-    if call in _OPENS:
+    if call in ("open", "openat", "openat2", "creat"):
         return any(flag in f"{call} {arguments}" for flag in _MAKES)
     if call in ("mmap", "mprotect"):
         return "PROT_WRITE" in arguments and "MAP_SHARED" in arguments

@@ -1,7 +1,4 @@
-"""Lives of the producer's command and of a consumer that end with a power cut or a kill, called in forks, and what a
-stream has to be after each. A checkpoint of the consumer, `checkpoint-N/`, holds which samples were trained."""
-
-from __future__ import annotations
+"""Lives of command and consumer that end with a cut or a kill, and what has to be after. `checkpoint-N/`: trained."""
 
 import importlib
 import itertools
@@ -47,14 +44,14 @@ class Told:
     met: str = field(default="", compare=False)  # name of the call at which that was
 
     @staticmethod
-    def look(out: Path, committed: int = 0, met: str = "") -> Told:
+    def look(out: Path, committed: int = 0, met: str = "") -> "Told":
         try:
             head = json.loads((out / "head.json").read_bytes())
         except (OSError, ValueError):
             return Told(committed=committed, met=met)
         return Told(head["chunks"], head["ended"], committed, met=met)
 
-    def and_later(self, later: Told) -> Told:
+    def and_later(self, later: "Told") -> "Told":
         """Returns what was told by then: what was once told stays so."""
         chunks, committed = max(self.chunks, later.chunks), max(self.committed, later.committed)
         return Told(chunks, self.ended or later.ended, committed, self.finished or later.finished, later.met)
@@ -97,7 +94,6 @@ def read_whole(out: Path, per_chunk: int, *, seals: bool) -> Whole:
 
 
 def refused(out: Path) -> tuple[tuple[str, int], ...]:
-    """Returns what is in quarantine, as `(source, line)`."""
     path = out / QUARANTINE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     found = []
@@ -137,8 +133,7 @@ def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     if not out.is_dir():
         assert not (told != Told() or before.files), f"the directory is gone, {told} was told"
         return Found()
-    # Rows of a followed directory, whose seals differ from run to run, come in any order.
-    sealed = SealedChunks(
+    sealed = SealedChunks(  # Followed rows, whose seals differ, come in any order
         out, whole.lines, whole.per_chunk, ordered=bool(whole.seals), known=before.files, arrays=whole.arrays
     )
     committed = _check_consumers(out, told, before, list_kept(out).complete)
@@ -152,8 +147,7 @@ def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
     sealed.check_claims()
     if (out / MANIFEST).exists():
         seen = sealed.read_through()
-        # The next start of the producer tells it anew, but where that is done nobody would.
-        if told.finished and not seen.ended:
+        if told.finished and not seen.ended:  # The next start tells it, where there is one
             raise AssertionError(f"the command has finished, a reader is told of {seen.chunks} chunks and of no end")
     elif told.chunks or chunks:
         raise AssertionError(f"{MANIFEST} is gone, {told} was told, {chunks} chunks are there")
@@ -212,8 +206,7 @@ class Progress:
 
 
 def installed(stop: Stop | None, mutant: str | None, told: str, tell: Callable[[str], Told | Progress]) -> None:
-    """Makes this process one that ends so, with a mistake of `planted.power` in it. `told`: file in which is written,
-    right before the end, what `tell` returns for the name of the call."""
+    """Has this process end so, with a mistake in it. `told`: where it writes, right before, what `tell` returns."""
     if mutant is not None:
         power_mutants.plant(mutant)
     if stop is None:
@@ -330,8 +323,7 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def _remove_old(folder: Path) -> None:
-    # Before the commit: what it does not name, nobody may go on from.
-    for old in found(folder)[KEPT:]:
+    for old in found(folder)[KEPT:]:  # Before the commit: what it does not name, nobody may go on from
         shutil.rmtree(old.folder)
 
 
@@ -352,7 +344,6 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
     order = {"window": state.window // per_chunk, "seed": state.seed, "by_steps": False, "saved_at": 0.0}
     known: dict[str, Any] = {**stream, **ranks, **order, "consumed": state.consumed, "step": state.consumed // BATCH}
     position = Position(state=state, **known)
-    # As there: the position first, then what the trainer saves, and all of it is made durable before the cursor moves.
-    save_position(position, checkpoint.folder)
+    save_position(position, checkpoint.folder)  # All of it is durable before the cursor moves
     (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))
     swift_checkpoints._make_durable(checkpoint.folder)

@@ -1,14 +1,10 @@
-"""Power cuts on ext4 and xfs at every call of producers and consumers that changes a file, and of their recoveries:
-each with and without the journal written, since what a cut shows depends on that."""
-
-from __future__ import annotations
+"""Power cuts on ext4 and xfs at every call that changes a file, and of recoveries, with and without the journal."""
 
 import itertools
 import json
 import secrets
 import shutil
 import signal
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,21 +15,8 @@ import pytest
 
 from lazyshard.stream import list_consumers, read_cursor, read_retired
 from tests.harness.disks import FILESYSTEMS, Disk, fast_folder
-from tests.harness.power.lives import (
-    EVERY,
-    TOTAL,
-    Found,
-    Progress,
-    Stop,
-    Told,
-    Whole,
-    check,
-    check_ended,
-    found,
-    produce,
-    read_whole,
-    train,
-)
+from tests.harness.power import lives
+from tests.harness.power.lives import TOTAL, Progress, Stop, Told, Whole, check, check_ended, found, produce, train
 from tests.harness.processes.kill_points import WHENS, When
 from tests.harness.processes.nursery import Ended, Nursery
 from tests.harness.processes.producing import run_arguments
@@ -59,7 +42,7 @@ class Bench(NamedTuple):
     whole: Whole  # what is to come of it
     mutant: str | None = None  # what is wrong with the producer
 
-    def trial(self) -> Trial:
+    def trial(self) -> "ProducerTrial":
         return ProducerTrial(self)
 
     def __str__(self) -> str:
@@ -69,34 +52,24 @@ class Bench(NamedTuple):
 class RunBench(NamedTuple):
     forks: Nursery
     disk: Disk
-    beginning: Beginning
+    beginning: "Beginning"
     swift: bool = False  # whether checkpoints are kept as ms-swift's plug-in does
     mutant: str | None = None  # what is wrong with the consumer
 
-    def trial(self) -> Trial:
+    def trial(self) -> "ConsumerTrial":
         return ConsumerTrial(self)
 
     def __str__(self) -> str:
         return f"{self.disk.filesystem}, consumer{' as ms-swift' * self.swift}, mutant {self.mutant}"
 
 
-class Trial(ABC):
-    """What is on a disk, in a folder that nobody ever had: a cut brings back what was removed."""
-
+class Trial:  # What is on a disk, in a folder that nobody ever had: a cut brings back what was removed
     def __init__(self, bench: Bench | RunBench) -> None:
         self.folder = bench.disk.point / secrets.token_hex(8)
         self.met = ""  # name of the call at which the last life was stopped; empty where it was not
         self.stopped = False  # whether the last life was ended as it was to be
         self._forks, self._disk = bench.forks, bench.disk
         self._told_file = bench.disk.point.parent / "told"
-
-    @abstractmethod
-    def live(self, stop: Stop) -> None:
-        """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
-
-    @abstractmethod
-    def finish(self, turn: int) -> None:
-        """Goes on to the end, and checks it. `turn`: which of several ways to take."""
 
     def remove(self) -> None:
         """Removes the folder: the disk has room for some thousand names."""
@@ -120,13 +93,11 @@ class Trial(ABC):
 
 
 class ProducerTrial(Trial):
-    """A stream that is made."""
-
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._played, self._whole, self._mutant = bench.played, bench.whole, bench.mutant
         self.out = self.folder / "out"
-        self._told, self._found = Told(), Found()
+        self._told, self._found = Told(), lives.Found()
 
     def live(self, stop: Stop) -> None:
         told = self._stopped(self._produce(stop))
@@ -160,18 +131,15 @@ def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
     ended = forks.call(produce, arguments)
     if ended.status:
         raise RuntimeError(f"{played.name}: without any fault the command exits with {ended.status}: {ended.said}")
-    return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
+    return lives.read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
 
 
-# More than a start and the first publish after it take: what comes then is that of a run which had no fault before
-RECOVERY_CALLS: Final = 45
-# What is no write is stopped before it where it is to be stopped half way: known only when it has happened
-ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
+RECOVERY_CALLS: Final = 45  # More than a start and the first publish after it take
+ORDER: Final[tuple[When, ...]] = ("half", "before", "after")  # Whether it is a write is known after "half"
 
 
 def cut_at_each_call(tally: Tally, bench: Bench | RunBench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
-    """Cuts the power at points of a life from call `first` on, with and without the journal written. What a mutant
-    breaks is looked for until it shows."""
+    """Cuts at points of a life from call `first` on, with the journal and without. Of a mutant, until it shows."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False
@@ -194,25 +162,24 @@ def cut_in_each_recovery(tally: Tally, bench: Bench, every: int, offset: int = 0
     """Kills at each call of a run, or cuts the power there, and cuts it at each of the next; one pair in so many."""
     power = str(bench.disk.point)
     for first, second in ((call, later) for call in itertools.count(1) for later in range(1, RECOVERY_CALLS)):
-        # Of few pairs with one call, those with its neighbours have the others.
-        if (7 * first + second + offset) % every:
+        if (7 * first + second + offset) % every:  # The neighbours of a call have the others
             continue
-        # Each pair one way, all ways among neighbours.
-        flush = bool((first + second // 3) % 2)
+        flush = bool((first + second // 3) % 2)  # Each pair one way, all ways among neighbours
         begun = Stop(first, WHENS[(first + second) % 3], power if power_first else None, power_first and not flush)
         if not tried(tally, bench, bench.trial(), [begun, Stop(second, WHENS[second % 3], power, flush)]):
             return
 
 
 def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
-    """Cuts the power after each call of the run that follows this one; of a mutant until it shows."""
     for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
         tried(tally, bench, bench.trial(), [first, Stop(second, "after", str(bench.disk.point), flush)])
         if bench.mutant and tally.violations:
             return
 
 
-def tried(tally: Tally, bench: Bench | RunBench, trial: Trial, stops: list[Stop], turn: int = 0) -> bool:
+def tried(
+    tally: Tally, bench: Bench | RunBench, trial: "ProducerTrial | ConsumerTrial", stops: list[Stop], turn: int = 0
+) -> bool:
     """Returns whether the first life was stopped; a run that finishes sooner needs no further one."""
     lives, stopped = 0, False
     try:
@@ -228,8 +195,7 @@ def tried(tally: Tally, bench: Bench | RunBench, trial: Trial, stops: list[Stop]
         tally.violation(f"{bench}: {', then '.join(map(str, stops))}: {violation}")
     finally:
         trial.remove()
-    # A run that is finished is cut after its end.
-    tally.trial(lives, points=1)
+    tally.trial(lives, points=1)  # A run that is finished is cut after its end
     return stopped
 
 
@@ -252,8 +218,6 @@ def begin(forks: Nursery, folder: Path) -> Beginning:
 
 
 class ConsumerTrial(Trial):
-    """A stream and a run on it, which trains what is published."""
-
     def __init__(self, bench: RunBench) -> None:
         super().__init__(bench)
         self._swift, self._mutant, self._played = bench.swift, bench.mutant, bench.beginning.played
@@ -289,7 +253,6 @@ class ConsumerTrial(Trial):
         self._check(Progress(until, until))
 
     def _trained(self) -> list[int]:
-        """By the newest checkpoint."""
         return next((one.ids for one in found(self._checkpoints)), [])
 
     def _check(self, told: Progress) -> None:
@@ -306,7 +269,7 @@ class ConsumerTrial(Trial):
             return
         at, done = cursor.consumed, cursor.chunks_before
         assert at >= told.committed, f"committed up to {told.committed}, the cursor says {at}"
-        right = at % EVERY == 0 and done * PER_CHUNK <= saved
+        right = at % lives.EVERY == 0 and done * PER_CHUNK <= saved
         assert right, f"the cursor stands at {at} and is done with {done} chunks, the newest checkpoint is at {saved}"
 
 

@@ -27,33 +27,26 @@ class Counted(NamedTuple):
     met: str  # the name of the call at which it was to be killed or to fail; "" if it did not get there
 
 
-class Commands(Nursery):
-    """A nursery of the command. `modules`: to be loaded beside those that every run uses."""
-
+class Commands(Nursery):  # A nursery of the command. `modules`: to be loaded beside those that every run uses.
     def __init__(self, folder: Path, *modules: str) -> None:
         super().__init__(folder, __name__, *modules)
-        # what the process that was last waited for has counted; zero where it was to be stopped nowhere.
-        self.counted = Counted(0, "")
+        self.counted = Counted(0, "")  # of the process that was last waited for; zero where nothing was to stop it
 
     def start(
         self,
         *arguments: object,
         stdin: Path | None = None,
-        kill_at: int | None = None,
+        kill_at: int | None = None,  # the number of the call that changes a file at which it is killed; 0 only counts
         when: When = "before",
         by: signal.Signals = signal.SIGKILL,
-        error: int | None = None,
+        error: int | None = None,  # what this call has instead; 0 for none, where a write only writes less
         power_of: Path | None = None,  # a filesystem whose power is cut at that moment
         no_answer_s: float | None = None,  # after so many seconds it says that it is stuck
-        among: Sequence[str] | None = None,
+        among: Sequence[str] | None = None,  # only the calls of these names are counted
         always: bool = False,  # whether all later calls fail as well
-        prepare: Sequence[str] = (),
+        prepare: Sequence[str] = (),  # functions that it calls first, as MODULE:NAME
         most_s: float = 0.0,  # after so many seconds SIGALRM ends it; 0 for never
     ) -> int:
-        """Returns the process id. `kill_at`: the number of the call that changes a file at which it is killed; 0 only
-        counts. `error`: what this call has instead; 0 for none, so that a write that is stopped half way has only
-        written less. `among`: only the calls of these names are counted. `prepare`: functions that it calls first, as
-        MODULE:NAME."""
         point = None
         if kill_at is not None:
             at_last = partial(_last, None if power_of is None else str(power_of), error)
@@ -78,8 +71,7 @@ _one_at_a_time: Final = Lock()
 def run_apart(
     arguments: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a fork of a process that this one shares: not where its start, its terminal or a signal is
-    the point. Raises subprocess.TimeoutExpired: it was killed after so long."""
+    """Runs the command in a fork of a shared process. Raises subprocess.TimeoutExpired: it was killed after so long."""
     with tempfile.TemporaryDirectory() as said, _one_at_a_time:
         given = list(arguments), dict(variables), str(folder), said
         ended = _shared().call(_run_apart, *given, within_s=timeout_s)
@@ -115,19 +107,16 @@ def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, sai
 
 def load() -> None:
     for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
-        # Ray is slow, and no affair of the command's.
-        if path.stem[0] != "_" and not path.stem.startswith("ray"):
+        if path.stem[0] != "_" and not path.stem.startswith("ray"):  # Ray is slow, and no affair of the command's
             importlib.import_module(f"lazyshard_producer.{path.stem}")
     for name in ("pyarrow.parquet", "pyarrow.ipc", "zstandard"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # What is imported only when a command line is read.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()):  # What is imported only when a command line is read
         importlib.import_module("lazyshard_producer.cli").main(["run", "--source", "/nowhere", "--out", "nowhere"])
 
 
 def call_first(functions: Sequence[str]) -> None:
-    """Calls functions, MODULE:NAME each."""
     for function in functions:
         module, _, name = function.partition(":")
         getattr(importlib.import_module(module), name)()

@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-# Where in the call it comes; half is meant for writes, and is before for others
-When = Literal["before", "half", "after"]
+When = Literal["before", "half", "after"]  # in the call; half is meant for writes, and is before for others
 WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
 
-CALLS: Final = tuple(
+CALLS: Final = tuple(  # Functions of `os` that change a file or a name; `open` only where it makes or empties a file
     name
     for name in (
         *("open", "write", "fsync", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir"),
@@ -22,14 +21,12 @@ CALLS: Final = tuple(
     )
     if hasattr(os, name)
 )
-"""Functions of `os` that change a file or a name; `open` only where it makes or empties a file."""
 
 _MAKES: Final = os.O_CREAT | os.O_TRUNC
 
 
 class KillPoint:
-    """One of the calls that this process makes from now on. `by`: what is sent to the process, None for nothing.
-    `tell`: is called with each call's number and name, and True before and False after it."""
+    """One of this process's calls. `by`: what it is sent, or None. `tell`: of each call number, name, if it begins."""
 
     def __init__(
         self,
@@ -42,8 +39,7 @@ class KillPoint:
         always: bool = False,  # whether it comes at every later call as well
         tell: Callable[[int, str, bool], object] = lambda number, name, begins: None,
     ) -> None:
-        # Threads call at once: each gets a number of its own, which `-= 1` and a look would not give them.
-        self._calls = itertools.count(1)
+        self._calls = itertools.count(1)  # Threads call at once: each gets a number of its own
         self._number, self._when, self._by, self._at_last = number, when, by, at_last
         self._among, self._always, self._tell = among, always, tell
 
@@ -91,8 +87,7 @@ ERRORS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "ENOSPC": (errno.ENOSPC, tuple(name for name in CALLS if name not in _MAKE_ROOM)),
     "EFBIG": (errno.EFBIG, tuple(name for name in CALLS if name in _GROW)),
     "EROFS": (errno.EROFS, CALLS),
-    # A write that writes less than it was to, and says so: no error at all for who looks.
-    "short": (0, _WRITES),
+    "short": (0, _WRITES),  # writes less than it was to, and says so
 }
 """Each error's number, and the calls that can have it: these are counted, and no others."""
 
@@ -100,22 +95,11 @@ KINDS: Final = ("kill", *ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`."""
-
+class Fault:  # A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`.
     kind: str  # one of `KINDS`
-    # the call at which it comes, from 1, of those that can have it; half way through, these are writes only.
-    number: int
+    number: int  # the call at which it comes, from 1, of those that can have it; half way, writes only
     when: When = "before"  # where in that call
     always: bool = False  # whether it stays, at every later call that can have it, until the run is over
-
-    @property
-    def is_error(self) -> bool:
-        return self.kind not in ("kill", "short")
-
-    @property
-    def text(self) -> str:
-        return os.strerror(ERRORS[self.kind][0])
 
     def options(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kill_at": self.number, "when": self.when, "always": self.always}
@@ -126,18 +110,6 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind}@{self.number}{'+' * self.always}/{self.when}"
-
-
-def parse_faults(text: str) -> list[Fault]:
-    """Returns faults from their texts, separated by blanks: as a fault is written as text."""
-    found = []
-    for word in text.split():
-        kind, _, rest = word.partition("@")
-        number, _, when = rest.partition("/")
-        if kind not in KINDS or when not in WHENS:
-            raise ValueError(f"a fault is KIND@NUMBER/WHEN, such as kill@17/half or EIO@3+/before, got {word!r}")
-        found.append(Fault(kind, int(number.removesuffix("+")), when, number.endswith("+")))
-    return found
 
 
 def ways(kind: str) -> Sequence[When]:

@@ -1,5 +1,4 @@
-"""A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
-second. Children end with it, and may leave something in memory that outlives them."""
+"""A process that has loaded what its children need, and forks them in milliseconds. Children end with it."""
 
 import contextlib
 import ctypes
@@ -42,8 +41,7 @@ def forked(work: Callable[[], int], said: Path) -> int:
     if pid:
         return pid
     code = 70
-    # Else a full collection would write to all objects of the parent, and so make a copy of its memory.
-    gc.freeze()
+    gc.freeze()  # Else a full collection would write to all objects of the parent, and so make a copy of its memory
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
@@ -73,7 +71,6 @@ def has_ended(pid: int, within_s: float) -> bool:
 
 
 def exit_status(pid: int) -> int:
-    """Reaps a child; returns its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -113,8 +110,6 @@ def last_words(said: Path) -> str:
 
 WAIT_S: Final = 600.0  # A child that has not ended by then is killed, unless the caller says otherwise
 FAILED: Final = 99  # Exit status of a child whose function has raised
-_SAID_CHARACTERS: Final = 2000
-_LEFT_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -122,9 +117,7 @@ class Silent(RuntimeError):
     """A process that is to answer has died, or says nothing."""
 
 
-class Answering:
-    """A process of a program, which answers requests through the pipe that is its first argument."""
-
+class Answering:  # A process of a program, which answers requests through the pipe that is its first argument
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
         self._pipe, its = multiprocessing.Pipe()
         command = [sys.executable, "-m", module, str(its.fileno()), *arguments]
@@ -153,12 +146,11 @@ class Ended(NamedTuple):
 
     @property
     def last_words(self) -> str:
-        return " | ".join(self.said.split("\n"))[-_SAID_CHARACTERS:]
+        return " | ".join(self.said.split("\n"))[-2000:]
 
 
 class Nursery:
-    """Children that are left at its end are killed. `folder`: their current directory, made where it is missing.
-    `modules`: to be loaded first; a function `load` of one is called."""
+    """Kills its children at its end. `folder`: their directory. `modules`: loaded first; their `load` is called."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder: Final = folder
@@ -198,7 +190,6 @@ class Nursery:
         return found
 
     def wait_for_stop(self, pid: int) -> bool:
-        """Waits until a child is stopped or has ended; returns whether it is stopped."""
         stopped: bool = self._answering.ask(("stop", pid))
         return stopped
 
@@ -249,8 +240,7 @@ def serve() -> None:
         kind, *request = _pipe.recv()
         if len(sys.modules) > loaded:
             loaded = len(sys.modules)
-            # What is there now is never looked through again, nor copied for that in every fork.
-            gc.collect()
+            gc.collect()  # What is there now is never looked through again, nor copied for that in every fork
             gc.freeze()
         if kind == "fork":
             answer: Any = _fork(*request)
@@ -266,7 +256,7 @@ _pages: Final[dict[int, mmap.mmap]] = {}  # In the nursery: that memory of each 
 
 
 def _fork(work: Callable[..., object], arguments: tuple[Any, ...], named: dict[str, Any], stdin: str, said: str) -> int:
-    page = mmap.mmap(-1, _LEFT_BYTES)
+    page = mmap.mmap(-1, 1 << 20)
     if not (pid := os.fork()):
         os._exit(_live(work, arguments, named, stdin, said, page))
     _pages[pid] = page
@@ -292,8 +282,7 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for fd in (1, 2):
         os.dup2(out, fd)
-    # Of a named pipe this waits for whoever writes to it.
-    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)  # Of a named pipe this waits for whoever writes to it
     try:
         code: Any = work(*arguments, **named)
     except BaseException:
@@ -307,9 +296,7 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
 GO_ON = b"go on"
 
 
-class Ranks:
-    """Each tells of its steps through a socket, and goes on when all have. `folder`: where what they say goes."""
-
+class Ranks:  # Each tells of its steps through a socket, and goes on when all have. `folder`: where what they say goes.
     def __init__(self, folder: Path) -> None:
         self.pids: dict[int, int] = {}  # of the ranks that are there
         self.group = 0
@@ -328,8 +315,7 @@ class Ranks:
         words.unlink(missing_ok=True)
 
         def work() -> int:
-            # What others hold open would keep a rank from noticing that the supervisor is gone.
-            for other in (own, *self._sockets):
+            for other in (own, *self._sockets):  # Else it would not notice that the supervisor is gone
                 other.close()
             for watch in self._watches:
                 os.close(watch)
@@ -349,8 +335,7 @@ class Ranks:
         os.setpgid(pid, self.group)
         self._sockets.append(own)
         self._watches.append(os.pidfd_open(pid))
-        # Its end of the socket would not tell: a DataLoader worker has it too, and outlives the rank by seconds.
-        for fd in (own, self._watches[-1]):
+        for fd in (own, self._watches[-1]):  # A DataLoader worker has the socket too, and outlives the rank
             self.selector.register(fd, selectors.EVENT_READ, rank)
 
     def heard(self, rank: int) -> bytes:
@@ -361,7 +346,6 @@ class Ranks:
             return b""
 
     def tell(self, word: bytes = GO_ON) -> None:
-        """Tells it to all of them; one that is killed meanwhile is noticed elsewhere."""
         self.told.clear()
         for own in self._sockets:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -374,7 +358,6 @@ class Ranks:
         return reap(self.pids.pop(rank), f"rank {rank}")
 
     def close(self) -> None:
-        """Closes what was open for them; they are reaped before."""
         for own in self._sockets:
             own.close()
         for watch in self._watches:
@@ -383,8 +366,7 @@ class Ranks:
 
 
 if __name__ == "__main__":
-    # Not the functions of this program, but those of the module that its children find.
-    from tests.harness.processes import nursery
+    from tests.harness.processes import nursery  # The functions of the module that its children find
 
     with contextlib.suppress(EOFError):
         nursery.serve()

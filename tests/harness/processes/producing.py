@@ -28,7 +28,6 @@ def start(
 
 @contextmanager
 def running(*arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
-    """A process of the command, killed in the end if it is still there."""
     with start(*arguments, **options) as process:
         try:
             yield process
@@ -46,7 +45,6 @@ def run_arguments(out: Path, sources: Sequence[Path], samples_per_chunk: int = 1
 
 
 def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:
-    """The sources of paths that are read one after another."""
     return tuple(SourceSettings(path=path) for path in paths)
 
 
@@ -59,7 +57,6 @@ def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") 
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
     caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
     return bool(int(caught, 16) >> (number - 1) & 1)
 
@@ -74,13 +71,11 @@ def head(out: Path) -> dict[str, Any]:
 
 
 def published(out: Path) -> int:
-    """Chunks, as readers are told."""
     chunks: int = head(out).get("chunks", 0)
     return chunks
 
 
 def refused(out: Path) -> list[dict[str, Any]]:
-    """What is in quarantine."""
     return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
 
 
@@ -115,7 +110,6 @@ def seal(out: Path, chunk: int) -> Any:
 
 
 def lengths(out: Path) -> list[int]:
-    """The lengths that stand in the seals, of which each has them."""
     found: list[int] = []
     for chunk in range(len(list(out.glob("chunk_*.completed")))):
         tokens = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk).tokens

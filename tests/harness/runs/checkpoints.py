@@ -2,9 +2,11 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from lazyshard.store.durable import sync_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +18,15 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint durably."""
     target = folder / f"{checkpoint.consumed}.json"
     part = folder / f"{checkpoint.consumed}.json.part"
-    names = Checkpoint.__slots__
-    data = json.dumps({name: getattr(checkpoint, name) for name in names}).encode()
+    data = json.dumps(asdict(checkpoint)).encode()
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.write(fd, data)
     os.fsync(fd)
     os.close(fd)
     os.replace(part, target)
-    _sync(folder)
+    sync_directory(folder)
 
 
 def found(folder: Path) -> list[Checkpoint]:
@@ -37,10 +37,4 @@ def found(folder: Path) -> list[Checkpoint]:
 def remove(folder: Path, which: list[Checkpoint]) -> None:
     for checkpoint in which:
         os.unlink(folder / f"{checkpoint.consumed}.json")
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(fd)
-    os.close(fd)
+    sync_directory(folder)

@@ -19,9 +19,7 @@ from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws, turns
 
-# Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
-# number on.
-OF_A_STREAM: Final = 1_000_000
+OF_A_STREAM: Final = 1_000_000  # Where streams are blended: samples of stream k are numbered from k times this on
 Step = list[list[int]]  # The samples of each rank in one step
 History = Sequence[tuple[LifePlan, list[Step]]]
 
@@ -29,8 +27,7 @@ History = Sequence[tuple[LifePlan, list[Step]]]
 @dataclass(frozen=True, slots=True)
 class Lived:
     plan: LifePlan
-    # the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
-    origin: tuple[int, int] | None
+    origin: tuple[int, int] | None  # the life it went on from, and after how many steps; None for neither
     steps: list[Step]  # what it trained, as far as all ranks have written it down
 
 
@@ -90,8 +87,7 @@ def check_order(run: RunPlan, history: History) -> None:
         if parts and parts[-1][:2] == now:
             parts[-1][2].extend(steps)
         elif parts and not _draws(parts[-1][2]):
-            # It has drawn nothing, so it is no part of the course.
-            parts[-1] = (*now, list(steps))
+            parts[-1] = (*now, list(steps))  # It has drawn nothing, so it is no part of the course
         else:
             parts.append((*now, list(steps)))
     chain = [(dp, size, _draws(steps), ()) for dp, size, steps in parts]
@@ -110,8 +106,7 @@ def _draws(steps: Sequence[Step]) -> int:
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
-    """Checks that what is left to train after a checkpoint is still there, by what was written down. What is left over
-    at the end counts as well: other ranks go on with it. `retired`: chunks below it are gone."""
+    """Checks that what is left to train after a checkpoint is there, the rest too. `retired`: chunks below are gone."""
     left = sorted(set(range(run.total)) - set(_samples(survived(lives, (life, steps)))))
     if left and left[0] // run.per_chunk < retired:
         text = f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still needed"
@@ -141,7 +136,6 @@ def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | N
 
 
 def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end."""
     at = len(lives) - 1, len(lives[-1].steps)
     for number, stream in enumerate(run.streams):
         history = survived(of_stream(lives, number), at)

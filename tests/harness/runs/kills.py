@@ -1,7 +1,4 @@
-"""The instant at which a run is killed: processes count their calls on a board that they share; one that has come to
-the step for it arms the kill, and the call that it then falls on ends the whole group at once."""
-
-from __future__ import annotations
+"""When a run is killed: processes count calls on a board; at its step one arms the kill, which ends all at once."""
 
 import ctypes
 import mmap
@@ -14,11 +11,8 @@ from typing import Any, Final, Literal, get_args
 from tests.harness.processes.kill_points import WHENS, When
 
 CHANGES: Final = ("write", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
-READS: Final = ("open", "pread")
-# Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time
-SYNC: Final = "fsync"
+SYNC: Final = "fsync"  # Counts as a change, and is not made: it would take most of the time
 PRODUCER: Final = 8  # Place on the board of the first producer; those before it are the ranks'
-_PLACES: Final = PRODUCER + 3
 Phase = Literal[
     "not begun", "starting", "before a step", "reading", "waiting for the other ranks", "saving", "committing", "done"
 ]
@@ -42,11 +36,11 @@ class Board(ctypes.Structure):
     _fields_ = [
         ("producing", ctypes.c_long * 3),
         *((name, ctypes.c_long) for name in ("killed", "late", "lonely", "way")),
-        ("places", _Place * _PLACES),
+        ("places", _Place * (PRODUCER + 3)),
     ]
 
     @staticmethod
-    def make() -> Board:
+    def make() -> "Board":
         return Board.from_buffer(mmap.mmap(-1, ctypes.sizeof(Board)))
 
     def reset(self, when: When, *, lonely: bool) -> None:
@@ -71,7 +65,6 @@ class Board(ctypes.Structure):
         setattr(self.places[who], kind, call)
 
     def due(self, who: int, kind: Kind) -> bool:
-        """Counts a call; returns whether it is the one."""
         left: int = getattr(self.places[who], kind)
         self.arm(who, kind, max(0, left - 1))
         return left == 1
@@ -106,6 +99,6 @@ def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
 
         return counting
 
-    for name in (*CHANGES, *READS):
+    for name in (*CHANGES, "open", "pread"):
         setattr(os, name, counted(name, getattr(os, name), "changes" if name in CHANGES else "reads"))
     os.fsync = counted(SYNC, lambda fd: None, "changes")

@@ -1,7 +1,5 @@
 """What a run will be, from its seed alone: its stream, its lives, and where each of them is killed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -11,9 +9,7 @@ from tests.harness.processes.kill_points import WHENS, When
 # In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
 # wherever everybody happens to be, or when all is trained.
 Where = Literal["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"]
-# Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it
-Whose = Literal["all", "job", "one"]
-_WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
+Whose = Literal["all", "job", "one"]  # the producer too; all ranks; one, and then the others one by one
 _RARE: Final[tuple[Where, ...]] = ("start", "end")
 BLEND_INDICES: Final = 3000  # More than any blend here has
 # About as many calls are made in each
@@ -38,11 +34,9 @@ class LifePlan:
     iterable: bool  # reads by the iterable form
     early: bool  # commits what it goes on from before anything is read
     every: int  # steps between two checkpoints
-    # from which checkpoint it goes on: 0 the newest, 1 the one before, and so on; the oldest if there are not so many.
-    back: int
+    back: int  # from which checkpoint it goes on: 0 the newest, 1 the one before, and so on, or the oldest
     kill: Kill | None  # how it ends; None for the last one
-    # of the streams that are blended, as many as the run has; of a stream that is left out, 0.
-    weights: tuple[int, ...] = (1,)
+    weights: tuple[int, ...] = (1,)  # of the streams that are blended; 0 for one that is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +55,10 @@ class RunPlan:
     lives: tuple[LifePlan, ...]  # the last one is not killed
     retain: Literal["consumed", "all"] = "consumed"  # what the producer keeps
     patience_s: float = 45.0  # how long the ranks may take for a step, on a machine that is very busy
-    # the other streams of a blend, of which only what is said of a stream counts; none where one is trained.
-    others: tuple[RunPlan, ...] = ()
+    others: "tuple[RunPlan, ...]" = ()  # the other streams of a blend; none where one is trained
 
     @property
-    def streams(self) -> tuple[RunPlan, ...]:
+    def streams(self) -> "tuple[RunPlan, ...]":
         return (self, *self.others)
 
     @property
@@ -125,8 +118,7 @@ def make_blend_plan(seed: int) -> RunPlan:
 def _weights(dice: random.Random, streams: int) -> tuple[int, ...]:
     weights = [dice.randint(1, 4) for _ in range(streams)]
     if dice.random() < 0.3:
-        # Not the first: a state goes on with none but streams that it knows.
-        weights[dice.randrange(1, streams)] = 0
+        weights[dice.randrange(1, streams)] = 0  # Not the first: a state goes on with none but streams that it knows
     return tuple(weights)
 
 
@@ -146,7 +138,7 @@ def _life(dice: random.Random, *, last: bool) -> LifePlan:
 
 
 def _kill(dice: random.Random, dp: int) -> Kill:
-    where = dice.choice(_RARE if dice.random() < 0.15 else _WHERES)
+    where = dice.choice(_RARE if dice.random() < 0.15 else ("step", "read", "checkpoint", "commit", "publish", "any"))
     whose: Whose = "all" if where == "publish" else dice.choice(["all", "job", "one"])
     return Kill(
         where=where,

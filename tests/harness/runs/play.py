@@ -19,41 +19,20 @@ from lazyshard.stream import read_retired
 from lazyshard_producer import holding as holdback
 from lazyshard_producer.cli import main as produce
 from tests.harness.planted import runs as run_mutants
-from tests.harness.processes.nursery import (
-    Nursery,
-    Ranks,
-    adopt_orphans,
-    forked,
-    has_children,
-    kill,
-    last_words,
-    leave,
-    reap,
-    reap_group,
-)
+from tests.harness.processes import nursery
+from tests.harness.processes.nursery import Nursery, Ranks, forked, kill, last_words, leave, reap, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.runs.history import (
-    OF_A_STREAM,
-    Lived,
-    check_blend,
-    check_kept,
-    check_whole,
-    of_stream,
-    read_steps,
-    steps_left,
-)
+from tests.harness.runs import history
+from tests.harness.runs.history import OF_A_STREAM, Lived, check_blend, check_whole, of_stream, read_steps, steps_left
 from tests.harness.runs.kills import PRODUCER, Board, count_calls
 from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.rank import CONSUMER, Rank, Torn, row
 from tests.harness.tally import RunViolation
 
-# How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over
-_OFTEN_S: Final = 0.005
+_OFTEN_S: Final = 0.005  # How often it looks at its consumers: what may be deleted is to go at once
 
 
-class Producing:
-    """The producer. `run`: the run, as one over this stream alone."""
-
+class Producing:  # The producer. `run`: the run, as one over this stream alone.
     def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
         self.stream = folder / f"stream-{number}"  # the stream's directory
         self.fd = -1  # is readable when it has ended; -1 while there is none
@@ -75,12 +54,10 @@ class Producing:
             self.fd = os.pidfd_open(self._pid)
             self._board.producing[self._number] = True
         if self._pid:
-            # Fails if it is gone by now, which is noticed elsewhere.
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # Fails if it is gone by now, which is noticed elsewhere
                 os.setpgid(self._pid, group or self._pid)
 
     def has_ended(self) -> None:
-        """Reaps it; one that was killed alone may be started again."""
         status = self._reap()
         self._ended = status == 0
         if status not in (0, -signal.SIGKILL):
@@ -112,8 +89,6 @@ class Producing:
         return produce([*command, "--consumers", CONSUMER, *self._run.pace])
 
 
-START_S: Final = 45.0  # How long the ranks may take to their first step
-
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     *((ChunkRetired, "gone"), (StateMismatch, "refused"), (StateInvalid, "refused"), (ChunkCorrupt, "torn")),
     *((RowInvalid, "torn"), (Torn, "torn"), (WaitTimeout, "hang")),
@@ -144,8 +119,7 @@ class Life:
             for rank in ranks:
                 self._ranks.start(rank.rank, rank.train, _tell_error)
             self._start_producers()
-            # The first ones may have had all of them killed before the last ones hear of it.
-            self._ranks.tell()
+            self._ranks.tell()  # The first ones may have had all of them killed before the last ones hear of it
             return self._supervise()
         finally:
             self._end()
@@ -171,7 +145,7 @@ class Life:
             one.stop()
 
     def _supervise(self) -> bool:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + 45.0  # How long the ranks may take to their first step
         selector = self._ranks.selector
         watched: dict[int, Producing] = {}
         step = 0
@@ -210,12 +184,10 @@ class Life:
             step += 1
 
     def _is_due(self, step: int) -> bool:
-        """Kills at any instant of the next step, if it is the one; returns whether it was."""
         planned = self._plan.kill
         if planned is None or planned.where != "any" or step != int(planned.share * self._steps):
             return False
-        # Not for luck: whatever instant that is, it has to be survived.
-        time.sleep(planned.delay_s)
+        time.sleep(planned.delay_s)  # Not for luck: whatever instant that is, it has to be survived
         self._board.kill_from_outside(self._ranks.pids[planned.rank] if planned.whose == "one" else -self._ranks.group)
         self._stop_producers()  # One that was there before may not have been in the group yet
         return True
@@ -256,8 +228,7 @@ RUN_S: Final = 100.0  # How long a run may take; what hangs in it says so itself
 @dataclass
 class Played:
     seed: int  # its seed
-    # how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
-    kills: dict[str, int] = field(default_factory=dict)
+    kills: dict[str, int] = field(default_factory=dict)  # of its ranks; "end" also where no plan was met
     deaths: int = 0  # how often the producer was killed and they were not
     again: int = 0  # lives that went on from an older checkpoint than the newest one
     deleted: int = 0  # how many of them were deleted
@@ -265,15 +236,12 @@ class Played:
     text: str = ""  # what was wrong
 
 
-class Runs(Nursery):
-    """A nursery of runs: it has loaded torch, the package and the producer once."""
-
+class Runs(Nursery):  # A nursery of runs: it has loaded torch, the package and the producer once
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "tests.harness.processes.commands", __name__)
         self._runs = 0
 
     def play(self, run: RunPlan, mutant: str | None = None) -> Played:
-        """Plays a run; see `play`. What it writes is removed if everything held."""
         self._runs += 1
         folder = self.folder / f"run-{self._runs}-seed-{run.seed}"
         ended = self.call(_play_alone, run, mutant, folder, within_s=RUN_S)
@@ -288,7 +256,6 @@ class Runs(Nursery):
 
 
 def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
-    # A session of its own, so that its process groups are.
     os.setsid()
     leave(pickle.dumps(play(run, mutant, folder)))
 
@@ -296,7 +263,7 @@ def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     """Plays a run, in a process that ends with it. `mutant`: what is broken first. `folder`: is made."""
     folder.mkdir(parents=True)
-    adopt_orphans()
+    nursery.adopt_orphans()
     if mutant is not None:
         run_mutants.MUTANTS[mutant].install()
     played = Played(run.seed)
@@ -314,7 +281,7 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
             one.stop()
         for group in left_alone:
             reap_group(group)
-    if played.kind is None and has_children():
+    if played.kind is None and nursery.has_children():
         played.kind, played.text = "error", "processes are left"
     played.deaths = sum(one.died for one in producing)
     return played
@@ -339,8 +306,7 @@ def _live(
         if run.others:
             steps = steps_left(run, lives, started, plan)
         if not steps and plan.kill is not None:
-            # Once is enough to see that nothing is trained again.
-            if done:
+            if done:  # Once is enough to see that nothing is trained again
                 continue
             done = True
         number = len(lives)
@@ -377,5 +343,5 @@ def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, streams: Seq
         deleted += retired
         trained = of_stream(lives, number) if run.others else lives
         for checkpoint in run_checkpoints.found(folder):
-            check_kept(stream, trained, checkpoint.life, checkpoint.steps, retired)
+            history.check_kept(stream, trained, checkpoint.life, checkpoint.steps, retired)
     return deleted

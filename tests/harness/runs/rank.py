@@ -1,5 +1,4 @@
-"""What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints. It
-is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint."""
+"""What a rank of a training job does, as a user's loop is to: save the state with what was trained, then the cursor."""
 
 import os
 import socket
@@ -24,8 +23,7 @@ Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Iterable: TypeAlias = LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]
 
 CONSUMER: Final = "train"
-# Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing.
-MAX_WAIT_S: Final = 20.0
+MAX_WAIT_S: Final = 20.0  # Longer than a producer may take, shorter than the harness waits: this tells what is missing
 _write = os.write  # Not counted: what was trained is written down for the harness
 
 
@@ -161,7 +159,6 @@ class Rank:
     def _kill_producer(self, kill: Kill) -> None:
         there = [number for number, producing in enumerate(self.board.producing) if producing]
         if not there:
-            # The streams have ended.
             self.board.kill()
         self.board.arm(PRODUCER + there[0], "changes", kill.call)
 
@@ -177,8 +174,7 @@ def batches_of(life: LifePlan, dataset: Data, samples: Iterable | None) -> Itera
     loader = iter(DataLoader(dataset, sampler=indices, **options)) if life.workers else None
     for first in range(0, len(indices), size):
         batch = list(indices[first : first + size])
-        # Before it is read: rows of the next epoch may be gone.
-        if not dataset.in_epoch(batch[0]):
+        if not dataset.in_epoch(batch[0]):  # Before it is read: rows of the next epoch may be gone
             return
         yield dataset.__getitems__(batch) if loader is None else next(loader)
 

@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work(job: int) -> None:
         with Runs(folder / f"job-{job}") as nursery:
-            # Each job takes the next seed that is left.
-            for seed in seeds:
+            for seed in seeds:  # Each job takes the next seed that is left
                 played = nursery.play(make(seed))
                 with lock:
                     _count(tally, played, blend=given.blend)

@@ -8,12 +8,11 @@ import numpy as np
 import orjson
 
 Row = dict[str, Any]
-COUNT: Final = 120  # Rows of a source
 MANY: Final = 400  # First id of a second source
 BAD: Final = b'{"id":'
 
 
-def lines(base: int = 0, count: int = COUNT, bad: bool = True) -> list[bytes]:
+def lines(base: int = 0, count: int = 120, bad: bool = True) -> list[bytes]:
     """Rows numbered from `base`; if wanted, some that are none among them."""
     found = []
     for number in range(count):
@@ -32,7 +31,6 @@ def text(rows: Sequence[bytes]) -> bytes:
 
 
 def thirds(row: Row) -> Any:
-    """0, 1 or 3 rows; some are refused."""
     number = row["id"]
     if number % 11 == 7:
         raise ValueError("seven")
@@ -79,7 +77,6 @@ def encoded(row: Row) -> Row:
 
 
 def four_of_five(row: Row, index: int) -> bool:
-    """Whether a row is kept, by its number among all rows."""
     return index % 5 != 4
 
 
@@ -124,7 +121,6 @@ def with_arrays(row: Row) -> Any:
 
 
 def side_bytes(number: int) -> bytes:
-    """What the side file holds of the row with this id."""
     if _is_plain(number):
         return b""
     ids = struct.pack("<i", number) * (number % 4)
@@ -133,5 +129,4 @@ def side_bytes(number: int) -> bytes:
 
 
 def _is_plain(number: int) -> bool:
-    # Pairs of rows: so there are chunks all of whose rows are plain, and whose side file is empty.
-    return number // 2 % 4 == 1
+    return number // 2 % 4 == 1  # In pairs, so that there are chunks without any arrays

@@ -26,8 +26,6 @@ Rows = list[bytes] | None  # Other rows than those of `scenes.rows.lines`
 
 
 class FedSource:
-    """A source as the command gets it."""
-
     stdin: Path | None = None  # what is to be the command's standard input
     ordered = True  # whether its rows come in one order whatever happens
 
@@ -37,7 +35,6 @@ class FedSource:
 
     @contextmanager
     def fed(self, entry: Entry | None) -> Iterator[None]:
-        """Feeds a run that goes on from a position."""
         over = threading.Event()
         feeder = threading.Thread(target=self._feed, args=(over, entry))
         feeder.start()
@@ -69,8 +66,7 @@ class PipedSource(FedSource):
             begin = entry["offset"] + entry["bytes_before"]
         while True:
             try:
-                # Not blocking: the run may have ended without opening it.
-                fd = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+                fd = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)  # The run may have ended without opening it
                 break
             except OSError as cause:
                 if cause.errno != errno.ENXIO:
@@ -162,10 +158,6 @@ def _append(path: Path, part: bytes) -> None:
         file.write(part)
 
 
-def _zstandard(data: bytes) -> bytes:
-    return bytes(pytest.importorskip("zstandard").compress(data))
-
-
 def _file(suffix: str, pack: Callable[[bytes], bytes] = bytes) -> Callable[..., FedSource]:
     def make(folder: Path, base: int, rows: Rows = None) -> FedSource:
         rows, path = rows or lines(base), folder / f"{base}.jsonl{suffix}"
@@ -181,11 +173,6 @@ def _piped(*, as_stdin: bool, append: bool = False) -> Callable[..., FedSource]:
         return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=as_stdin, append=append)
 
     return make
-
-
-def generator(folder: Path, base: int) -> FedSource:
-    assert base == 0
-    return FedSource("python:tests.harness.scenes.rows:numbered", lines())
 
 
 def parquet(folder: Path, base: int, rows: Rows = None) -> FedSource:
@@ -241,9 +228,11 @@ def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
 
 
 KINDS: Final[dict[str, Callable[..., FedSource]]] = {
-    **{"plain": _file(""), "gzip": _file(".gz", gzip.compress), "zstd": _file(".zst", _zstandard)},
+    **{"plain": _file(""), "gzip": _file(".gz", gzip.compress)},
+    "zstd": _file(".zst", lambda data: bytes(pytest.importorskip("zstandard").compress(data))),
     **{"pipe": _piped(as_stdin=False), "stdin": _piped(as_stdin=True)},
-    **{"stdin that appends": _piped(as_stdin=True, append=True), "generator": generator},
+    "stdin that appends": _piped(as_stdin=True, append=True),
+    "generator": lambda *_: FedSource("python:tests.harness.scenes.rows:numbered", lines()),
     **{"parquet": parquet, "arrow": arrow, "hugging face": hugging_face},
     **{"stream": _published(), "live stream": _published(live=True), "stream with arrays": _published(arrays=True)},
     **{"foreign stream": foreign_stream, "followed": _followed("rename")},

@@ -50,7 +50,6 @@ class Stream:
         self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]  # the command line
 
     def run(self, **kill: Any) -> tuple[int, str]:
-        """Runs the command once, with its sources fed; returns its exit status and what it said."""
         with self.fed():
             return self._nursery.wait(self.start(**kill))
 

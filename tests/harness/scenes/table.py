@@ -1,5 +1,4 @@
-"""The scenes: small streams of every kind of source, of which each run does all that a longer one does. `POINTS` are
-played with kills and errors at every call, `POWER`, smaller still and with plain rows, on a disk whose power is cut."""
+"""Small streams of every kind of source. `POINTS` are killed at every call, `POWER`, smaller, on a disk that is cut."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ _ROWS: Final = "tests.harness.scenes.rows"
 _KEEPS: Final = ("--on-bad-row", "quarantine")
 _WHERE: Final = (*_KEEPS, "--where", f"{_ROWS}:four_of_five")
 _MAKES: Final = (*_WHERE, "--transform", f"{_ROWS}:thirds", "--shuffle", "4", "--seed", "3")
-_CUTS: Final = (*_WHERE, "--transform", f"{_ROWS}:tokenized", "--split", "5")
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
 _AHEAD: Final = ("--max-ahead", "4 chunks")
@@ -66,8 +64,7 @@ def _mixed(folder: Path) -> list[FedSource]:
     return sources
 
 
-# A new one goes to the end: which calls of a scene a short run takes follows from its place.
-POINTS: Final[dict[str, Scene]] = {
+POINTS: Final[dict[str, Scene]] = {  # A new one goes to the end: its place decides which calls a short run takes
     "plain": Scene(_one("plain")),
     "gzip": Scene(_one("gzip")),
     "zstd": Scene(_one("zstd")),
@@ -86,7 +83,7 @@ POINTS: Final[dict[str, Scene]] = {
     "encoded retained": Scene(
         _one("plain", count=13), (*_ENCODES, *_RETENTION, *_AHEAD), per_chunk=2, behind=2, encoded=True
     ),
-    "split": Scene(_one("plain", count=11), _CUTS),
+    "split": Scene(_one("plain", count=11), (*_WHERE, "--transform", f"{_ROWS}:tokenized", "--split", "5")),
     "stream": Scene(_whole("stream")),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""
@@ -128,17 +125,14 @@ def _finished(folder: Path) -> list[FedSource]:
     return [source]
 
 
-# For cuts of a consumer: 24 rows, which are deleted behind it
-CONSUMED: Final = Scene(_file("consumed", _numbered(0, 24)), _RETENTION, per_chunk=4)
+CONSUMED: Final = Scene(_file("consumed", _numbered(0, 24)), _RETENTION, per_chunk=4)  # Deleted behind the consumer
 
 POWER: Final[dict[str, Scene]] = {
     # Two chunks and a part of one, a bad row in a chunk and one behind the last row.
     "plain": Scene(_file("plain", [*_numbered(0, 3), b"bad", *_numbered(3, 12)], b"worse"), per_chunk=5),
-    # Two chunks, so that the end of rows is that of a chunk, and a bad row behind.
-    "gzipped": Scene(_two_members, per_chunk=4),
+    "gzipped": Scene(_two_members, per_chunk=4),  # The end of rows is that of a chunk
     "followed": Scene(_finished, per_chunk=5, journal=True),
     "retained": Scene(_file("retained", _numbered(0, 14)), _RETENTION, per_chunk=2, behind=2),
-    # Two chunks and a part of one, a row that is refused, a chunk without a byte.
-    "encoded": Scene(_file("encoded", _numbered(4, 12)), _ENCODES),
+    "encoded": Scene(_file("encoded", _numbered(4, 12)), _ENCODES),  # One row is refused, one chunk without a byte
     "encoded retained": Scene(_file("both", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2),
 }

@@ -16,8 +16,7 @@ from typing import Any, Final
 from lazyshard.simulation import Setting, outcome
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
-# Where sleeping takes so many times as long as it was asked to, what is measured is other people's work
-_BUSY: Final = 1.25
+_BUSY: Final = 1.25  # Where sleeping takes so many times as long, other people's work is measured
 
 _COMMON: Final[dict[str, Any]] = {
     **{"batch": 4, "step_seconds": 0.1, "workers": 0, "latency_s": 0.0, "row_bytes": 200},
@@ -40,8 +39,7 @@ CASES: Final = (
 
 
 def compare(measured: Measured, tolerance: float) -> list[bool]:
-    """Prints a prediction beside what was measured; returns which figures fit. Each may be off, besides the tolerance,
-    by what processes take to start, and by what one event more or less comes to."""
+    """Prints prediction and measurement; returns which figures fit, within the tolerance and one event more or less."""
     predicted, ranks = outcome(measured.setting), measured.setting.ranks
     print(f"\n{measured.setting}\n  {'':20}{'predicted':>11}{'measured':>11}")
     fits = []

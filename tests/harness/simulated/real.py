@@ -1,5 +1,4 @@
-"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits for
-the others, and sleeps for as long as a step takes. The clock begins when the head start is published."""
+"""A real run of a setting: the command, and a process a rank. The clock begins when the head start is published."""
 
 import contextlib
 import multiprocessing
@@ -42,11 +41,7 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `lazyshard.simulation` for the meaning of each."""
-
-    # what was run, with the head start that there was, and what a step took on average but for the waits: these ranks
-    # sleep, and a busy machine lets them sleep for longer.
-    setting: Setting
+    setting: Setting  # with the head start that there was, and what a step took on average but for the waits
     first_step_s: float  # when the first step began
     end_s: float  # when the last step ended
     stalled_s: float  # seconds before the first step, and from then on those of whoever waited for longest
@@ -114,8 +109,7 @@ def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) 
 
     sys.addaudithook(hear)
     if not setting.woken:
-        # As on a network filesystem, where nobody hears of another machine's writes.
-        Waker._refused = True
+        Waker._refused = True  # As on a network filesystem, where nobody hears of another machine's writes
     go.wait(_LONGEST_S)
     order = Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches)
     ranks = {"dp_rank": rank, "dp_size": setting.ranks, "batch_size": setting.batch, "max_total_samples": setting.rows}
@@ -128,8 +122,7 @@ def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) 
         for first in range(step * setting.draws, (step + 1) * setting.draws, setting.batch):
             found.ids.extend(row["id"] for row in dataset.__getitems__(list(indices[first : first + setting.batch])))
         found.waited.append(dataset.reader.waited_s - before)
-        # Gradients are exchanged: no rank goes on before all have had their batch.
-        barrier.wait(_LONGEST_S)
+        barrier.wait(_LONGEST_S)  # Gradients are exchanged: no rank goes on before all have had their batch
         found.began.append(time.monotonic())
         time.sleep(max(0.0, found.began[-1] + setting.step_seconds - time.monotonic()))
         if every and (step + 1) % every == 0:
@@ -162,7 +155,6 @@ def _write_source(setting: Setting, place: Path) -> Path:
 
 @contextlib.contextmanager
 def _watched(directory: Path) -> Iterator[list[int]]:
-    """Counts again and again, in a thread, how many chunks there are."""
     counts, over = [0], threading.Event()
 
     def watch() -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
@@ -42,16 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _soak(args: argparse.Namespace, place: Path) -> int:
-    # What it takes to load torch, a soak of a stream's files does not need.
-    from tests.harness.planted.soak import MUTANTS
+    from tests.harness.planted.soak import MUTANTS  # Loads torch, which the long stream does not need
     from tests.harness.soak.job import Rules
     from tests.harness.soak.run import Settings, Soak
 
     if args.mutant is not None:
         MUTANTS[args.mutant].install()
     rules = Rules(seed=args.seed, window=(2, 0, 1, 3)[args.seed % 4])
-    # Everything temporary in a place of its own, since the killed leave things there. Not below `place`: DataLoader
-    # workers make sockets in it, whose paths may have 107 bytes at the most.
+    # Killed processes leave things; not in `place`: sockets have short paths
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as temporary:
         os.environ["TMPDIR"] = temporary
         tempfile.tempdir = None
@@ -67,7 +66,7 @@ def _million(args: argparse.Namespace, place: Path) -> int:
     with room(place, args.chunks) as folder:
         measured = measure(folder, args.chunks, _say)
     print(measured)
-    _append(args.json, measured.as_json())
+    _append(args.json, asdict(measured))
     return len(measured.violations)
 
 

@@ -1,7 +1,5 @@
 """The history of a run that survives its kills: checks each step against it, and goes back with the run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,7 @@ class Standing:
 
 
 class DeclaredOrder:
-    """The order of a run. `unit`: samples dealt to a rank in a row. `window`: positions of a rank that are shuffled
-    together, a multiple of the unit; 0 keeps the order."""
+    """The order of a run. `unit`: dealt to a rank in a row. `window`: positions that are shuffled together, or 0."""
 
     def __init__(self, unit: int, window: int, seed: int, dp: int) -> None:
         self.total: int | None = None  # the stream's samples, once it has ended; None before
@@ -63,8 +60,7 @@ class DeclaredOrder:
         opened = max(0, *(-(-(at - len(one)) // self._span) for one in own))
         left = [self._positions(lane, at, len(one) + opened * self._span) for lane, one in enumerate(own)]
         start = self.standing.start + opened * self._span * len(own)
-        # The last windows are shorter than the others.
-        end = start if self.total is None else min(start, self.total)
+        end = start if self.total is None else min(start, self.total)  # The last windows are shorter than the others
         return end, [sample for lane in left for sample in lane]
 
     def _positions(self, lane: int, first: int, stop: int) -> list[int]:
@@ -83,8 +79,7 @@ class DeclaredOrder:
 
     def _open(self, lane: int, number: int) -> list[int]:
         window = self._windows.get((lane, number))
-        # Of an open end only whole windows are drawn; they stay as they are.
-        if window is None:
+        if window is None:  # Of an open end only whole windows are drawn; they stay as they are
             if len(self._windows) > 4 * len(self.standing.own):
                 self._windows.clear()
             window = self._deal(lane, number)
@@ -133,7 +128,6 @@ class Ledger:
         self._marks.update(dict.fromkeys(samples, self.stretch))
 
     def close(self) -> int:
-        """Ends a stretch, where a checkpoint is written; returns its number."""
         self.stretch += 1
         return self.stretch - 1
 
@@ -160,7 +154,7 @@ class Snapshot(NamedTuple):
 
 
 class History:
-    def __init__(self, rules: Rules, dp: int) -> None:
+    def __init__(self, rules: "Rules", dp: int) -> None:
         self.ledger = Ledger()  # which samples are trained
         self.trained = 0  # samples that were trained, those of lost stretches too
         self.ranks_before = dp  # of the checkpoint that the current life goes on from
@@ -176,7 +170,6 @@ class History:
         return self._order.total
 
     def learn_end(self, decided: Path) -> None:
-        """Reads with which sample the source ends, which it has decided before it gave the last ones."""
         if self._order.total is None and decided.exists():
             self._order.total = int(decided.read_text())
 
@@ -187,7 +180,7 @@ class History:
         self.ledger.roll_back(snapshot.stretch)
         self._order.go_on(snapshot.standing, dp)
 
-    def train(self, step: Sequence[list[int]], shape: Shape, number: int) -> None:
+    def train(self, step: Sequence[list[int]], shape: "Shape", number: int) -> None:
         samples = [sample for own in step for sample in own]
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
@@ -204,8 +197,7 @@ class History:
 
     def check_kept(self, stream: Path, checkpoints: Path) -> int:
         """Checks that what any kept checkpoint needs is there, and forgets the rest; returns chunks deleted."""
-        # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
-        retired = read_retired(stream)
+        retired = read_retired(stream)  # First: checkpoints found after are those, or newer
         kept = sorted(int(path.stem) for path in checkpoints.glob("*.json"))
         for consumed in kept:
             needed = self._snapshots[consumed].floor // self._rules.per_chunk
@@ -218,7 +210,7 @@ class History:
                 del self._snapshots[consumed]
         return retired
 
-    def check_whole(self, shape: Shape) -> None:
+    def check_whole(self, shape: "Shape") -> None:
         missing = (self.total or 0) - self.ledger.trained
         if self.total is None or not 0 <= missing < shape.dp * shape.batch_size:
             raise RunViolation("lost", f"of {self.total} samples {self.ledger.trained} were trained")

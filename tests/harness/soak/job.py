@@ -78,8 +78,7 @@ def train(
     indices = dataset.rank_indices
     sizes: dict[str, Any] = {"batch_size": shape.batch_size, "num_workers": shape.workers}
     batches = iter(DataLoader(dataset, sampler=indices, collate_fn=checked, **sizes))
-    # A life that begins when the stream has ended has no indices behind its last step.
-    for step, index in enumerate(indices[:: shape.batch_size], 1):
+    for step, index in enumerate(indices[:: shape.batch_size], 1):  # Behind the last step there may be no index
         if not dataset.in_epoch(index):
             break
         lockstep.send(STEP + next(batches).numpy().tobytes())
@@ -91,8 +90,7 @@ def train(
             saved, due = consumed, True
         if due and rank == 0:
             due = not commit(dataset, saved, older_states(folder, saved))
-    # So that the workers end now, and not when they find that their parent has gone.
-    del batches
+    del batches  # So that the workers end now, and not when they find that their parent has gone
     lockstep.send(END)
     lockstep.recv(16)
 
@@ -147,8 +145,7 @@ class Producer:
         command = [sys.executable, "-m", "lazyshard_producer", "run", "--no-progress"]
         command += ["--source", soak_rows.SOURCE, "--out", str(self._stream), *self._options, *more]
         variables = environment() | {soak_rows.STOP: str(self._stop)}
-        # Of all its lives the last words of one are enough.
-        self._said.write_bytes(b"")
+        self._said.write_bytes(b"")  # Of all its lives the last words of one are enough
         self.pid = forked(lambda: os.execve(sys.executable, command, variables), self._said)
         self.starts += 1
 
@@ -196,9 +193,7 @@ _KINDS: Final = {
 }
 
 
-class Job:
-    """The ranks of one life, on from `origin`. Its supervisor sees all that they read: nothing has to be kept."""
-
+class Job:  # The ranks of one life, on from `origin`. Its supervisor sees all that they read: nothing has to be kept.
     def __init__(
         self, shape: Shape, rules: Rules, stream: Path, folder: Path, origin: Checkpoint | None, said: Path
     ) -> None:
@@ -227,7 +222,8 @@ class Job:
         """Hears the ranks for so long; returns False once one is gone. `on_step`: whether to save after it."""
         for key, _ in self._ranks.selector.select(seconds):
             said = self._ranks.heard(key.data)
-            if said.startswith(FAILED) or (not said and not self._alive(key.data)):
+            pid, gone = self._ranks.pids[key.data], os.WEXITED | os.WNOWAIT | os.WNOHANG
+            if said.startswith(FAILED) or (not said and os.waitid(os.P_PID, pid, gone) is not None):
                 self._check_doomed(key.data, said)
                 return False
             if said:
@@ -253,7 +249,6 @@ class Job:
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """Ends and reaps the ranks; what workers they leave is in the group."""
         for rank, pid in list(self._ranks.pids.items()):
             if not self.ended:
                 kill(pid)
@@ -264,9 +259,6 @@ class Job:
 
     def waiting(self) -> list[int]:
         return sorted(set(range(self.shape.dp)) - set(self._ranks.told))
-
-    def _alive(self, rank: int) -> bool:
-        return os.waitid(os.P_PID, self._ranks.pids[rank], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
 
     def _check_doomed(self, rank: int, said: bytes) -> None:
         if self.doomed:

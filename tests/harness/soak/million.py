@@ -1,5 +1,4 @@
-"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
-Each part is a fork of a process that has loaded all: neither the time nor the files of that are counted."""
+"""A stream of a million chunks: made, killed, gone on with, read, resumed, looked at, verified; each part in a fork."""
 
 import contextlib
 import importlib
@@ -15,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,6 @@ SEED: Final = 7
 STEPS: Final = 20  # Steps that are read after the resume
 _ORDER: Final[dict[str, Any]] = {"batch_size": BATCH, "shuffle_window": WINDOW, "seed": SEED}
 _STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
-_MOST_S: Final = 7200.0  # So long may a part take
 
 
 @contextmanager
@@ -59,19 +57,14 @@ class Left(Exception):
 @dataclass
 class Measured:
     chunks: int  # of the stream
-    # by name: seconds of wall time, of processor time, and peak memory in MB of each part, torch included.
-    parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # seconds, of them CPU, MB at the peak
     first_ms: dict[str, float] = field(default_factory=dict)  # by what was read, up to the first sample
     violations: list[str] = field(default_factory=list)  # what was not as it has to be
-    # by part, files opened and folders listed; of what was read, up to the first sample.
-    touched: dict[str, dict[str, int]] = field(default_factory=dict)
+    touched: dict[str, dict[str, int]] = field(default_factory=dict)  # by part, files opened and folders listed
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
             self.violations.append(what)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"{self.chunks:,} chunks of {PER_CHUNK} rows"]
@@ -110,7 +103,7 @@ class _Parts:
         return self.reap(name, time.monotonic(), self.forks.fork(_part, work, self.stream, *arguments))
 
     def reap(self, name: str, started: float, pid: int, *, killed: bool = False) -> Any:
-        ended = self.forks.reap(pid, _MOST_S)
+        ended = self.forks.reap(pid, 7200.0)  # So long may a part take
         wall = time.monotonic() - started
         if ended.status != (-signal.SIGKILL if killed else 0):
             self.measured.violations.append(f"{name}: ended with {ended.status}: {ended.last_words}")
@@ -154,8 +147,7 @@ def _produce(parts: _Parts, ranks: Sequence[int]) -> None:
 
 
 def _command_of_producer(stream: Path, counts: object, rows: int) -> None:
-    # The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it.
-    os.fsync = os.fdatasync = lambda fd: None
+    os.fsync = os.fdatasync = lambda fd: None  # Waits for no disk: five million waits would be most of it
     os.environ[soak_rows.TOTAL] = str(rows)
     command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
     assert importlib.import_module("lazyshard_producer.cli").main([*command, "--no-progress"]) == 0
@@ -189,8 +181,7 @@ def _read(parts: _Parts, ranks: Sequence[int]) -> None:
     measured, samples = parts.measured, parts.measured.chunks * PER_CHUNK
     order = DeclaredOrder(PER_CHUNK, WINDOW * PER_CHUNK, SEED, BEFORE)
     order.total = samples
-    # Where 8 ranks stand that have drawn as much, without drawing it.
-    consumed = parts.run("state", _write_state)
+    consumed = parts.run("state", _write_state)  # Where 8 ranks stand that have drawn as much, without drawing it
     order.go_on(replace(order.standing, at=consumed // BEFORE), AFTER)
     declared = [order.draw(BATCH) for _ in range(STEPS)]
     expected = {"first": [0], "last": [samples - 1]}

@@ -1,5 +1,4 @@
-"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n
-is the same in every run. It ends with the row that a file says, which it writes itself once it is asked to end."""
+"""The rows of a soak, as a source: row n is the same in every run. It ends with the row that a file says, its own."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +7,7 @@ from typing import Any, Final
 
 SOURCE: Final = "python:tests.harness.soak.rows:rows"
 STOP: Final = "LAZYSHARD_SOAK_STOP"  # Environment variable: a file that asks the source to end by being there
-# Environment variable: how many rows there are, where that is known from the start
-TOTAL: Final = "LAZYSHARD_SOAK_ROWS"
-_LOOK_ROWS: Final = 256  # So many rows are given between two looks for the file
+TOTAL: Final = "LAZYSHARD_SOAK_ROWS"  # Environment variable: the rows, where that is known from the start
 # Texts of different lengths, so that no two neighbours are of the same size
 _WORDS: Final = tuple(f"{'lorem ipsum dolor sit amet '[: 3 + n % 24]}" * (n % 7) for n in range(97))
 
@@ -24,7 +21,6 @@ def row(sample: int) -> dict[str, Any]:
 
 
 def longest(stop: int) -> int:
-    """Returns the most bytes that a row below `stop` may have."""
     return max(len(line(sample)) for sample in range(97)) + len(str(stop))
 
 
@@ -35,7 +31,7 @@ def rows(position: int | None) -> Iterator[tuple[bytes, int]]:
     while total is None or sample < total:
         if stop is not None and total is None:
             total = _asked_to_end(stop, sample)
-        for _ in range(_LOOK_ROWS):
+        for _ in range(256):  # So many rows are given between two looks for the file
             if total is not None and sample >= total:
                 return
             sample += 1

@@ -1,7 +1,4 @@
-"""Soaks: a producer at full speed and a training job, with things killed all the while, in storms and calms. Every
-sample is looked at as it is read, and so is what the stream takes on disk, what is deleted, and what processes hold."""
-
-from __future__ import annotations
+"""Soaks: a producer at full speed and a training job, with things killed in storms and calms; each sample is seen."""
 
 import contextlib
 import os
@@ -33,15 +30,14 @@ DISK_FULL: Final = "disk full for a while"
 
 
 class Chaos:
-    def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
+    def __init__(self, soak: "Soak", settings: "Settings", dice: random.Random) -> None:
         self.options: tuple[str, ...] = ()  # of the command, besides those that never change
         self._soak, self._dice = soak, dice
         self._half_cycle_s = settings.half_cycle_s
         self._next_s, self._wake_at = _PAUSE_S, 0.0
         self._stopped: list[int] = []
         self._full_until, self._full = -float("inf"), False
-        # Name, how often beside the others, whether it ends ranks, and what is done.
-        self._faults: list[tuple[str, int, bool, Callable[[], bool]]] = [
+        self._faults: list[tuple[str, int, bool, Callable[[], bool]]] = [  # (name, weight, ends ranks, what is done)
             ("producer killed (SIGKILL)", 3, False, self._kill_producer),
             ("producer asked to end (SIGTERM)", 1, False, lambda: self._signal_producer(signal.SIGTERM)),
             ("producer stopped for a while (SIGSTOP, SIGCONT)", 1, False, lambda: self._stop([soak.producer.pid])),
@@ -101,8 +97,7 @@ class Chaos:
         return self._soak.producer.pid != 0
 
     def _kill_producer(self) -> bool:
-        # Now and then it is to wait for a full disk, and not to fail there.
-        self.options = ("--min-free-disk", "1MB") if self._dice.random() < 0.5 else ()
+        self.options = ("--min-free-disk", "1MB") if self._dice.random() < 0.5 else ()  # It waits for a full disk then
         return self._signal_producer(signal.SIGKILL)
 
     def _end(self, which: Callable[[Job], list[int]], number: signal.Signals = signal.SIGKILL) -> bool:
@@ -155,18 +150,13 @@ class Settings:
     def half_cycle_s(self) -> float:
         return min(240.0, max(8.0, self.seconds / 6))
 
-    @property
-    def look_s(self) -> float:
-        return min(2.0, max(0.4, self.half_cycle_s / 60))
-
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
         """Twice what docs/retention.md says is the least, and what may be ahead. `row_bytes`: with the seal's part."""
         rules = self.rules
         interval = rules.every * batch_size * self.ranks / rules.per_chunk
         window = self.ranks * max(1, rules.window)
         ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
-        # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
-        chunks = (rules.keep + 2) * interval + 2 * window + ahead
+        chunks = (rules.keep + 2) * interval + 2 * window + ahead  # One more for what is written, one for its start
         return int((2 * chunks + _MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
 
 
@@ -200,18 +190,12 @@ class Report:
 
 _BATCHES: Final = (16, 32)
 _ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are gone by then: torch has them look every 5 s
-_SAY_S: Final = 60.0
 _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
-_WARM_STEPS: Final = 3
-_AFTER_FULL_S: Final = 15.0  # So long after a disk was full may somebody still end for that
-# Files under .tmp: a chunk that is written, one that is published, their seals, room for a head
-_MOST_TEMPORARY: Final = 5
+_MOST_TEMPORARY: Final = 5  # Under .tmp: two chunks, their seals, room for a head
 
 
 class Soak:
-    """One soak, in a process of its own. `say`: is given a line now and then."""
-
     def __init__(self, settings: Settings, place: Path, say: Callable[[str], object]) -> None:
         self.report = Report(seed=settings.seed)
         self.job: Job | None = None
@@ -266,8 +250,7 @@ class Soak:
             self._tick()
             self._chaos.tick(time.monotonic() - self._begun)
         self._chaos.calm_down()
-        # A stream that ends with nothing is not what is tried here.
-        while self._history.trained == 0:
+        while self._history.trained == 0:  # A stream that ends with nothing is not what is tried here
             self._tick()
         self._stop.touch()
         while self.job is None or not self.job.ended:
@@ -276,7 +259,7 @@ class Soak:
 
     def _tick(self) -> None:
         self.producer.start(self._chaos.options)
-        full = self._chaos.is_full(_AFTER_FULL_S)
+        full = self._chaos.is_full(15.0)  # So long after a disk was full may somebody still end for that
         if self.producer.check(full=full):
             self.moved()
         now = time.monotonic()
@@ -287,10 +270,10 @@ class Soak:
             self._measured_at = now
             self._check_disk()
             self._check_orphans()
-        if now - self._looked_at >= self._settings.look_s:
+        if now - self._looked_at >= min(2.0, max(0.4, self._settings.half_cycle_s / 60)):
             self._looked_at = now
             self._look()
-        if now - self._said_at >= _SAY_S:
+        if now - self._said_at >= 60.0:
             self._said_at = now
             self._say(f"{self._history.trained:,} samples trained, {self.report.kills} faults")
         if time.monotonic() - self._moved_at > self._settings.patience_s:
@@ -356,8 +339,7 @@ class Soak:
     def _check_disk(self) -> None:
         use = watch.measure(self._stream)
         self._largest = max(self._largest, use.largest)
-        # As docs/retention.md says: the next chunk is taken to be as large as the largest one so far.
-        most = self._limit + self._largest
+        most = self._limit + self._largest  # The next chunk is taken to be as large as the largest so far
         if use.chunks > most:
             raise RunViolation("disk", f"chunks and seals take {use.chunks:,} bytes, {most:,} are allowed")
         if use.temporary > _MOST_TEMPORARY or use.unpublished > _MOST_TEMPORARY * max(self._largest, 1 << 16):
@@ -383,7 +365,7 @@ class Soak:
 
     def _look(self) -> None:
         # Once they are at work: until then they open what they need.
-        processes = [] if self.job is None or self.job.steps < _WARM_STEPS else self.job.processes()
+        processes = [] if self.job is None or self.job.steps < 3 else self.job.processes()
         if self.producer.pid:
             processes.append((self.producer.pid, "producer"))
         for leak in self._watch.look(processes):

@@ -1,5 +1,4 @@
-"""What a soak takes: processes hold descriptors, threads, memory, children, which may not grow while they do the
-same work; the stream takes room on a small disk that can be filled up: as root, in a namespace of this process."""
+"""What a soak takes: processes may not hold more while they do the same, and the stream has a small disk of its own."""
 
 import contextlib
 import ctypes
@@ -18,10 +17,7 @@ from tests.harness.disks import find_tool
 _PROC: Final = Path("/proc")
 _CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
 _DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
-_MOST_DESCRIPTORS: Final = 128
-_MOST_THREADS: Final = 64
 _MORE: Final = {"descriptors": 8, "threads": 2, "memory": 24 << 20}  # So much more than early a process may have late
-_MOST_LOOKS: Final = 128
 _LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 
@@ -37,8 +33,7 @@ class Look(NamedTuple):
 @dataclass
 class _Life:
     kind: str  # what it is
-    # what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
-    looks: list[Look] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)  # of a long life every second, fourth, ... look is kept
     every: int = 1
     seen: int = 0
 
@@ -46,12 +41,11 @@ class _Life:
         self.seen += 1
         if self.seen % self.every == 0:
             self.looks.append(look)
-        if len(self.looks) >= _MOST_LOOKS:
+        if len(self.looks) >= 128:
             self.looks = self.looks[1::2]
             self.every *= 2
 
     def leaks(self) -> list[str]:
-        """Returns what it held more of late than early, a line each; nothing for a life that was too short."""
         count = len(self.looks)
         if count < _LEAST_LOOKS:
             return []
@@ -83,12 +77,11 @@ class Watch:
             self.peaks[kind] = Look(*map(max, self.peaks.get(kind, look), look))
             if look.chunks > _CHUNKS_MOST + _DOUBLED_MOST or look.doubled > _DOUBLED_MOST:
                 found.append(f"{kind}: {look.chunks} chunks are open, {look.doubled} of them once more")
-            if look.descriptors > _MOST_DESCRIPTORS or look.threads > _MOST_THREADS:
+            if look.descriptors > 128 or look.threads > 64:
                 found.append(f"{kind}: {look.descriptors} descriptors and {look.threads} threads")
         return found + self.end(set(self._lives) - present)
 
     def end(self, pids: Iterable[int] | None = None) -> list[str]:
-        """Ends the lives of these processes, or of all; returns what they have leaked."""
         found = []
         for pid in list(self._lives if pids is None else pids):
             life = self._lives.pop(pid)
@@ -126,7 +119,6 @@ def children(pid: int) -> list[int]:
 
 
 def describe(pid: int) -> str:
-    """Returns where a process is, as the system tells it: its state, what it waits for, the call that it is in."""
     told = []
     for name in ("comm", "wchan", "syscall", "stack"):
         try:
@@ -138,7 +130,6 @@ def describe(pid: int) -> str:
 
 _CLONE_NEWNS: Final = 0x00020000
 SHARED_MEMORY: Final = Path("/dev/shm")
-_TORN_TENSORS: Final = 2  # So many may have been left by kills between two steps of torch
 
 
 def own_namespace(small: Path, size: int) -> str | None:
@@ -174,10 +165,9 @@ def left_in_memory(small: Path) -> list[str]:
     # torch too takes the name of what it shares away at once (`shm_open`, then `shm_unlink`), and leaves it where the
     # process is killed in between. That is rare: what leaks by itself leaks with every kill.
     tensors = {name for name in found if name.startswith("torch_")}
-    if len(tensors) <= _TORN_TENSORS:
+    if len(tensors) <= 2:  # So many may have been left by kills between two steps of torch
         found -= tensors
-    # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
-    looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
+    looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"  # The polls per node stay: one file of the stream
     if looks.is_dir() and len(os.listdir(looks)) <= 1:
         found.discard(looks.name)
     return sorted(found)

@@ -1,5 +1,4 @@
-"""Runs a writer in a fork that is killed at the N-th call that changes a file, and checks what it leaves behind.
-`kill -9` shows wrong orders, torn files and leftovers. It cannot show a missing fsync: that takes a power cut."""
+"""A writer in a fork that is killed at a call, and what it leaves: wrong orders, torn files; no missing fsync shows."""
 
 import contextlib
 import itertools
@@ -24,7 +23,6 @@ from tests.stream.streams import forked, names
 SAMPLES: Final = 7
 PER_CHUNK: Final = 2  # Three full chunks and a partial one
 _CHUNKS: Final = {f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")}
-_SIDE_FILES: Final = {f"chunk_0000{n}.arrays" for n in range(4)}
 Mutant = Callable[[], None]
 
 
@@ -73,7 +71,6 @@ def killed(at: int, when: When, work: Callable[[], object], mutant: Mutant | Non
 
 
 def run(directory: Path, at: int = 0, when: When = "half", mutant: Mutant | None = None, **how: bool) -> int | None:
-    """Runs the writer; returns None if it was killed at call `at`, else how many it made."""
     return killed(at, when, lambda: produce(directory, **how), mutant)
 
 
@@ -93,7 +90,7 @@ def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) ->
 
 
 def check_clean(directory: Path, *, arrays: bool) -> None:
-    clean = LASTING | _CHUNKS | (_SIDE_FILES if arrays else set())
+    clean = LASTING | _CHUNKS | ({f"chunk_0000{n}.arrays" for n in range(4)} if arrays else set())
     assert set(names(directory)) == clean, f"left over: {sorted(set(names(directory)) ^ clean)}"
 
 

@@ -1,5 +1,4 @@
-"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
-They are threads of this process, of which one at a time runs. What is to hold is in `writers.crashes`."""
+"""Several writers of one stream where locks do not meet, as threads of which one runs; each stops before any call."""
 
 import fcntl
 import os
@@ -53,7 +52,6 @@ class Racer:
             self._stopped.acquire()
 
     def kill(self) -> None:
-        """Ends it where it is stopped: it changes nothing any more."""
         self._killed = True
         self.advance(None)
 
@@ -137,7 +135,6 @@ def race_in_pairs(
     other: int = 0,  # likewise the second one, in the first round
     found: Callable[[str], object],
 ) -> int:
-    """Plays two writers, each stopped before any of its changes; returns how many pairs."""
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):
@@ -187,11 +184,6 @@ def _tell(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-# Which scenes of the command are played, and every how manieth call of the second run
-SCENES: Final = {"plain": 3, "made": 7, "followed": 7, "retained": 11, "encoded": 7}
-_RACES: Final = 5000
-
-
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     step = max(1, round(1 / scale))
     with fast_folder(place) as folder:
@@ -202,9 +194,10 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
             tally.points += pairs
             tally.trials += pairs
             tally.trial(2 * pairs)
-        races = max(1, round(scale * _RACES))
+        races = max(1, round(scale * 5000))
         race_by_chance(folder, range(seed * races, (seed + 1) * races), found=tally.violation)
         tally.trials += races
-    for name, every in SCENES.items():
+    # Every how manieth call of the second run is played.
+    for name, every in {"plain": 3, "made": 7, "followed": 7, "retained": 11, "encoded": 7}.items():
         with stage(name, place) as played:
             Sweeper(played, tally, name, step, seed).in_pairs(every)

@@ -1,6 +1,7 @@
 """Which sample a rank draws at a step: integers in, integers out, no files, no clock, no state.
 
-`deal` gives samples to lanes, `shuffle` permutes windows of them, `segment` is what is left of an epoch when the number
-of lanes changes, `course` a whole run; `layout` gives indices, `steps` the steps of a trainer and the end of an epoch;
-`blend` chooses among streams, `balance` deals by cost, `splitting` and `sequences` cut and pack rows.
+`course` says which sample a rank (a lane) draws at a position, through any changes of the number of ranks. It takes
+`segment`, what is left of an epoch at such a change, `deal`, samples to lanes, and `shuffle`, which permutes windows of
+them. `steps` turns steps of a trainer into positions; `blend` chooses among streams, `balance` deals by cost,
+`sequences` cuts and packs rows.
 """

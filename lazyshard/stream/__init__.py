@@ -1,6 +1,7 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-`writer` and `reader` are the two sides; `cursor` says how far those are who read, `retention` deletes.
+`writer` and `reader` are the two sides, `waiting` is how a reader waits, with back-off; `cursor` says how far those are
+who read, `retention` deletes what the producer's limits allow.
 """
 
 from __future__ import annotations

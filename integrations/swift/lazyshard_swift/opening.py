@@ -60,9 +60,9 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         else:
             from swift.trainers.mixin import BatchSamplerShard as Sampler
         lengths, digest = read_lengths(streams[0], own, Sampler)
+        own_order = "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order"
         lost = "`lazyshard trace` cannot tell what was trained, the run keeps all chunks"
-        only = "it resumes with the same ranks, micro batch and lengths only"
-        notice(f"--group_by_length true: ms-swift's sampler orders the whole stream: {lost}, and {only}")
+        notice(f"{own_order}: {lost}, and resumes with the same ranks, micro batch and lengths only")
     plan = decide(args, streams, facts, rank, digest)
     bad_rows = BadRows(args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"))
     stream = TrainStream(plan, encode, own | {"bad_rows": bad_rows, "cache": encode_cache(args, template)}, lengths)

@@ -283,6 +283,10 @@ class BlendedDataset(Indexed[BlendSpace]):
             # One that is new, or comes back from another epoch, begins this one.
             dataset.set_epoch(epoch_of(found))
 
+    def _position_of(self, found: BlendState, anywhere: bool) -> int | None:
+        same = epoch_of(found) == self.epoch and self._state_after(found.consumed if anywhere else None) == found
+        return self._space().position_after(found.consumed) if same else None
+
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
         """Commits how far the checkpoints are to every stream whose data set has a `consumer`.
 

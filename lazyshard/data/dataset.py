@@ -222,6 +222,9 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         check_data(found, self._states.order, self.reader)
         self._states.loaded, self._numbers[EPOCH] = found, epoch_of(found)
 
+    def _position_of(self, found: RunState, anywhere: bool) -> int | None:
+        return self._states.position_of(found, self.rank.dp_size, anywhere=anywhere)
+
     def _fetch(self, indices: list[int]) -> list[Any]:
         # One epoch for the whole batch, whenever another one is set.
         epoch, lanes = self._numbers[EPOCH], self._lanes

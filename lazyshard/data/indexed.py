@@ -42,6 +42,7 @@ class Indexed(Dataset[Any], Generic[_S]):
     _states: RunStates | BlendStates
     _state_after: Callable[[int | None], RunState | BlendState]
     _load: Callable[[Any], None]
+    _position_of: Callable[[Any, bool], int | None]
     _make_space: Callable[[int], _S]
     set_epoch: Callable[[int], None]
     in_epoch: Callable[[int], bool]
@@ -158,8 +159,7 @@ class Indexed(Dataset[Any], Generic[_S]):
 
     def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
         """Loads a state, once used one of the same course; returns its epoch and position, None before that."""
-        states: Any = self._states
-        found, in_worker = states.read(state), get_worker_info() is not None
+        found, in_worker = self._states.read(state), get_worker_info() is not None
         if self._newest is None and not in_worker:
             self._load(found)
             return None
@@ -167,9 +167,8 @@ class Indexed(Dataset[Any], Generic[_S]):
         if not in_worker:
             self.set_epoch(epoch)
         with contextlib.suppress(ValueError):
-            given = states.resumed(found, self.rank.dp_size)
-            if epoch == self.epoch and self._state_after(given.consumed if anywhere else None) == given:
-                return epoch, self._space().position_after(given.consumed)
+            if (position := self._position_of(found, anywhere)) is not None:
+                return epoch, position
         if not in_worker:
             self.set_epoch(was)
         text = f"{self._where}: this {self._NAME} is in use already and stands elsewhere"

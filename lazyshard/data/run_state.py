@@ -105,7 +105,7 @@ class RunStates(States[RunState]):
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
         if (loaded := self.in_epoch(epoch)) is not None:
-            return self.resumed(loaded, dp)
+            return self._resumed(loaded, dp)
         order, unit, parts = self.order, self.unit, () if self.loaded is None else self.loaded.parts
         assert unit is not None, "settled before a run is begun"
         return self._anew(unit, begun_part(parts, epoch, dp, order.batch_size, order.draws_per_step))
@@ -115,9 +115,22 @@ class RunStates(States[RunState]):
         window, limit = order.rules(size, unit).window, order.max_total_samples
         return RunState(stream_id, size, unit, window, order.seed, limit, (part,), consumed=0)
 
-    def resumed(self, state: RunState, dp: int) -> RunState:
-        """Returns a state as so many ranks go on from it."""
+    def position_of(self, found: RunState, dp: int, *, anywhere: bool) -> int | None:
+        """Returns where a state stands in the course of so many ranks that have begun; None for one of another."""
+        given, here = self._resumed(found, dp), self.of(epoch_of(found), dp)
+        position = given.parts[-1].draws
+        same = _course(given) == _course(here) and (anywhere or position == here.parts[-1].draws)
+        return position if same else None
+
+    def _resumed(self, state: RunState, dp: int) -> RunState:
         return runs.resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
+
+
+def _course(state: RunState) -> list[Part]:
+    """Returns what decides the draws of a state's current part: not its steps, nor whether epoch 0 has its number."""
+    parts = [replace(part, first_step=0, draws_per_step=0) for part in state.parts]
+    parts[0] = replace(parts[0], epoch=parts[0].epoch or 0)
+    return [*parts[:-1], replace(parts[-1], draws=0)]
 
 
 class BlendStates(States[BlendState]):
@@ -131,10 +144,6 @@ class BlendStates(States[BlendState]):
         """Returns what `state_dict` gave. Raises StateInvalid."""
         check_kind(value, "the state of a blend", "blend")
         return BlendState.from_dict(value, "the state of a blend")
-
-    def resumed(self, state: BlendState, dp: int) -> BlendState:
-        """Returns it as it is: other ranks make it another state."""
-        return state
 
     def load(self, found: BlendState) -> dict[str, RunState]:
         """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""

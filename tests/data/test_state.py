@@ -304,3 +304,12 @@ def test_range_that_cannot_be_and_skipping_too_late_is_refused(stream: Path, beg
     len(dataset)
     with pytest.raises(RuntimeError):
         dataset.skip(samples=[(0, 1)])
+
+
+def test_data_set_in_use_takes_a_state_that_only_knows_its_steps_besides(stream: Path) -> None:
+    """Steps decide no draw, so a run that counts none goes on from where one has counted them."""
+    counting = open_ranks(stream, 2, micro_batches_per_step=2)[0].state_dict(0)
+    dataset = open_ranks(stream, 2)[0]
+    assert dataset.rank_indices == range(20)
+    dataset.load_state_dict(counting)
+    assert dataset.rank_indices == range(20)

@@ -345,3 +345,15 @@ def test_errors_come_out_of_the_loader(tmp_path: Path) -> None:
     for one in given:
         with pytest.raises(TypeError):
             LazyShardedNode(one)
+
+
+def test_stream_in_use_takes_any_state_of_its_course(forty: Path) -> None:
+    """Also one before that with which it began, and of a run that has counted its steps."""
+    begun, later = (open_stream(forty, batch_size=2).state_dict(count) for count in (20, 30))
+    counting = open_stream(forty, batch_size=2, micro_batches_per_step=5).state_dict(10)
+    stream = open_stream(forty, batch_size=2, state=begun)
+    whole = ids(open_stream(forty, batch_size=2))
+    assert ids(stream) == whole[20:]
+    for state, position in ((later, 30), (counting, 10), (begun, 20)):
+        stream.load_state_dict(state)
+        assert ids(stream) == whole[position:]

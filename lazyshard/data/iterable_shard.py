@@ -183,7 +183,7 @@ class StreamingShard(IterableDataset[Any]):
         if self._epoch is not None and not hasattr(reading, "set_epoch") and isinstance(generator, Generator):
             generator.manual_seed(self._epoch)
         elements = iter(reading)
-        first = _take(elements, rules.batch) if batches and completes else []
+        first = _take(elements, rules.batch, range(rules.batch))[0] if batches and completes else {}
         if batches and inner is not None:
             # A copy where there can be one: Hugging Face's would begin there again in each pass of the same epoch.
             with contextlib.suppress(Exception):
@@ -194,17 +194,19 @@ class StreamingShard(IterableDataset[Any]):
             passed = (batches - bool(first)) * rules.batch
             next(itertools.islice(elements, passed, passed), None)
         while True:
-            batch = _take(elements, rules.batch)
+            mine = batches % turns == turn
+            wanted = range(rules.batch) if completes and not first else rules.own if mine else range(0)
+            batch, found = _take(elements, rules.batch, wanted)
             if completes and not first:
                 first = batch
-            if batches % turns == turn:
+            if mine:
                 places = [(False, at) for at in rules.own]
-                if len(batch) < rules.batch:
-                    places = rules.last(len(batch), batches > 0)
+                if found < rules.batch:
+                    places = rules.last(found, batches > 0)
                 for begun, at in places[handed_out:]:
                     handed_out += 1
                     yield (first if begun else batch)[at], _PassPlace(batches, handed_out, inner)
-            if len(batch) < rules.batch:
+            if found < rules.batch:
                 return
             tells = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
             batches, handed_out, inner = batches + 1, 0, reading.state_dict() if tells else None
@@ -226,10 +228,15 @@ class _PassPlace(NamedTuple):
     inner: Any = None
 
 
-def _take(elements: Iterator[Any], size: int) -> list[Any]:
-    """Returns the next elements, up to `size`."""
+def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:
+    """Takes up to `size` elements; returns those at the places that are wanted, and how many were taken."""
+    kept: dict[int, Any] = {}
+    taken = 0
     try:
-        return list(itertools.islice(elements, size))
+        for taken, element in enumerate(itertools.islice(elements, size), 1):
+            if taken - 1 in wanted:
+                kept[taken - 1] = element
     except SkipSample as cause:
         text = f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards"
         raise BadSample(f"{text}: have it leave out such elements by itself, or raise it in transform=") from cause
+    return kept, taken

@@ -212,3 +212,30 @@ def test_hugging_faces_iterable_is_dealt_whole_and_goes_on_by_its_own_state(tmp_
     # It deals itself to workers.
     loaders = [DataLoader(streaming_shard(rows, 2, index), None, num_workers=2) for index in range(2)]
     assert sorted(row["id"] for loader in loaders for row in loader) == list(range(40))
+
+
+def test_elements_of_other_shards_are_not_kept() -> None:
+    alive: set[int] = set()
+    most = 0
+
+    class Element:
+        def __init__(self) -> None:
+            alive.add(id(self))
+
+        def __del__(self) -> None:
+            alive.discard(id(self))
+
+    def elements() -> Iterator[Element]:
+        nonlocal most
+        for _ in range(200):
+            yield Element()
+            most = max(most, len(alive))
+
+    class Elements(IterableDataset[Element]):
+        def __iter__(self) -> Iterator[Element]:
+            return elements()
+
+    for element in streaming_shard(Elements(), 10, 3, batch_size=2, drop_last=True):
+        assert isinstance(element, Element)
+    # Its own of a global batch of 20 and of the next one, and what passes by.
+    assert most <= 8

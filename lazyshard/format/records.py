@@ -210,7 +210,8 @@ def _mistake(value: Any) -> str | None:
     for name, fact in value.items():
         if not isinstance(name, str) or not name:
             return f"the name {_shown(name)}"
-        number = NUMBER.fits(fact) and (type(fact) is float or -(2**63) <= fact < 2**64)
+        # In this order: an int may be too large for `isfinite`.
+        number = -(2**63) <= fact < 2**64 if type(fact) is int else NUMBER.fits(fact)
         if not (number or fact is None or type(fact) in (str, bool)):
             return f"{_shown(fact)} ({type(fact).__name__}) under {_shown(name)}"
     return None if 0 < len(value) <= _MAX_FACTS else f"{len(value):,} of them"

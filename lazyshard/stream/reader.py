@@ -313,12 +313,16 @@ class StreamReader(Waiting):
         def look() -> bytes:
             return b"%d" % close(self._ask(self._stream.retired, "reading %s", self.directory / RETIRED))
 
+        def adopt(data: bytes) -> bool:
+            # Another release may have written something else there.
+            return data.isdigit() and len(data) < 20 and close(int(data)) >= 0
+
         # What cannot be told now is told by whoever reads on.
         with contextlib.suppress(LazyShardError, OSError):
             if poll is None:
                 look()
             else:
-                poll.renew(RETIRED_SLOT, _LET_GO_S, look, lambda data: close(int(data)) >= 0)
+                poll.renew(RETIRED_SLOT, _LET_GO_S, look, adopt)
 
     def read_from(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
         """Returns what a call reads from an open chunk. Raises as `lines_published`."""

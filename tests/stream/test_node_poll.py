@@ -405,17 +405,18 @@ def test_all_get_the_data_although_the_one_that_looks_is_stopped(tmp_path: Path,
             assert process.exitcode == 0
 
 
-def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("answer", "left"), [(b"1", [1]), (b"of another release", [0, 1]), (b"9" * 5000, [0, 1])])
+def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path, answer: bytes, left: list[int]) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
     reader.read(0)
     reader.read(2)
     node = Node(tmp_path / "s")
     node.now = 0.0
     other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
-    other.renew(RETIRED_SLOT, 1.0, lambda: b"1", lambda data: False)
+    other.renew(RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
-    assert list(reader._chunks) == [1]
+    assert list(reader._chunks) == left
     for one in (other, looks):
         one.close()
 

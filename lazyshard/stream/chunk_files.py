@@ -163,9 +163,9 @@ class RowMemory:
     def _free(self, size: int) -> Bytes | None:
         """Returns memory of about this size that nobody looks at, if some is found soon."""
         buffers = self._buffers
-        # Of so many, 2 microseconds at the most, from what was taken last: that is still in the CPU's caches, and who
+        # Of so many, 3 microseconds at the most, from what was taken last: that is still in the CPU's caches, and who
         # looks at one row at a time has dropped it already. What is in use is not looked at first the next time.
-        for _ in range(min(len(buffers), 16)):
+        for _ in range(min(len(buffers), 24)):
             if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
                 return buffers[-1]
             buffers.rotate(1)

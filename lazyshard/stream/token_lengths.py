@@ -36,8 +36,12 @@ def read_lengths(stream: Stream, samples: int) -> _Lengths:
             what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
             raise LengthUnknown(what, directory=str(directory), chunk=chunk) from None
 
-    lengths = [_tokens(directory, seal(chunk)) for chunk in range(-(-samples // stream.samples_per_chunk))]
-    return np.concatenate([np.zeros(0, np.uint32), *lengths])[:samples]
+    # In place: of a long stream there is no room for all of them twice.
+    lengths = np.zeros(samples, np.uint32)
+    for chunk, begin in enumerate(range(0, samples, stream.samples_per_chunk)):
+        part = _tokens(directory, seal(chunk))[: samples - begin]
+        lengths[begin : begin + len(part)] = part
+    return lengths
 
 
 def _tokens(directory: Path, seal: Seal) -> _Lengths:

@@ -94,13 +94,14 @@ class CachedSampleMaker(SampleMaker):
     def _place(self, sample: int, line: bytes) -> _Place:
         size = self._reader.samples_per_chunk
         number, row = divmod(sample, size)
-        if number not in self._keys:
+        # What was looked up is taken: another thread may clear them at any time.
+        if (known := self._keys.get(number)) is None:
             chunk = self._reader.chunk(number)
             if len(self._keys) >= 4096:
                 self._keys.clear()
             rows = len(chunk)
-            self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
-        return *self._keys[number], row, xxhash.xxh3_64_intdigest(line)
+            known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
+        return *known, row, xxhash.xxh3_64_intdigest(line)
 
     def _ask(self, place: _Place, wait: bool) -> Any:
         """Returns what is kept, `BUSY`, or None where this process is to encode the row, and to release it then."""

@@ -379,3 +379,14 @@ def test_chunk_that_goes_while_its_rows_are_kept_is_an_error_of_the_stream(tmp_p
     assert again[0]["id"] == 0
     with pytest.raises(ChunkCorrupt):
         again[8]
+
+
+def test_keys_may_be_cleared_by_another_thread_at_any_time(tmp_path: Path, encode: Counting) -> None:
+    class Cleared(dict[int, Any]):
+        def __setitem__(self, number: int, key: Any) -> None:
+            super().__setitem__(number, key)
+            self.clear()
+
+    dataset: Any = opened(tmp_path, encode)
+    dataset._samples._keys = Cleared()
+    assert ids(dataset) == ALL

@@ -128,9 +128,10 @@ def check_sources(settings: Settings) -> None:
             status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
         except (OSError, ValueError):
             continue  # no file, or none that can be had: opening it says so
-        before = seen.setdefault((status.st_dev, status.st_ino), path)
-        if before is not path:
-            raise refuse_source(path, "every source once", f"the same file as {before}")
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
+        seen[identity] = path
         if path != STANDARD_INPUT and stream in ((real := _real(path)), *real.parents):
             raise refuse_source(path, f"a file outside the stream's directory {settings.out}", "one inside it")
     files = [(source.path, _real(source.path)) for source in settings.sources]

@@ -66,9 +66,11 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_sources_that_are_one_or_are_in_the_stream(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_bytes(rows(0, 10))
     tables, table = tmp_path / "tables", tmp_path / "tables" / "a.parquet"
     tables.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist([{"id": 0}]), table)
@@ -80,6 +82,7 @@ def test_sources_that_are_one_or_are_in_the_stream(
         ("out", ("--source", tables, table), f"{table}: expected {once}"),
         ("out", ("--source", directory / "a.csv", tmp_path / "twice"), f"{tmp_path}/twice: expected {once}"),
         ("out", mixed, f"link/a.jsonl: expected {once}"),
+        ("out", ("--source", "a", "a"), f"a: expected {once}, found the same file as a"),
         ("incoming", ("--follow", directory), outside),
         ("incoming", ("--source", directory / "a.csv"), outside),
     ):

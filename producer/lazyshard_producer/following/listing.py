@@ -11,6 +11,7 @@ import fnmatch
 import logging
 import os
 import re
+import stat
 import threading
 import time
 from collections import deque
@@ -218,8 +219,11 @@ class DirectoryListing:
                 reason = f"a link to {target}, which is taken itself"
             elif not os.path.isfile(target):
                 reason = f"a link to {target}, which is none"
-        elif not entry.is_file(follow_symlinks=False):
-            reason = "a directory, pipe, socket or device"
+        else:
+            # What is gone is no file either to `is_file`, where listings tell no kinds; it may be there the next time.
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                    reason = "a directory, pipe, socket or device"
         if reason:
             _log.warning("%s is passed over: expected a plain file, found %s", entry.path, reason)
         return not reason

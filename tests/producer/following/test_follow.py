@@ -1,6 +1,7 @@
 """A followed directory: which rows come when, by how files are known to be complete; its parts."""
 
 import base64
+import contextlib
 import gzip
 import logging
 import os
@@ -71,6 +72,32 @@ def test_what_is_no_plain_file_is_passed_over_with_one_warning(
         assert follower.take() == []
     told = sorted(Path(message.split()[0]).name for message in caplog.messages)
     assert told == ["directory.jsonl", "nothing.jsonl", "out.jsonl", "pipe.jsonl", "twice.jsonl"]
+
+
+def test_a_name_that_is_gone_while_it_is_looked_at_is_read_once_it_is_there(
+    follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Entry:
+        """An entry of a listing that tells no kinds, as that of a large directory on NFS: each is looked up."""
+
+        name, path = "a.jsonl", str(directory / "a.jsonl")
+
+        def is_symlink(self) -> bool:
+            return os.path.islink(self.path)
+
+        def is_file(self, *, follow_symlinks: bool = True) -> bool:
+            return os.path.isfile(self.path)
+
+        def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+            return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    follower = follow()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Entry()]))
+        assert follower.take() == []
+    (directory / "a.jsonl").write_bytes(b"0\n")
+    assert follower.take() == [b"0\n"]
+    assert not caplog.messages
 
 
 def test_a_last_line_without_newline_is_taken_once_it_is_still(follow: Follow, directory: Path) -> None:

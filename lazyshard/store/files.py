@@ -89,6 +89,7 @@ class OpenFile:
                 # In place, since other threads may be reading by this descriptor.
                 again = open_file(self.path)
                 os.dup2(again.fd, self.fd, inheritable=False)
+                self.begin = again.begin
         return call(self.fd, given, self.begin + start)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:

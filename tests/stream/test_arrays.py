@@ -11,6 +11,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
+from lazyshard.store.files import OpenFile
 from lazyshard.stream import list_kept
 from lazyshard.stream.retention import retire
 from tests.stream.arrays import expected, produce, row, values
@@ -123,6 +124,23 @@ def test_side_file_that_is_stale_is_opened_again(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "preadv", forgetful)
     assert values(reader.read(1)) == expected(1, 2)[0]
+
+
+def test_part_of_a_copy_that_is_stale_is_read_of_the_side_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, side = tmp_path / "copy", tmp_path / "side"
+    copy.write_bytes(b"rowsarrays")
+    side.write_bytes(b"arrays")
+    file = OpenFile(os.open(copy, os.O_RDONLY), side, 6, 4)
+    pread, failures = os.pread, [errno.ESTALE]
+
+    def forgetful(fd: int, size: int, offset: int) -> bytes:
+        if failures:
+            raise OSError(failures.pop(), "forgotten")
+        return pread(fd, size, offset)
+
+    assert file.read(1, 9) == b"rrays"
+    monkeypatch.setattr(os, "pread", forgetful)
+    assert [file.read(0, 6), file.read(1, 9)] == [b"arrays", b"rrays"]
 
 
 def test_retiring_deletes_side_files_and_completes_what_was_interrupted(tmp_path: Path) -> None:

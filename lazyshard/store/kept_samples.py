@@ -102,9 +102,9 @@ class KeptSamples:
                 # One that begins otherwise than it should.
                 _drop(path)
                 file = OpenFile(open_own(path, os.O_CREAT | os.O_EXCL), path, 0)
-                self._files[key] = file, time.monotonic()
                 os.ftruncate(file.fd, slot_at(rows))
                 write_all(file.fd, arrays.encode_head(key, rows), 0)
+                self._files[key] = file, time.monotonic()
             _append(file.fd, row, record)
         return True
 

@@ -375,3 +375,20 @@ def test_device_that_refuses_leaves_what_is_there(tmp_path: Path, monkeypatch: p
     assert [find(kept, 1, 0), find(kept, 1, 1)] == [[1, 0], None]
     assert keep(kept, 1, 1, 600)
     assert find(KeptSamples(tmp_path, PLENTY), 1, 1) == [1, 1]
+
+
+def test_file_whose_beginning_could_not_be_written_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptSamples(tmp_path, PLENTY)
+
+    def refused(fd: int, data: bytes, offset: int) -> int:
+        if bytes(data).startswith(arrays.encode_head(key(1), ROWS)):
+            raise OSError(errno.ENOSPC, "no space")
+        return WRITE(fd, data, offset)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(os, "pwrite", refused)
+        keep(kept, 1, 0)
+    assert keep(kept, 1, 0)
+    assert [find(one, 1, 0) for one in (kept, KeptSamples(tmp_path, PLENTY))] == [[1, 0], [1, 0]]

@@ -77,7 +77,7 @@ class ObjectStore:
         self.conditional = url.partition("://")[0] in ("s3", "s3a")
         self._patience_s = _patience() if patience_s is None else patience_s
         self._url = url.rstrip("/")
-        self._told = 0.0  # when the call began of which was said that it fails
+        self._told = 0.0  # when the last call began of which was said that it fails; threads share this
         # By process. Those of a parent are kept: to close what a fork has inherited would wait for a thread that only
         # the parent has.
         self._systems: dict[int, tuple[Any, str]] = {}
@@ -237,7 +237,7 @@ class ObjectStore:
     def _wait(self, pause: float, started: float, most: float, doing: str, words: str) -> None:
         """Waits before the next try of a call that fails since `started`, and is given up after `most` seconds."""
         waited = time.monotonic() - started
-        if waited >= 10.0 and self._told != started:
+        if waited >= 10.0 and self._told < started:
             self._told = started
             _log.warning("%s fails for %.0f s now (%s); trying for %.0f s more", doing, waited, words, most - waited)
         time.sleep(pause)

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,17 @@ def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.Monk
             assert caught.value.url == f"{bucket}/a"
     finally:
         gate.open()
+
+
+def test_calls_of_threads_that_fail_at_a_time_are_told_once_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    store, began = ObjectStore("memory://bucket"), time.monotonic() - 12
+    for _ in range(3):
+        for started in (began, began + 1):
+            store._wait(0.1, started, 60.0, "reading", "refused")
+    assert len(caplog.messages) == 2
 
 
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"

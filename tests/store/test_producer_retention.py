@@ -169,6 +169,19 @@ def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: S
     assert asked == ["PUT retired.json", *gone]
 
 
+def test_what_a_killed_run_has_not_deleted_does_not_hold_up_the_next_chunks(deleting: Deleting, server: Server) -> None:
+    left = [chunk_name(number) for number in range(100, 140)]
+    deleting.shelf._leftovers = list(left)
+    deleted: list[str] = []
+    server.fault = lambda method, key: deleted.append(key.rpartition("/")[2]) if method == "DELETE" else None
+    deleting.shelf.go_on()
+    assert deleted == left[:16]
+    deleting.shelf.start(4)
+    deleting.shelf.begin_to_close()
+    until(deleting.shelf.is_complete)
+    assert deleted == left
+
+
 def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting) -> None:
     commit(deleting.url, 1, "gone")
     commit(deleting.url, 3, "there")

@@ -196,7 +196,6 @@ class Shipper(Shelf):
 
     def _run(self) -> None:
         try:
-            self.store.remove(*self._leftovers)
             while not self._complete and not self._stop.is_set():
                 # Looked at first: what is in the spool by then is put before the thread ends.
                 closing = self._closing
@@ -335,6 +334,8 @@ class Shipper(Shelf):
         if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
         # A few before the next chunk is put: each is two requests.
+        left, self._leftovers = self._leftovers[:16], self._leftovers[16:]
+        self.store.remove(*left)
         chunks = range(self._deleted, min(self._marked, self._deleted + 8))
         kinds = (seal_name, chunk_name, arrays_name)[: 3 if self.has_arrays() else 2]
         self.store.remove(*(name_of(chunk) for chunk in chunks for name_of in kinds))
@@ -344,7 +345,7 @@ class Shipper(Shelf):
         """Does all of it."""
         self._refused_at = float("-inf")
         self.go_on()
-        while self._deleted < self._marked:
+        while self._leftovers or self._deleted < self._marked:
             self.go_on()
 
     def _mark(self) -> None:

@@ -134,15 +134,15 @@ def check_sources(settings: Settings) -> None:
         seen[identity] = path
         if path != STANDARD_INPUT and stream in ((real := _real(path)), *real.parents):
             raise refuse_source(path, f"a file outside the stream's directory {settings.out}", "one inside it")
-    files = [(source.path, _real(source.path)) for source in settings.sources]
-    for directory in settings.sources:
-        if os.path.isdir(directory.path):
-            place, rules = _real(directory.path), NameRules(directory.pattern, directory.marker, directory.end_marker)
-            for path, file in files:
-                part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
-                if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
-                    given = f"a file of {directory.path}"
-                    raise refuse_source(path, "every source once", given, ", which is given too")
+    directories = [source for source in settings.sources if os.path.isdir(source.path)]
+    files = [(source.path, _real(source.path)) for source in settings.sources] if directories else []
+    for directory in directories:
+        place, rules = _real(directory.path), NameRules(directory.pattern, directory.marker, directory.end_marker)
+        for path, file in files:
+            part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
+            if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
+                given = f"a file of {directory.path}"
+                raise refuse_source(path, "every source once", given, ", which is given too")
 
 
 def check_not_own(settings: Settings) -> None:

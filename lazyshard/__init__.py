@@ -5,7 +5,6 @@ data set (`LazyShardedDataset`), an iterable (`LazyShardedStream`), or several s
 What reads for training needs torch, which is imported when it is first used.
 """
 
-# ruff: noqa: F405
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,18 @@ from lazyshard.lazy import lazily
 
 if TYPE_CHECKING:
     from lazyshard.config import check_config
-    from lazyshard.data import *  # noqa: F403
+    from lazyshard.data.blended import BlendedDataset
+    from lazyshard.data.dataset import LazyShardedDataset
+    from lazyshard.data.indexed import Batches
+    from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
+    from lazyshard.data.iterable_shard import streaming_shard
+    from lazyshard.data.loading import load
+    from lazyshard.data.samples import LateRow
+    from lazyshard.data.sequence_forms import Pack, Pad, Split
+    from lazyshard.data.sequences import LazyShardedSequences
+    from lazyshard.data.settings import BadRows, EncodeCache, Order
+    from lazyshard.data.steps import Filter, Map, MessageTransform
+    from lazyshard.data.tensors import as_tensor
     from lazyshard.format.arrays import BFLOAT16
     from lazyshard.inspection.row_facts import weights_by_tokens
     from lazyshard.plan.shuffle import window_for_distance

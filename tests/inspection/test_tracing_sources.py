@@ -111,10 +111,10 @@ def test_compressed_files_tell_lines_that_come_into_question() -> None:
 
 
 def test_sources_without_lines_are_named(tmp_path: Path) -> None:
-    (tmp_path / "users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
+    (tmp_path / "traced_users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
     with mock.patch.object(sys, "path", [str(tmp_path), *sys.path]):
-        found = told(produced("python:users:rows"))
-    assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
+        found = told(produced("python:traced_users:rows"))
+    assert set(found) == {"python:traced_users:rows (a source of kind python has no lines)"}
 
 
 def test_rows_of_a_stream_are_lines_of_its_chunks() -> None:

@@ -1,6 +1,7 @@
 """`scripts/demo`: its options, its folder, its arithmetic, and the whole as a newcomer runs it."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,10 @@ def test_a_folder_of_somebody_else_or_in_use_and_a_file_are_left_alone(tmp_path:
 
 def test_without_torch_it_says_so_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    handlers = {number: signal.getsignal(number) for number in demo.SIGNALS}
     assert demo.main(["--dir", str(tmp_path / "demo")]) == 1
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     assert not (tmp_path / "demo").exists()
 
 

@@ -44,7 +44,6 @@ ALLOWED: Final = {  # Where the product does any of this, and why no file of som
     "lazyshard/filesystem/side.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
     "producer/lazyshard_producer/sources/files.py: importlib.import_module": "pyarrow, zstandard, by constants",
     "producer/lazyshard_producer/configuration/settings.py: ast.literal_eval": "docstrings of its own source",
-    "producer/lazyshard_producer/shipping/shipper.py: store.call": "a request to the store, by a function of its own",
     "integrations/swift/lazyshard_swift/ms_swift.py: importlib.import_module": "our own, by constants",
     "integrations/swift/lazyshard_swift/commands.py: importlib.import_module": "ms-swift, by constants",
     "integrations/swift/lazyshard_swift/commands.py: subprocess.run": "the command that ms-swift would run itself",

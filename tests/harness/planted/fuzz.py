@@ -60,7 +60,7 @@ MUTANTS: Final = {
     "a pipe is waited for": Mutant("corpus", "no end within", (_WAITS,)),
     "a hole is read to its end": Mutant("corpus", "MemoryError", ((files, "MAX_BYTES", 1 << 60),)),
     "huge integers rounded": Mutant("rows", "another reader finds", ((row, "_check_integers", _nothing),)),
-    "any number of ranks": Mutant("states", "MemoryError", ((state_checks, "_check_ranks", _nothing),)),
+    "any number of ranks": Mutant("states", "MemoryError", ((state_checks, "_MOST_RANKS", 1 << 60),)),
 }
 
 

@@ -126,8 +126,8 @@ def _run(arguments: list[str], point: Any, no_answer_s: float | None, prepare: S
     from lazyshard_producer.cli import main
 
     if no_answer_s is not None:
-        going: Any = importlib.import_module("lazyshard_producer.loop")
-        going.Watchdog = partial(going.Watchdog, no_answer_s=no_answer_s)
+        waiting: Any = importlib.import_module("lazyshard.stream.waiting")
+        waiting.NO_ANSWER_S = no_answer_s
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)
     if point is not None:

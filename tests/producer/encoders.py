@@ -29,7 +29,6 @@ def letters(row: Row) -> Row:
 
 tokens = with_fingerprint(letters, {"vocabulary": "bytes", "size": 256})
 otherwise = with_fingerprint(letters, {"vocabulary": "bytes", "size": 512})
-
 # Fingerprints that cannot be.
 takes_our_name = with_fingerprint(letters, {"v": 1, "kind": "mine"})
 broken = with_fingerprint(letters, {"of": [1, 2]})

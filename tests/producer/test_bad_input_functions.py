@@ -24,11 +24,11 @@ from tests.harness.processes.producing import (
 )
 from tests.producer.commands import Running
 from tests.producer.rows.draining import making
+from tests.stream.streams import raised
 
 HERE: Final = "tests.producer.bad_functions"
 MADE: Final = "made what is no row: "
 JSON: Final = MADE + "cannot be written as JSON: "
-
 NONSENSE: Final = {
     "breaks_off": "raised ValueError: after the first (bad_functions.py:",
     "exits": "raised SystemExit: 0 (bad_functions.py:",
@@ -82,9 +82,7 @@ def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_
 
 
 @pytest.mark.parametrize("option", ["--transform", "--where", "--encode"])
-def test_a_function_without_memory_stops_the_run(
-    option: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_memory_stops_the_run(option: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     more = (option, f"{HERE}:has_no_memory", "--on-bad-row", "quarantine", "--no-progress")
     assert main(run_arguments(out, [source], 2, *more)) == OUT_OF_MEMORY
@@ -97,14 +95,10 @@ def test_a_function_without_memory_stops_the_run(
     ("name", "text"),
     [("exiting", "import sys\nsys.exit(0)\n"), ("raising", "raise KeyError('x')\n"), ("torn", "def f(row: return\n")],
 )
-def test_a_module_that_cannot_be_imported_is_a_setting_that_cannot_be(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_that_cannot_be_imported(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingInvalid) as caught:
-        Maker(making(transform=f"{name}:f"))
-    assert caught.value.option == "--transform"
+    assert raised(SettingInvalid, Maker, making(transform=f"{name}:f")).option == "--transform"
 
 
 def test_what_is_printed_disturbs_nothing(source: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.run import MAX_SHOWN
 from tests.harness.processes.producing import rows
 
+ARGUMENTS = ["--source", "a.jsonl", "--out", "out", "--samples-per-chunk", "10"]
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -21,9 +23,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tree() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-
-ARGUMENTS = ["--source", "a.jsonl", "--out", "out", "--samples-per-chunk", "10"]
 
 
 def begun() -> None:

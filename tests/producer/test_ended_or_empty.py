@@ -17,6 +17,7 @@ from tests.harness.processes.producing import assert_one_line, head, refused, ru
 
 ENCODERS = "tests.producer.encoders"
 RECIPES = "tests.producer.recipes"
+ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
 
 
 @pytest.fixture
@@ -64,9 +65,6 @@ def test_what_a_filter_leaves_out_is_told(rows: Path, capsys: pytest.CaptureFixt
         err = capsys.readouterr().err
         assert said in err
         assert ("left out all" in err) == (out == "none")
-
-
-ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +203,7 @@ def test_other_sources_than_those_of_an_ended_stream_are_an_error(
     assert "made from other sources: source 1 was " in capsys.readouterr().err
 
 
-def test_an_end_that_tells_no_position_is_one_of_an_earlier_release(
-    rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_end_without_a_position_is_one_of_an_earlier_release(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert produce(rows) == 0
     (rows.parent / "out" / "stream.end").write_bytes(End(5, 20).encode())
     capsys.readouterr()
@@ -217,9 +213,7 @@ def test_an_end_that_tells_no_position_is_one_of_an_earlier_release(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_stream_without_a_row_is_begun_anew_as_the_refusal_says(
-    rows: Path, ended: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_without_a_row_begins_anew_as_told(rows: Path, ended: bool, capsys: pytest.CaptureFixture[str]) -> None:
     if ended:
         assert produce(rows, "--encode", f"{ENCODERS}:tokens", "--transform", f"{RECIPES}:none") == 0
     else:

@@ -15,7 +15,6 @@ from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 from tests.harness.scenes.streams import Stream
 
 pytestmark = pytest.mark.full
-
 HERE: Final = "tests.harness.scenes.rows"
 KEEPS: Final = ("--on-bad-row", "quarantine")
 MAKES: Final = (*KEEPS, "--transform", f"{HERE}:thirds")
@@ -24,10 +23,8 @@ PACKS: Final = (*KEEPS, "--transform", f"{HERE}:measured", "--pack", "48", "--pa
 ENCODES: Final = (*MAKES, "--encode", f"{HERE}:encoded")
 DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
 CUTS: Final = (*KEEPS, "--transform", f"{HERE}:tokenized", "--split", "5")
-
 RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": (*FILTERS, "--shuffle", "16", "--seed", "3")}
 MIXED: Final = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16"), "packs": PACKS}
-
 # Each kind of source, each recipe, and each recipe with what is read in place, read again, or still growing.
 ONE_SOURCE: Final = [
     *(("plain", "as they are"), ("plain", "shuffled"), ("gzip", "shuffled"), ("zstd", "made")),
@@ -36,10 +33,7 @@ ONE_SOURCE: Final = [
     *(("hugging face", "shuffled"), ("stream", "as they are"), ("stream with arrays", "shuffled")),
     *(("live stream", "made"), ("live stream", "shuffled"), ("foreign stream", "shuffled")),
 ]
-
-MOST_CALLS: Final = 90
-"""A start takes some 25 of them and a chunk 12, so a life publishes two chunks or so."""
-
+MOST_CALLS: Final = 90  # a start takes some 25 of them and a chunk 12, so a life publishes two chunks or so
 # Packs and sequences are few: a start and a chunk or two. A chunk with arrays takes more calls.
 PUT_TOGETHER: Final = [
     ("plain", PACKS, 60),
@@ -52,7 +46,6 @@ PUT_TOGETHER: Final = [
     ("gzip", (*CUTS, "--encode", f"{HERE}:encoded_tokens", "--split-eos", "0"), 90),
     ("pipe", (*RECIPES["shuffled"], "--workers", "2"), 180),
 ]
-
 LEAST_KILLS: Final = 4
 
 

@@ -16,6 +16,7 @@ from tests.harness.scenes.streams import PER_CHUNK, Stream
 from tests.tiers import full
 
 MAKES = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
+OPTIONS = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:twice")
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,6 @@ def test_any_call_fails(kind: str, error: int, step: int, nursery: Commands, tmp
 
 def errno_text(error: int) -> str:
     return {errno.EIO: "Input/output error", errno.ENOSPC: "No space left on device"}[error]
-
-
-OPTIONS = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:twice")
 
 
 @pytest.mark.full

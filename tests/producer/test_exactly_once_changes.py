@@ -86,9 +86,7 @@ def piped(given: Sequence[int], run: Settings, start: Any, warnings: list[str]) 
 
 
 @pytest.mark.parametrize("new", [[5, 6, 7, 8], [0, 1, 2, 3, 4, 9]])
-def test_an_input_that_is_appended_goes_on_with_new_rows_or_with_those_that_it_repeats(
-    new: list[int], tmp_path: Path
-) -> None:
+def test_an_appended_input_goes_on_with_new_rows_or_with_those_that_it_repeats(new: list[int], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     run = make(tmp_path / "out", [tmp_path / "pipe"], shuffle=5)
     run = replace(run, sources=(replace(run.sources[0], resume="append"),))

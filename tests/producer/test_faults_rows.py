@@ -1,7 +1,5 @@
-"""The list of bad source lines, and of odd ones that are none: what is given, and what a person then reads.
-
-Every line of `BAD` goes through the command: alone it ends the run, and once it is mended the run goes on without a row
-lost or repeated; with all the others, in a source of every kind, it is left out or quarantined, and counted.
+"""Bad source lines, and odd ones that are none. Each goes through the command: alone it ends the run, and once it is
+mended the run goes on without a row lost or repeated; with all others it is left out or quarantined, and counted.
 """
 
 import gzip
@@ -18,7 +16,6 @@ from tests.producer.commands import peak_growth
 from tests.producer.fault_sources import KINDS, TextSource
 
 BOM: Final = b"\xef\xbb\xbf"
-
 LONG: Final = "longer than the 1000000 bytes of --max-row-bytes"
 
 
@@ -162,7 +159,6 @@ GOOD: Final = {
     "blank lines": (b'\n\r\n{"id":0}\n\n\n{"id":1}\n\n', b'{"id":0}\n{"id":1}\n', "blank_lines=5 "),
     "duplicate keys": (b'{"id":0,"id":1}\n', b'{"id":0,"id":1}\n', "duplicate_key_rows=1 "),
 }
-
 AS_THEY_ARE: Final = b"".join(
     (
         '{"id":0,"t":"a\u2028b\u2029c\u0085d"}\n'.encode(),
@@ -176,8 +172,6 @@ AS_THEY_ARE: Final = b"".join(
     )
 )
 GOOD["published to the byte"] = (AS_THEY_ARE, AS_THEY_ARE, "")
-
-
 OF_ALL_KINDS: Final = ("CRLF, the last cut to CR", "published to the byte")
 
 
@@ -244,9 +238,7 @@ def test_a_file_that_stops_the_run_and_the_sound_one_goes_on(
     assert ids(out) == list(range(30))
 
 
-def test_one_bad_row_more_than_the_cap_ends_the_run_over_all_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_bad_row_above_the_cap_of_all_runs_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 3) + b"bad1\n" + rows(3, 7) + b"bad2\n" + rows(7, 9) + b"bad3\n" + rows(9, 12))
 
@@ -297,9 +289,7 @@ def test_mended_rows_are_a_further_source_of_the_same_run(tmp_path: Path, capfd:
     assert [entry["line"] for entry in refused(out)] == [11, 31]
 
 
-def test_duplicate_keys_and_blanks_are_warned_of_once_a_file_and_counted_through_a_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_duplicate_keys_are_warned_of_once_and_all_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
     twice = b'\n{"id":0,"x":{"y":1,"y":2}}\n'
     a.write_bytes(rows(0, 1) + twice * 3)

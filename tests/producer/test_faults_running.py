@@ -29,9 +29,7 @@ def removes(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def test_the_stream_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_bytes(rows(0, 200))
     arguments = run_arguments(Path("out"), [Path("a.jsonl")], 10, "--no-progress")

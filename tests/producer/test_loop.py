@@ -23,7 +23,7 @@ from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.cli.commands import lazyshard
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
-from tests.stream.streams import python
+from tests.stream.streams import python, raised
 from tests.stream.waiting_by_hand import World as WaitingWorld
 
 
@@ -108,9 +108,7 @@ def test_a_run_that_has_failed_says_why_in_the_stream(tmp_path: Path, capsys: py
     assert reason.startswith(f"{source}:6: ")
     producer = json.loads(lazyshard("status", out, "--json").stdout)["producer"]
     assert (producer["failure"], producer["waits_for"]) == (reason, None)
-    with pytest.raises(WaitTimeout) as caught:
-        StreamReader(out, max_wait=0).read(4)
-    assert caught.value.state == "failed"
+    assert raised(WaitTimeout, StreamReader(out, max_wait=0).read, 4).state == "failed"
     source.write_bytes(rows(0, 6))
     assert main(run_arguments(out, [source], 2)) == 0
     assert "note" not in head(out)
@@ -174,9 +172,7 @@ class Listening(Display):
             came.set()
 
 
-def test_a_function_that_does_not_come_back_is_named_with_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_that_does_not_return_is_named_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lazyshard.stream.waiting.NO_ANSWER_S", 0.05)
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))

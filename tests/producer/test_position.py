@@ -9,16 +9,12 @@ import pytest
 from lazyshard.errors import StreamMismatch
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
+from tests.stream.streams import raised
 
 A: dict[str, Any] = {"kind": "jsonl", "path": "a", "offset": 10, "line": 3, "blank": 1, "open_end": True}
 A |= {"head": "0000000000000000", "tail": "1111111111111111"}
-ENCODED: dict[str, Any] = {
-    "version": 1,
-    "sources": [A, {"kind": None, "path": "b"}],
-    "skip": 1,
-    "rows": 5,
-    "refused": 2,
-}
+ENCODED: dict[str, Any] = {"version": 1, "sources": [A, {"kind": None, "path": "b"}], "skip": 1}
+ENCODED |= {"rows": 5, "refused": 2}
 ENCODED |= {"duplicate": 7, "blocks": 3, "quarantine_bytes": 40, "drawn": [4, 1], "finished": [False, True]}
 ENCODED |= {"unit": [3, 0], "skipped": "0123456789abcdef", "recipe": {"transform": "m:f"}}
 
@@ -42,24 +38,14 @@ def test_positions_are_pinned_and_survive_json() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        {"version": 1},
-        {"version": 2, "sources": []},
-        {"version": 1, "sources": [{"path": "a"}]},
-        ENCODED | {"skip": -1},
-        ENCODED | {"rows": True},
-        ENCODED | {"drawn": [1]},
-        ENCODED | {"finished": [0, 1]},
-        ENCODED | {"unit": [0, 0]},
-        ENCODED | {"unit": [3, -1]},
-        ENCODED | {"skipped": ""},
-        ENCODED | {"skip": 0},
-        ENCODED | {"recipe": []},
+        *(None, {"version": 1}, {"version": 2, "sources": []}, {"version": 1, "sources": [{"path": "a"}]}),
+        *(ENCODED | {"skip": -1}, ENCODED | {"skip": 0}, ENCODED | {"unit": [0, 0]}, ENCODED | {"unit": [3, -1]}),
+        *(ENCODED | {"rows": True}, ENCODED | {"drawn": [1]}, ENCODED | {"finished": [0, 1]}),
+        *(ENCODED | {"skipped": ""}, ENCODED | {"recipe": []}),
     ],
 )
 def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
-    with pytest.raises(StreamMismatch):
-        decode_position(value, "out")
+    raised(StreamMismatch, decode_position, value, "out")
 
 
 def test_resume_starts_appended_sources_at_their_beginning() -> None:
@@ -73,6 +59,5 @@ def test_resume_starts_appended_sources_at_their_beginning() -> None:
     ("given", "expected", "actual"), [(["b", "a"], "a", "b"), (["a"], "b", "missing"), (["a", "c"], "b", "c")]
 )
 def test_resume_refuses_another_order(given: list[str], expected: str, actual: str) -> None:
-    with pytest.raises(SourceRefused) as refused:
-        resume(PLAIN, ["a", "b"], given)
-    assert (refused.value.expected, refused.value.actual) == (expected, actual)
+    refused = raised(SourceRefused, resume, PLAIN, ["a", "b"], given)
+    assert (refused.expected, refused.actual) == (expected, actual)

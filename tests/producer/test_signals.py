@@ -19,6 +19,7 @@ from tests.harness.processes.producing import catches, head, ids, published, row
 from tests.producer.commands import Running
 
 ROWS = 300
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -76,9 +77,6 @@ def test_the_second_signal_of_a_kind_ends_the_process_at_once() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "SIGINT\nSIGINT\n", "")
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-
-
 @pytest.fixture
 def hangups() -> Iterator[None]:
     """Hangups as of a process that no nohup has started."""
@@ -129,9 +127,7 @@ def asks_for_the_end(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("name", ["hangs_up", "asks_for_the_end"])
-def test_plain_files_come_to_their_end_whatever_is_asked(
-    name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_files_reach_the_end(name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(run_arguments(out, [source], 10, "--transform", f"{__name__}:{name}")) == 0
     assert capsys.readouterr().err.count('event=note message="SIGHUP has come') == (name == "hangs_up")

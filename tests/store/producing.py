@@ -21,15 +21,11 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.store.server import Server
 
-LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}
-"""What an ended stream has besides its chunks."""
-
+LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}  # what an ended stream has besides its chunks
 CHANGES = ("PUT", "DELETE", "POST")
 HASTE = ["tests.store.producer_haste:install"]
-
 When = Literal["before", "after"]
-Fault = Callable[[str, str], Any]
-"""What a server calls for each request, see `Server.fault`."""
+Fault = Callable[[str, str], Any]  # what a server calls for each request, see `Server.fault`
 
 
 def until(condition: Callable[[], object]) -> None:

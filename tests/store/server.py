@@ -15,7 +15,6 @@ from tests.stream.streams import DEADLINE_S
 
 Environ = dict[str, Any]
 Answer = Iterable[bytes]
-
 BUSY: Final = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 BROKEN: Final = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
 

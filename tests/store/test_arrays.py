@@ -33,9 +33,7 @@ def copies(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "cache").glob("*/*"))
 
 
-def test_side_file_is_got_once(
-    server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_file_got_once(server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
     upload(produce(tmp_path / "stream", 6), bucket)
     server.asked.clear()

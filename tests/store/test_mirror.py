@@ -215,8 +215,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, mo
     publish(tmp_path / "local", bucket, 4)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0")
     monkeypatch.setattr("lazyshard.store.mirror.write_all", raising(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match=f"chunk 0 of {bucket}.*{cache_room.BYTES_VARIABLE}"):
-        StreamReader(bucket).read(0)
+    refusal_of(OSError, f"chunk 0 of {bucket}.*{cache_room.BYTES_VARIABLE}", StreamReader(bucket).read, 0)
 
 
 def test_what_is_guessed() -> None:

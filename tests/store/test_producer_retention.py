@@ -21,7 +21,6 @@ from tests.store.streams import publish
 from tests.stream.consuming import cursor
 
 pytestmark = pytest.mark.full
-
 PER_CHUNK = 3
 CHUNKS = 6
 ATTENTIVE = ["tests.store.producer_haste:attentive"]

@@ -17,7 +17,6 @@ from tests.store.producing import Run, check_ended, chunk_names, ids, objects, t
 from tests.store.streams import publish
 
 pytestmark = pytest.mark.full
-
 TIMES = {"sealed_at", "created_at", "updated_at", "at", "rate", "pid", "process", "since", "token", "stream_id"}
 """What differs between any two runs."""
 

@@ -94,9 +94,7 @@ def test_damage_is_refused_as_in_a_directory(tmp_path: Path, bucket: UrlPath) ->
     assert [reader.read(sample) for reader in readers for sample in (0, 13)] == [{"id": 0}, {"id": 13}] * 2
 
 
-def test_chunk_is_got_in_parts(
-    tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunk_got_in_parts(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     # Chunks of 27 bytes, and one of 9.
     for size, parts in ((7, 4), (9, 3)):
         monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", size)
@@ -126,8 +124,7 @@ def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(t
     assert list(StreamReader(bucket)) == rows(0, 6)
     for copy in (tmp_path / "cache").glob(f"*/{chunk_name(1)}"):
         copy.write_bytes(copy.read_bytes().replace(b'"id":3', b'"id":4'))
-    with pytest.raises(errors.ChunkCorrupt):
-        StreamReader(bucket).read(3)
+    raised(errors.ChunkCorrupt, StreamReader(bucket).read, 3)
     assert StreamReader(bucket).read(3) == {"id": 3}
 
 

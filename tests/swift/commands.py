@@ -34,22 +34,17 @@ from typing import Any, Final
 from tests.swift.warm import BIN, offline, warm
 
 TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
-
 TIMEOUT_S: Final = 300.0
 """For a whole run. One takes 20 to 40 s on 2 idle cores; several may share them."""
 
 POLL_S: Final = 0.05
 MARK: Final = "LAZYSHARD_TEST_RUN"
-
 STACK: Final = ("ms-swift", "megatron-core", "mcore-bridge", "transformers", "torch")
-
 Option = str | int | float | bool | Path | Sequence[str | Path | float] | None
-
 BOTH: Final[dict[str, Option]] = {
     **{"template": "qwen2_5", "tuner_type": "full", "torch_dtype": "float32", "max_length": 512, "logging_steps": 1},
     **{"check_model": False, "add_version": False, "dataloader_num_workers": 1, "dataloader_pin_memory": False},
 }
-
 MEGATRON: Final[dict[str, Option]] = {
     **BOTH,
     **{"fp16": False, "bf16": False},  # float32 alone turns the first one on
@@ -58,7 +53,6 @@ MEGATRON: Final[dict[str, Option]] = {
     # takes 1 s, not 8.
     **{"save_steps": 1_000_000, "save_safetensors": True, "no_save_optim": True},
 }
-
 RESUMABLE: Final[dict[str, Option]] = {"no_save_optim": False, "torch_dtype": "bfloat16", "bf16": True}
 """More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32

@@ -15,7 +15,6 @@ from tests.swift.commands import missing_stack
 from tests.swift.warm import CPU, run_warm
 
 ModelMaker = Callable[..., Path]
-
 LOWEST: Final = (
     "ms-swift==4.0.0",
     "datasets==3.6.0",

@@ -17,12 +17,8 @@ from lazyshard_swift.checkpoints import Position, load_position
 from tests.swift.commands import Batch, Run, Training, ids_by_dp
 from tests.swift.streams import producing, write_jsonl
 
-SIZE: Final = 4
-"""Samples per chunk."""
-
-MICRO: Final = 2
-"""Samples of a rank in a micro batch: the harness's default for both commands."""
-
+SIZE: Final = 4  # samples per chunk
+MICRO: Final = 2  # samples of a rank in a micro batch: the harness's default for both commands
 TP2_DP2: Final[dict[str, Any]] = {"tensor_model_parallel_size": 2}
 
 

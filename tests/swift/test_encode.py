@@ -21,16 +21,11 @@ from tests.swift.warm import run_warm
 
 pytestmark = [pytest.mark.timeout(1000)]
 ROWS: Final = 60
-SAMPLES: Final = 61
-"""Of the stream whose rows are measured."""
-
-TOKENS: Final = 96
-"""More than any text has."""
-
+SAMPLES: Final = 61  # of the stream whose rows are measured
+TOKENS: Final = 96  # more than any text has
 LONG: Final[dict[str, Any]] = {
     "messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]
 }
-
 ODD: Final[list[dict[str, Any]]] = [
     {"messages": [{"role": "system", "content": "be brief"}, *row(1)["messages"], *row(2)["messages"]]},
     {"query": "sum of 1 and 2", "response": "数据 é \U0001f600"},

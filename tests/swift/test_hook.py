@@ -23,6 +23,7 @@ import pytest
 
 from lazyshard_swift import hook, ms_swift
 from lazyshard_swift.ms_swift import wrap
+from tests.stream.streams import raised, refusal_of
 from tests.swift.programs import make_packages, package_folder, python, write
 from tests.swift.warm import ROOT
 
@@ -61,9 +62,7 @@ def load(name: str = "main") -> Any:
     return importlib.import_module(f"engine.{name}")
 
 
-def test_extended_module_looks_like_any_other_and_each_run_of_its_code_is_extended_once(
-    engine: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_extended_module_looks_like_others_and_is_extended_once(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
     module, other = load(), load("other")
     assert (module.value, other.value, ms_swift.outcomes, caplog.messages) == (2, 1, {"engine.main": ""}, [])
     assert type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
@@ -88,8 +87,7 @@ def test_module_run_as_main_is_left_alone(engine: Path) -> None:
 def test_error_of_the_module_is_its_own(engine: Path) -> None:
     source = engine / "engine" / "main.py"
     write(source, "raise LookupError('its own')")
-    with pytest.raises(LookupError):
-        load()
+    raised(LookupError, load)
     assert "engine.main" not in sys.modules
     assert ms_swift.outcomes == {}
     write(source, SOURCE * 2)
@@ -141,8 +139,7 @@ def test_package_that_goes_while_it_is_used_and_module_that_is_not_there(engine:
     del sys.modules["engine.main"]
     (engine / "engine" / "main.py").unlink()
     importlib.invalidate_caches()
-    with pytest.raises(ModuleNotFoundError):
-        load()
+    raised(ModuleNotFoundError, load)
     # A namespace package in its place.
     (engine / "engine" / "main").mkdir()
     importlib.invalidate_caches()
@@ -258,8 +255,7 @@ def test_plain_line_without_logging(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         monkeypatch.setattr(sys, "stderr", full)
         ms_swift.warn_once()
         # What is still in its buffer must not fail at close.
-        with pytest.raises(OSError):
-            full.close()
+        raised(OSError, full.close)
 
 
 class Base:
@@ -309,8 +305,7 @@ def test_nothing_is_replaced_if_one_is_missing_or_takes_something_else(owner: An
         ({"first": own, "inherited": own}, "no inherited"),
         ({"second": own, "first self name": own}, r"takes \(self, number\), expected \(self, name"),
     ):
-        with pytest.raises(AttributeError, match=missing):
-            wrap(owner, ours)
+        refusal_of(AttributeError, missing, wrap, owner, ours)
         assert dict(vars(owner)) == before
     wrap(owner, {"first self number": own, "second self": adding("b")})
     assert (owner().first(1), owner().second()) == ("1 a", "second b")

@@ -33,20 +33,12 @@ def lazyshard(*arguments: object) -> str:
     return done.stdout
 
 
-def test_swift_with_2_processes_then_1_without_some_samples(
-    tmp_path: Path, model: Path, server: Server, bucket: UrlPath
-) -> None:
+def test_swift_with_2_processes_then_1_and_skip(tmp_path: Path, model: Path, server: Server, bucket: UrlPath) -> None:
     upload(write_stream(tmp_path / "stream", 0, 60, SIZE), bucket)
     server.asked.clear()
-    options: dict[str, Any] = {
-        "dataset": str(bucket),
-        "output_dir": tmp_path / "output",
-        "sharded_lazy": True,
-        "train_dataloader_shuffle": False,
-        "save_strategy": "steps",
-        "save_steps": 5,
-        "environment": {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "LAZYSHARD_"))},
-    }
+    own = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "LAZYSHARD_"))}
+    options: dict[str, Any] = {"dataset": str(bucket), "output_dir": tmp_path / "output", "sharded_lazy": True}
+    options |= {"train_dataloader_shuffle": False, "save_strategy": "steps", "save_steps": 5, "environment": own}
     first = swift_sft(tmp_path / "run1", model, processes=2, max_steps=6, **options)
     mine = {rank: [number for number in range(60) if number // SIZE % 2 == rank] for rank in (0, 1)}
     assert ids_by_dp(first.batches) == {rank: ids[:12] for rank, ids in mine.items()}
@@ -54,15 +46,9 @@ def test_swift_with_2_processes_then_1_without_some_samples(
     # What it trained after the checkpoint, and more.
     lost = {number for batch in first.batches if batch.step == 6 for number in batch.ids}
     told = lost | {41, 42} | set(range(50, 55))
-    second = swift_sft(
-        tmp_path / "run2",
-        model,
-        processes=1,
-        max_steps=100,
-        resume_from_checkpoint=tmp_path / "output" / "checkpoint-5",
-        sharded_lazy_skip="steps 6:7, samples 41:43, chunks 10:11",
-        **options,
-    )
+    options |= {"sharded_lazy_skip": "steps 6:7, samples 41:43, chunks 10:11"}
+    options |= {"resume_from_checkpoint": tmp_path / "output" / "checkpoint-5"}
+    second = swift_sft(tmp_path / "run2", model, processes=1, max_steps=100, **options)
     (rest,) = ids_by_dp(second.batches).values()
     assert (len(rest), set(rest) - (set(range(20, 60)) - told)) == (len(set(rest)), set())
     assert 20 + len(rest) == (60 - len(told)) // 2 * 2

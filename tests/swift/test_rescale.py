@@ -21,19 +21,12 @@ from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 CONSUMER: Final = "rescaled"
-OTHER: Final = 500
-"""Rows of the second stream of a blend are numbered from here on."""
+OTHER: Final = 500  # rows of the second stream of a blend are numbered from here on
 
 
 def options_of(work: Path, *streams: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "dataset": streams,
-        "output_dir": work / "output",
-        "sharded_lazy": True,
-        "sharded_lazy_consumer": CONSUMER,
-        "save_steps": 2,
-        **more,
-    }
+    own = {"dataset": streams, "output_dir": work / "output", "sharded_lazy": True, "save_steps": 2}
+    return {**own, "sharded_lazy_consumer": CONSUMER, **more}
 
 
 def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> None:

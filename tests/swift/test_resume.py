@@ -49,14 +49,8 @@ def assert_goes_on(killed: Run, resumed: Run, step: int) -> None:
 
 def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) -> None:
     samples, directory, output_dir = 141, tmp_path / "stream", tmp_path / "output"  # 17 steps of 8
-    options: dict[str, Any] = {
-        **RESUMABLE,
-        **TP2_DP2,
-        "dataset": directory,
-        "output_dir": output_dir,
-        "sharded_lazy": True,
-        "train_iters": 60,
-    }
+    options: dict[str, Any] = {**RESUMABLE, **TP2_DP2, "dataset": directory, "output_dir": output_dir}
+    options |= {"sharded_lazy": True, "train_iters": 60}
     with (
         start_megatron_sft(tmp_path / "run1", model, **options, save_steps=4) as training,
         fed_live(training, directory, samples, 3, processes=4) as producer,
@@ -87,18 +81,11 @@ def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) 
 
 def test_swift_killed_in_its_second_epoch_encodes_nothing_again(tmp_path: Path, model: Path) -> None:
     samples = 95  # 23 micro batches for each process: 8 steps of 3, the last of 2
-    options: dict[str, Any] = {
-        "dataset": write_stream(tmp_path / "stream", 0, samples, SIZE),
-        "sharded_lazy": True,
-        "sharded_lazy_encode_cache": tmp_path / "cache",
-        "sharded_lazy_encode_cache_size": "64MiB",
-        "num_train_epochs": 2,
-        "gradient_accumulation_steps": 3,
-        "save_strategy": "steps",
-        "save_steps": 5,
-        "val_dataset": write_jsonl(tmp_path / "validation.jsonl", 1000, 1004),
-        "eval_strategy": "epoch",
-    }
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    options: dict[str, Any] = {"dataset": directory, "sharded_lazy": True, "num_train_epochs": 2}
+    options |= {"sharded_lazy_encode_cache": tmp_path / "cache", "sharded_lazy_encode_cache_size": "64MiB"}
+    options |= {"gradient_accumulation_steps": 3, "save_strategy": "steps", "save_steps": 5, "eval_strategy": "epoch"}
+    options |= {"val_dataset": write_jsonl(tmp_path / "validation.jsonl", 1000, 1004)}
     logs = [tmp_path / "encoded1", tmp_path / "encoded2"]
     with start_swift_sft(tmp_path / "run1", model, environment={"ENCODED": str(logs[0])}, **options) as training:
         training.wait_for(lambda: 12 in training.losses, "loss of step 12")

@@ -20,9 +20,7 @@ from tests.swift.streams import row, write_jsonl, write_rows, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 SAMPLES: Final = 75
-EPOCH: Final = 72
-"""Samples of an epoch of two ranks in micro batches of 2."""
-
+EPOCH: Final = 72  # samples of an epoch of two ranks in micro batches of 2
 RANKS: Final = 2
 STEP: Final = 2 * RANKS * MICRO
 IN_ORDER: Final = {"train_dataloader_shuffle": False, "dataset_shuffle": False}
@@ -99,15 +97,8 @@ def test_lowest_megatron_stopped_and_resumed(tmp_path: Path, model: Path, lowest
         "from torch.distributed.checkpoint import default_planner\n"
         "default_planner._validate_global_plan = lambda *_, **__: []\n"
     )
-    options: dict[str, Any] = {
-        **RESUMABLE,
-        "processes": RANKS,
-        "packages": lowest,
-        "plugins": [plugin],
-        "dataset": directory,
-        "sharded_lazy": True,
-        "global_batch_size": STEP,
-    }
+    options: dict[str, Any] = {**RESUMABLE, "processes": RANKS, "packages": lowest, "plugins": [plugin]}
+    options |= {"dataset": directory, "sharded_lazy": True, "global_batch_size": STEP}
     first = megatron_sft(tmp_path / "first", model, train_iters=stop, **options)
     checkpoint = first.output_dir / f"checkpoint-{stop}"
     assert position_of(checkpoint).consumed == STEP * stop

@@ -21,9 +21,7 @@ from tests.swift.consumption import SIZE, assert_dealt, position_of
 from tests.swift.streams import producing, published, write_jsonl
 
 pytestmark = [pytest.mark.timeout(600)]
-SAMPLES: Final = 140
-"""Rows that the producer has, most of which it has not published when it is killed."""
-
+SAMPLES: Final = 140  # rows that the producer has, most of which it has not published when it is killed
 MAX_WAIT_S: Final = 6.0
 TO_THE_END_S: Final = 60.0
 """What a command may take beyond that: 3 s in which a rank lets the others come to their own end, some for torchrun."""
@@ -124,9 +122,7 @@ def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGKILL)])
-def test_ctrl_c_and_the_end_of_torchrun_take_all_with_them(
-    tmp_path: Path, model: Path, stream: Path, ranks: int, number: signal.Signals
-) -> None:
+def test_all_end_with_torchrun(tmp_path: Path, model: Path, stream: Path, ranks: int, number: signal.Signals) -> None:
     before = files(stream)
     options: dict[str, Any] = {**WAITING, "processes": ranks, "dataset": stream, "cold": True}
     with start_swift_sft(tmp_path / "run", model, **options) as training:

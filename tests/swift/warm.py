@@ -23,9 +23,7 @@ CPU: Final = Path(__file__).with_name("cpu")
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATHS: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
 BIN: Final = Path(sys.executable).parent
-
 MEGATRON_VARIABLES: Final = {"CPU_AS_CUDA": "1", "TORCHDYNAMO_DISABLE": "1"}
-
 _POLL_S: Final = 0.05
 
 

@@ -12,6 +12,7 @@ from lazyshard_producer.configuration.given import Given, assemble, read_config,
 from lazyshard_producer.configuration.settings import BY_NAME, Amount, Limits, Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from tests.harness.processes.producing import plain_sources
+from tests.stream.streams import raised, refusal_of
 
 FULL = """
 out = "out"
@@ -53,9 +54,7 @@ min_free_disk = 1000
 retain = "last 100"
 consumers = ["train", "eval"]
 """
-
 LEAST = "--source a --out o --samples-per-chunk 3"
-
 ARGUMENTS = (
     "--source a b --weight 3 --follow d --weight 1 --source - --weight 1 --pattern p* --finished-by marker "
     "--marker {name}.ok --end-marker END --resume append --out out --samples-per-chunk 10 --rate 2.5 "
@@ -84,9 +83,8 @@ def flags(line: str) -> Given:
 
 def problems(given: Given, file: Given | None = None) -> list[tuple[str, str]]:
     """What is refused: options, and why."""
-    with pytest.raises(SettingsInvalid) as error:
-        assemble(given, file)
-    return [(problem.option, problem.text) for problem in error.value.problems]
+    error = raised(SettingsInvalid, assemble, given, file)
+    return [(problem.option, problem.text) for problem in error.problems]
 
 
 def test_a_file_says_all_that_flags_can_say() -> None:
@@ -251,10 +249,9 @@ def test_a_path_that_is_none_or_no_source_at_all(path: Any) -> None:
 def test_a_file_that_cannot_be_read(data: bytes | None, hint: str) -> None:
     if data is not None:
         Path("run.toml").write_bytes(data)
-    with pytest.raises(SettingInvalid, match=r"^run\.toml: ") as error:
-        read_config("run.toml")
-    assert hint in str(error.value)
-    assert error.value.option == "--config"
+    error = refusal_of(SettingInvalid, r"^run\.toml: ", read_config, "run.toml")
+    assert hint in str(error)
+    assert error.option == "--config"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_file() -> None:

@@ -16,9 +16,7 @@ from tests.harness.processes.producing import head, ids, plain_sources, rows
 from tests.producer.commands import Running
 
 OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
-
 CHANGING: Final[dict[str, Any]] = {"rate": 3.0, "max_bad_rows": 7, "limits": Limits(max_disk=10**9), "log_every_s": 5.0}
-
 CALLED: Final = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
 

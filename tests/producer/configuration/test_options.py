@@ -102,9 +102,7 @@ def test_all_that_is_missing_is_said_a_line_each(capsys: pytest.CaptureFixture[s
     assert told == ["--out:", "--samples-per-chunk:", "--source:"]
 
 
-def test_a_directory_that_no_stream_can_be_written_to(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directory_that_no_stream_can_be_in(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(run_arguments(out, [source])) == 0
     (out / "stream.end").unlink()

@@ -11,6 +11,7 @@ from lazyshard_producer.configuration.blends import expand_path, parse_blend
 from lazyshard_producer.configuration.given import Given, assemble, sort_arguments
 from lazyshard_producer.errors import SettingsInvalid
 from tests.conversion import megatron_core
+from tests.stream.streams import refusal_of
 
 
 @pytest.mark.parametrize(
@@ -113,8 +114,7 @@ def test_blends(text: str, entries: list[tuple[str, float | None]]) -> None:
     ],
 )
 def test_what_is_no_blend(data: bytes, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        parse_blend(data)
+    refusal_of(ValueError, says, parse_blend, data)
 
 
 @pytest.mark.full
@@ -126,8 +126,7 @@ def test_blends_are_taken_as_megatron_core_takes_them(words: list[str]) -> None:
     text = " ".join(words).encode()
     if len(words) % 2 == 0 and len({word in ("1", "0.5", "2e3") for word in words[::2]}) == 2:
         # Refused there too, but for some orders: what it asserts reads an iterator that was read before.
-        with pytest.raises(ValueError, match="a number above 0"):
-            parse_blend(text)
+        refusal_of(ValueError, "a number above 0", parse_blend, text)
         return
     prefixes, weights = get_blend_from_list(words)
     assert parse_blend(text) == [(prefix, weights and weights[at]) for at, prefix in enumerate(prefixes)]

@@ -17,6 +17,7 @@ from lazyshard_producer.configuration.settings import (
     show_bytes,
 )
 from lazyshard_producer.errors import SettingsInvalid
+from tests.stream.streams import raised
 
 SIZES: Final = [
     {"0": 0, "512": 512, " 5 ": 5, "7 bytes": 7, "1 byte": 1, "8B": 8},
@@ -24,14 +25,14 @@ SIZES: Final = [
     {"512MiB": 512 << 20, "512Mi": 512 << 20, "2TiB": 2 << 40},
     {"9007199254740993": 2**53 + 1},  # as a float it would be one less
 ]
-
 AMOUNTS: Final = [
     {"0": (0, "chunks"), "64": (64, "chunks"), "64chunks": (64, "chunks"), "1 chunk": (1, "chunks")},
     {"1000000samples": (10**6, "samples"), "1 Sample": (1, "samples")},
     {"20GB": (20 * 10**9, "bytes"), "64 bytes": (64, "bytes")},
 ]
-
 RETAINED: Final = {"all": "all", "consumed": "consumed", "100": 100, "last 100": 100, "last100": 100, "last:7": 7}
+NO_SIZES: Final = ["GB", "1e9", "1.GB", ".5GB", "much", "20 parsecs", "64chunks", "1 000", "٣", "_1", "9" * 5000]
+NEEDED: Final = {"out": "out", "samples_per_chunk": 10, "shuffle": 5, "on_bad_row": "skip", "encode": "m:f"}
 
 
 def amount(number: int, unit: Any) -> Amount:
@@ -50,21 +51,6 @@ def test_what_is_read(parse: Callable[[str], Any], text: str, value: Any) -> Non
     assert parse(text) == value
 
 
-NO_SIZES: Final = [
-    "GB",
-    "1e9",
-    "1.GB",
-    ".5GB",
-    "much",
-    "20 parsecs",
-    "64chunks",
-    "1 000",
-    "٣",
-    "_1",
-    "9" * 5000,
-]
-
-
 @pytest.mark.parametrize(
     ("parse", "texts"),
     [
@@ -75,8 +61,7 @@ NO_SIZES: Final = [
 )
 def test_what_cannot_be_read(parse: Callable[[str], Any], texts: list[str]) -> None:
     for text in texts:
-        with pytest.raises(ValueError):
-            parse(text)
+        raised(ValueError, parse, text)
 
 
 @given(st.integers(0, 10**18 - 1), st.sampled_from(["chunks", "samples", "bytes"]))
@@ -91,9 +76,6 @@ def test_quantities_for_people() -> None:
     assert str(amount(1, "chunks")) == "1 chunk"
     assert str(amount(1_000_000, "samples")) == "1,000,000 samples"
     assert str(amount(2 * 10**9, "bytes")) == "2.0 GB"
-
-
-NEEDED: Final = {"out": "out", "samples_per_chunk": 10, "shuffle": 5, "on_bad_row": "skip", "encode": "m:f"}
 
 
 def of_flags(name: str, *texts: str) -> Any:
@@ -158,10 +140,8 @@ def test_names_with_commas() -> None:
 )
 def test_what_is_of_another_kind(name: str, texts: list[str], values: list[Any]) -> None:
     for text in texts:
-        with pytest.raises(SettingsInvalid) as error:
-            of_flags(name, text)
-        assert [problem.option for problem in error.value.problems] == [BY_NAME[name].flag]
+        error = raised(SettingsInvalid, of_flags, name, text)
+        assert [problem.option for problem in error.problems] == [BY_NAME[name].flag]
     for value in values:
-        with pytest.raises(SettingsInvalid) as error:
-            of_toml(name, value)
-        assert [problem.option.replace(".", " ").split()[-1] for problem in error.value.problems] == [name]
+        error = raised(SettingsInvalid, of_toml, name, value)
+        assert [problem.option.replace(".", " ").split()[-1] for problem in error.problems] == [name]

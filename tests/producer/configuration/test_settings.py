@@ -40,7 +40,6 @@ def test_every_problem_is_found_at_once_and_survives_pickling() -> None:
 
 
 RLHF: Final = {"encode": "swift", "model": "m", "encode_option": {"mode": "rlhf"}}
-
 REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "out": [{"out": "a\0b"}],
     "samples_per_chunk": [{"samples_per_chunk": 10**8 + 1}],
@@ -128,7 +127,6 @@ def test_what_can_be(values: dict[str, Any]) -> None:
 FOLLOWED: Final = {"follow": "d"}
 MARKED: Final = {"follow": "d", "finished_by": "marker"}
 IDLE: Final = {"follow": "d", "finished_by": "idle"}
-
 REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
     "path": [{"path": path} for path in ("", "a\0", "python:", "python:m")],
     "follow": [{"follow": path} for path in ("", "-", "python:m:f")],

@@ -17,6 +17,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.display import MAX_LABELS, OTHERS, Metrics, Reason
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.harness.processes.producing import assert_one_line, rows, run_arguments
+from tests.stream.streams import raised, refusal_of
 
 
 class Clock:
@@ -64,21 +65,14 @@ def test_what_is_counted(metrics: Metrics, clock: Clock) -> None:
     metrics.waits(None)
     found = scrape(metrics)
     expected = {
-        "samples_total": 13,
-        "bytes_total": 600,
-        "chunks_total": 2,
-        "stream_chunks": 8,
+        **{"samples_total": 13, "bytes_total": 600, "chunks_total": 2, "stream_chunks": 8, "disk_bytes": 12345},
         "last_publish_seconds": pytest.approx(time.time(), abs=600),
-        "seal_seconds_count": 2,
-        "seal_seconds_sum": pytest.approx(0.204),
-        'seal_seconds_bucket{le="0.0025"}': 0,
-        'seal_seconds_bucket{le="0.005"}': 1,
-        'seal_seconds_bucket{le="0.1"}': 1,
-        'seal_seconds_bucket{le="0.25"}': 2,
+        **{"seal_seconds_count": 2, "seal_seconds_sum": pytest.approx(0.204)},
+        **{'seal_seconds_bucket{le="0.0025"}': 0, 'seal_seconds_bucket{le="0.005"}': 1},
+        **{'seal_seconds_bucket{le="0.1"}': 1, 'seal_seconds_bucket{le="0.25"}': 2},
         'source_rows_total{source="a \\"b\\"\\n\\\\.jsonl"}': 7,
         'refused_rows_total{kind="skipped"}': 1,
         'refused_rows_total{kind="quarantined"}': 4,
-        "disk_bytes": 12345,
         'wait_seconds_total{reason="rate"}': 2,
     }
     assert {name: found[name] for name in expected} == expected
@@ -118,14 +112,11 @@ def test_closed_it_answers_no_more_and_its_port_is_free() -> None:
     port = int(first.address.rsplit(":", 1)[1].partition("/")[0])
     first.close()
     first.close()
-    with pytest.raises(urllib.error.URLError):
-        scrape(first)
+    raised(urllib.error.URLError, scrape, first)
     Metrics("127.0.0.1", port).close()
 
 
-def test_a_port_that_is_taken_is_an_error_before_anything_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_taken_port_is_an_error_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_bytes(rows(0, 3))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -136,16 +127,13 @@ def test_a_port_that_is_taken_is_an_error_before_anything_is_made(
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid", "1.2.3.4.5"])
 def test_an_address_that_is_not_ours(host: str) -> None:
-    with pytest.raises(SettingInvalid, match=f"{host}:0 ") as error:
-        Metrics(host, 0)
-    assert error.value.option == "--metrics-port"
+    assert refusal_of(SettingInvalid, f"{host}:0 ", Metrics, host, 0).option == "--metrics-port"
 
 
 def test_without_prometheus_the_extra_is_named_where_there_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ExtraMissing) as error:
-        Metrics("127.0.0.1", 0)
-    assert (error.value.package, error.value.extra) == ("prometheus-client", "producer")
+    error = raised(ExtraMissing, Metrics, "127.0.0.1", 0)
+    assert (error.package, error.extra) == ("prometheus-client", "producer")
     assert Metrics("127.0.0.1", None).address is None
 
 

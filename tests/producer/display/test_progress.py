@@ -120,9 +120,7 @@ def test_lines_are_one_line_whatever_they_tell_and_can_be_split_again() -> None:
     assert one_line("a\nb\x1b[31m\u2028").isprintable()
 
 
-def test_a_log_has_a_line_at_the_start_and_at_the_end_or_at_the_end_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_has_a_line_at_start_and_end_or_at_end_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_bytes(rows(0, 25))
     for more, events in ((), ["start", "end"]), (("--no-progress",), ["end"]):
         assert main(run_arguments(tmp_path / f"out{len(more)}", [tmp_path / "a"], 10, *more)) == 0

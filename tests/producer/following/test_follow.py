@@ -21,6 +21,8 @@ from lazyshard_producer.position import FilePosition
 from tests.producer.following.followed import Follow, append
 from tests.producer.sources.reading import refusal
 
+LINES = ("*.jsonl", "{name}.done", "_END")
+
 
 def test_files_that_have_their_name_are_read_whole_and_in_order(follow: Follow, directory: Path) -> None:
     follower = follow()
@@ -166,9 +168,7 @@ def test_one_marker_for_all_files(follow: Follow, directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("finished_by", "seconds"), [("marker", 1000.0), ("idle", 59.0)])
-def test_compressed_files_wait_until_they_are_complete(
-    finished_by: str, seconds: float, follow: Follow, directory: Path
-) -> None:
+def test_compressed_files_wait_to_be_whole(finished_by: str, seconds: float, follow: Follow, directory: Path) -> None:
     follower = follow(finished_by=finished_by)
     path = directory / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"1\n")[:-3])
@@ -213,9 +213,7 @@ def test_the_end_marker_completes_what_is_there(follow: Follow, directory: Path)
     assert follower.ended
 
 
-def test_asked_to_end_it_gives_what_is_complete(
-    follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_asked_to_end_gives_what_is_complete(follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     follower = follow(finished_by="marker")
     (directory / "a.jsonl").write_bytes(b'{"a":1}\n{"a":')
     (directory / "b.jsonl").write_bytes(b'{"b":1}\n{"b":2}')
@@ -296,9 +294,6 @@ def test_waiting_ends_when_a_file_appears(follow: Follow, directory: Path, tmp_p
         assert rows.lines == [b"1\n"]
     finally:
         source.close()
-
-
-LINES = ("*.jsonl", "{name}.done", "_END")
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,6 @@ STEPS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([1, 3, 30, 70]), st.just(0)),
     st.tuples(st.just("clean"), FILES, st.just(0)),
 )
-
-
 TWICE_AT_ONE_PLACE = [("finish", 0), ("wait", 1), ("publish", 1), ("publish", 0), ("kill", 0)]  # of the journal
 
 
@@ -112,9 +110,7 @@ def tear(follower: Follower, count: int) -> None:
 )
 @example(1, "idle", [(step, count, 0) for step, count in TWICE_AT_ONE_PLACE])
 @example(4 << 20, "idle", [(step, count, 0) for step, count in TWICE_AT_ONE_PLACE])
-def test_every_row_comes_once_whatever_is_killed_when(
-    long_bytes: int, finished_by: Any, steps: list[tuple[str, int, int]]
-) -> None:
+def test_each_row_once_whatever_is_killed(long_bytes: int, finished_by: Any, steps: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "_LONG_BYTES", long_bytes)
         directory = Path(folder) / "in"

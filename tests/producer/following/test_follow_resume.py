@@ -15,6 +15,7 @@ from lazyshard_producer.following import journal as journals
 from lazyshard_producer.loop import clear_journals
 from tests.producer.following.followed import Follow, Follower, append
 from tests.producer.sources.reading import refusal
+from tests.stream.streams import raised, refusal_of
 
 digest = xxhash.xxh3_64_hexdigest
 
@@ -90,9 +91,7 @@ def test_files_that_were_read_to_their_end_may_be_deleted_and_come_back(follow: 
     assert follower.take() == []
 
 
-def test_files_that_were_not_read_to_their_end_must_stay_or_be_marked(
-    follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unread_files_must_stay_or_be_marked(follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     follower = follow(finished_by="marker")
     path = directory / "a.jsonl"
     path.write_bytes(b"1\n2")
@@ -108,9 +107,7 @@ def test_files_that_were_not_read_to_their_end_must_stay_or_be_marked(
     assert "a.jsonl was deleted" in caplog.text
 
 
-def test_a_file_deleted_before_it_was_begun_is_told(
-    follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_deleted_unread_is_told(follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     follower = follow()
     for name in ("a", "b"):
         (directory / f"{name}.jsonl").write_bytes((b"x" * 1023 + b"\n") * 2000)
@@ -242,17 +239,13 @@ def test_a_journal_that_names_files_elsewhere_is_refused(follow: Follow, directo
     assert refusal(follower.take).expected == "a line of a journal"
 
 
-def test_a_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_deleted(
-    follow: Follow, tmp_path: Path
-) -> None:
+def test_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_deleted(follow: Follow, tmp_path: Path) -> None:
     kept = tmp_path / "precious" / f"{0:016x}-{0:016x}.jsonl"
     kept.parent.mkdir()
     kept.touch()
     (tmp_path / "out" / ".producer.sources").symlink_to(kept.parent)
-    with pytest.raises(FileRefused):
-        follow()
-    with pytest.raises(FileRefused):
-        journals.remove_journals(tmp_path / "out" / ".producer.sources")
+    raised(FileRefused, follow)
+    raised(FileRefused, journals.remove_journals, tmp_path / "out" / ".producer.sources")
     clear_journals(tmp_path / "out")
     assert kept.exists()
 
@@ -297,9 +290,7 @@ def test_positions_without_news_write_nothing(follow: Follow, directory: Path) -
     assert journal.read_bytes() == before[1]
 
 
-def test_journals_are_begun_anew_and_the_old_ones_deleted(
-    follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_journals_begin_anew_and_old_ones_go(follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "_LONG_BYTES", 1000)
     follower = follow()
     names = []
@@ -336,12 +327,10 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
 
     monkeypatch.setattr(journals, step, fail)
     for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            follower.source.entry(follower.source.reached)
+        refusal_of(OSError, "No space left", follower.source.entry, follower.source.reached)
     monkeypatch.undo()
     if step != "sync_directory":
-        with pytest.raises(OSError, match="No space left"):
-            follower.source.entry(follower.source.reached)
+        refusal_of(OSError, "No space left", follower.source.entry, follower.source.reached)
     follower.kill()
     follower.take()
     follower.publish()
@@ -350,9 +339,7 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
     assert follower.take() == []
 
 
-def test_a_producer_that_wakes_behind_its_opening_deletes_no_journal_of_its_successor(
-    follow: Follow, directory: Path
-) -> None:
+def test_producer_that_wakes_late_deletes_no_journal_of_its_successor(follow: Follow, directory: Path) -> None:
     def check_owner() -> None:
         raise ProducerFenced("another producer has the stream")
 
@@ -362,7 +349,6 @@ def test_a_producer_that_wakes_behind_its_opening_deletes_no_journal_of_its_succ
     first.context = first.context._replace(check_owner=check_owner)
     first.kill()
     first.take()
-    with pytest.raises(ProducerFenced):
-        first.publish(1)
+    raised(ProducerFenced, first.publish, 1)
     second.kill()
     assert second.take() == [b"2\n"]

@@ -85,9 +85,6 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "a stream")
 
 
-# How far a run goes ahead.
-
-
 def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     bench.limited(max_ahead=chunks(3))
     # A reading hint of another stream is nobody's need.
@@ -136,12 +133,6 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
     assert bench.ask() is None
     bench.publish()
     assert bench.ask().retry_s == 0.2
-
-
-# No room on the disk.
-
-
-# What is deleted.
 
 
 def test_consumed_chunks_are_deleted_below_every_cursor_through_a_restart(bench: Bench) -> None:
@@ -256,9 +247,6 @@ def test_a_producer_that_was_fenced_deletes_nothing(bench: Bench) -> None:
     with pytest.raises(ProducerFenced):
         bench.publish()
     assert (bench.out / chunk_name(0)).exists()
-
-
-# How often anything is looked at.
 
 
 def recording(function: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:

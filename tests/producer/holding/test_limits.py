@@ -80,9 +80,7 @@ A5_WAITS, B5_GOES = claim("a", done=5, needs=12), claim("b", done=5, needs=10)
         ([A5_WAITS, claim("b", needs=10)], consumed("b"), False),
     ],
 )
-def test_deadlock_at_a_hard_limit_with_ten_chunks_published(
-    claims: list[Consumer], limits: Limits, deadlock: bool
-) -> None:
+def test_deadlock_at_a_hard_limit_with_ten_chunks(claims: list[Consumer], limits: Limits, deadlock: bool) -> None:
     assert is_deadlock(claims, why_kept(claims, limits, 10), 10) is deadlock
 
 

@@ -62,9 +62,7 @@ def test_a_run_is_held_let_go_and_deletes_behind_its_consumer(nursery: Commands,
     assert on_disk(out) == list(range(5, 12))
 
 
-def test_a_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
-    nursery: Commands, tmp_path: Path
-) -> None:
+def test_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(nursery: Commands, tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 10 * PER_CHUNK))
     # Room for three chunks, while the open window needs five before a first checkpoint can be.

@@ -18,10 +18,7 @@ from tests.harness.scenes.streams import Stream
 from tests.producer.commands import Running
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")]
-
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
-
-
 disk = disk_fixture("size=256k")
 
 

@@ -20,9 +20,7 @@ pytest.importorskip("pandas", reason="needs Ray Data: pip install 'lazyshard[ray
 
 # Starting Ray takes many seconds, and each worker that dies some more.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-
 TIMEOUT_S: Final = 500.0
-
 SCENARIOS: Final = (
     *("killed_driver", "killed_workers", "finished_out_of_order", "in_any_order", "refused_and_mended", "nothing"),
     *("used_twice", "tensors", "pandas_and_bytes", "python_objects"),

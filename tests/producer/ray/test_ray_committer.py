@@ -15,8 +15,10 @@ from lazyshard.stream import ChunkWriter
 from lazyshard_producer import ray
 from lazyshard_producer.ray import Committer, piece_path, read_piece, write_piece
 from tests.harness.processes.producing import ids, published, seal
+from tests.stream.streams import raised, refusal_of
 
 DEADLINE_S = 60.0
+LINES = [b'{"id":%d}\n' % number for number in range(5)]
 
 
 def write(folder: Path, task: int, first: int, last: int) -> None:
@@ -109,15 +111,12 @@ def test_a_write_that_is_started_anew_passes_over_what_is_published(tmp_path: Pa
         ([(0, 5), (5, 7)], "the 8 rows that are published", "7 in all"),
     ],
 )
-def test_other_rows_than_those_published_are_refused(
-    tmp_path: Path, given: list[tuple[int, int]], expected: str, actual: str
-) -> None:
+def test_other_rows_are_refused(tmp_path: Path, given: list[tuple[int, int]], expected: str, actual: str) -> None:
     committer, folder = begin_anew(tmp_path, 8)
     for task, bounds in enumerate(given):
         write(folder, task, *bounds)
-    with pytest.raises(StreamMismatch) as error:
-        committer.finish(range(len(given)))
-    assert (error.value.expected, error.value.actual) == (expected, actual)
+    error = raised(StreamMismatch, committer.finish, range(len(given)))
+    assert (error.expected, error.actual) == (expected, actual)
     assert_not_ended(tmp_path, 8)
 
 
@@ -126,16 +125,14 @@ def test_a_stream_of_another_program(tmp_path: Path) -> None:
         for number in range(4):
             writer.write({"id": number})
         writer.close(end=False)
-    with pytest.raises(StreamMismatch):
-        begin(tmp_path)
+    raised(StreamMismatch, begin, tmp_path)
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "MISSING_S", 0.0)
     committer, folder = begin(tmp_path)
     write(folder, 0, 0, 5)
-    with pytest.raises(FileNotFoundError, match="00000001"):
-        committer.finish([0, 1])
+    refusal_of(FileNotFoundError, "00000001", committer.finish, [0, 1])
     assert_not_ended(tmp_path, 4)
 
 
@@ -149,8 +146,7 @@ def test_stopped_while_it_waits_for_a_piece(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=stop_after_the_first_chunk)
     thread.start()
-    with pytest.raises(WriterFailed):
-        committer.finish([0, 1])
+    raised(WriterFailed, committer.finish, [0, 1])
     thread.join()
     assert committer.failure is None
     assert_not_ended(tmp_path, 4)
@@ -163,10 +159,8 @@ def test_a_piece_that_was_lost_in_part_ends_it_and_takes_the_folder_away(tmp_pat
     piece_path(folder, 1).unlink()
     (folder / "part").rename(piece_path(folder, 0))
     wait(lambda: not folder.exists())
-    with pytest.raises(WriterFailed, match="no longer publishes"):
-        write(folder, 2, 0, 1)
-    with pytest.raises(ChunkCorrupt):
-        committer.finish([0])
+    refusal_of(WriterFailed, "no longer publishes", write, folder, 2, 0, 1)
+    raised(ChunkCorrupt, committer.finish, [0])
 
 
 def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +171,7 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("lazyshard.stream.publishing.sync", refuse)
     write(folder, 0, 0, 9)
-    with pytest.raises(WriterFailed, match="No space left"):
-        committer.finish([0])
+    refusal_of(WriterFailed, "No space left", committer.finish, [0])
     monkeypatch.undo()
     committer, folder = begin(tmp_path)
     write(folder, 0, 0, 9)
@@ -186,13 +179,8 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ids(tmp_path) == list(range(9))
 
 
-LINES = [b'{"id":%d}\n' % number for number in range(5)]
-
-
 @pytest.mark.parametrize(("most_bytes", "parts"), [(1, [1] * 5), (18, [2, 2, 1]), (99, [5])])
-def test_a_piece_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, parts: list[int]
-) -> None:
+def test_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, parts: list[int]) -> None:
     monkeypatch.setattr(ray, "_PART_BYTES", most_bytes)
     write_piece(tmp_path, 7, LINES)
     assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
@@ -213,8 +201,7 @@ def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) != []
         raise ValueError("no more")
 
-    with pytest.raises(ValueError, match="no more"):
-        write_piece(tmp_path, 1, broken_off())
+    refusal_of(ValueError, "no more", write_piece, tmp_path, 1, broken_off())
     assert list(tmp_path.iterdir()) == []
 
 

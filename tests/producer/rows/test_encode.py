@@ -65,9 +65,7 @@ def test_lengths_that_are_not_told_are_not_in_the_seals(source: Path, tmp_path: 
     assert seal(tmp_path / "out", 0).tokens is None
 
 
-def test_bad_row_ends_the_run_or_is_quarantined(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_row_ends_a_run_or_is_quarantined(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert encode(source) == 3
     assert_one_line(capsys.readouterr().err, f"{source}:8: --encode raised ValueError")
     assert encode(source, "--on-bad-row", "quarantine") == 0

@@ -19,24 +19,13 @@ ENCODE = "tests.producer.encoders:tokenized"
 TWICE = {"transform": f"{RECIPES}:twice"}
 DEALT = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4}
 PACKED_AND_DEALT = {"pack": 10, "balance": 2, "pack_buffer": 5}
-
 FORMS: list[dict[str, Any]] = [
-    {},
-    {"shuffle": 1},
-    {"shuffle": 4},
-    {"shuffle": 100},
-    {"pack": 10, "pack_buffer": 5},
-    {"pack": 10, "pack_buffer_bytes": 1},
-    {"pack": 12, "pack_buffer_bytes": 300},
-    {"balance": 1},
-    {"balance": 3},
-    DEALT,
-    PACKED_AND_DEALT,
-    {"pack": 10, "balance": 3, "pack_buffer_bytes": 300},
-    {"pack": 12, "balance": 1},
-    {"pad": 10},
-    {"pad": 10, "shuffle": 4},
+    *({}, {"shuffle": 1}, {"shuffle": 4}, {"shuffle": 100}, {"pad": 10}, {"pad": 10, "shuffle": 4}),
+    *({"pack": 10, "pack_buffer": 5}, {"pack": 10, "pack_buffer_bytes": 1}, {"pack": 12, "pack_buffer_bytes": 300}),
+    *({"balance": 1}, {"balance": 3}, {"pack": 10, "balance": 3, "pack_buffer_bytes": 300}, {"pack": 12, "balance": 1}),
+    *(DEALT, PACKED_AND_DEALT),
 ]
+FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
 
 
 @hypothesis_settings(max_examples=140, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,9 +112,6 @@ def within(settings: Settings) -> tuple[Any, int]:
     return whole[number - 1].position, number
 
 
-FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
-
-
 @pytest.mark.parametrize(
     ("before", "changes"),
     [
@@ -137,9 +123,7 @@ FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
         ({"split": 5}, [{"split": 7}, {"split_eos": 0}, {"split_overlap": 1}, {"shuffle": 2}, {"split": 0}]),
     ],
 )
-def test_what_is_begun_is_not_made_otherwise(
-    tmp_path: Path, before: dict[str, Any], changes: list[dict[str, Any]]
-) -> None:
+def test_what_is_begun_is_not_changed(tmp_path: Path, before: dict[str, Any], changes: list[dict[str, Any]]) -> None:
     paths = write(tmp_path, *FILES)
     position, rows = within(make(tmp_path / "out", paths, **before))
     for changed in changes:
@@ -172,9 +156,7 @@ def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: P
         ({}, {"pack": 10}, "--pack"),
     ],
 )
-def test_a_stream_holds_rows_of_one_kind(
-    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], option: str
-) -> None:
+def test_rows_are_of_one_kind(tmp_path: Path, before: dict[str, Any], after: dict[str, Any], option: str) -> None:
     paths = write(tmp_path, [6, 6])
     *_, last = take(make(tmp_path / "out", paths, **before))
     with pytest.raises(SettingInvalid) as refused:
@@ -205,20 +187,14 @@ def test_between_what_is_made_together_another_recipe_is_told(
 
 
 MADE_TOGETHER: list[dict[str, Any]] = [
-    {"shuffle": 8},
-    {"pack": 10},
-    {"pack": 10, "balance": 2, "encode": ENCODE},
-    DEALT,
-    {"split": 4},
-    {"split": 4, "encode": ENCODE},
+    *({"shuffle": 8}, {"pack": 10}, {"pack": 10, "balance": 2, "encode": ENCODE}, DEALT),
+    *({"split": 4}, {"split": 4, "encode": ENCODE}),
 ]
 
 
 @pytest.mark.parametrize("form", MADE_TOGETHER)
 @pytest.mark.parametrize("change", ["rows", "cut"])
-def test_rows_that_were_changed_since_they_were_begun_are_refused(
-    tmp_path: Path, form: dict[str, Any], change: str
-) -> None:
+def test_rows_changed_since_they_were_begun_are_refused(tmp_path: Path, form: dict[str, Any], change: str) -> None:
     (path,) = write(tmp_path, [3, 6, 5, 4, 2, 7])
     settings = make(tmp_path / "out", [path], **form)
     position, rows = within(settings)

@@ -12,7 +12,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import MeasureSettings
 from lazyshard_producer.rows.encoding import load_counter
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised
 
 WORDS = ("one", "two", "three", "four")
 
@@ -112,8 +112,7 @@ def test_tokenizer_measures_text_and_messages(tokenizer: Path) -> None:
     named = load_counter(MeasureSettings(measure=str(tokenizer), field="answer"))
     assert named({"text": "one two three", "answer": "one"}) == 1
     for row in ({"id": 1}, {"text": 3}):
-        with pytest.raises(RowInvalid):
-            count(row)
+        raised(RowInvalid, count, row)
 
 
 def test_what_is_no_tokenizer_is_refused(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

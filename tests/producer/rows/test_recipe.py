@@ -12,6 +12,7 @@ from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.encoding import Measure
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker
 from tests.producer.rows.draining import making
+from tests.stream.streams import raised
 
 HERE = "tests.producer.recipes"
 ENCODERS = "tests.producer.encoders"
@@ -151,8 +152,7 @@ def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool)
     if fits:
         assert measure.of({"length": 1}, line) == 1
     else:
-        with pytest.raises(RowInvalid):
-            measure.of({"length": 1}, line)
+        raised(RowInvalid, measure.of, {"length": 1}, line)
 
 
 def test_what_the_source_refused_stays_refused() -> None:
@@ -177,14 +177,11 @@ def test_an_encoded_row() -> None:
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, hint: str) -> None:
-    with pytest.raises(SettingInvalid) as error:
-        Maker(making(transform=name))
-    assert error.value.option == "--transform"
-    assert hint in str(error.value)
+    error = raised(SettingInvalid, Maker, making(transform=name))
+    assert error.option == "--transform"
+    assert hint in str(error)
 
 
 def test_an_encoder_that_cannot_be_had_is_refused() -> None:
     for name in ("missing", "broken", "takes_our_name", "undescribed"):
-        with pytest.raises(SettingInvalid) as error:
-            Maker(making(encode=encoding(name)))
-        assert error.value.option == "--encode"
+        assert raised(SettingInvalid, Maker, making(encode=encoding(name))).option == "--encode"

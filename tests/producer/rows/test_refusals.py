@@ -14,6 +14,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import Quarantine, Refusals, read_refused, summarize, summary_lines
 from lazyshard_producer.sources.source import RowOrigin
 from tests.harness.processes.producing import assert_one_line, refused
+from tests.stream.streams import raised
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
 TORN = RowInvalid("not a row: torn?", reason="torn?", byte=3)
@@ -44,20 +45,17 @@ def reasons(out: Path) -> list[str]:
     ("error", "place", "line", "byte", "said"),
     [
         (ERROR, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: odd. Fix that line"),
-        (TORN, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: torn? Mend that line"),
+        (TORN, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: torn? Fix that line"),
         (ERROR, RowOrigin("-", 7, 10), 7, 13, "standard input:7: byte 13 of the input: odd. Fix that line"),
         # Of a source without bytes, and of what is no fault of the line.
         (ERROR, RowOrigin("rows.parquet", 7, None), 7, None, "rows.parquet:7: odd. Fix the row"),
         (MADE, PLACE, 2, 10, "a.jsonl:2: --pack: odd. Fix the row"),
     ],
 )
-def test_first_bad_row_ends_the_run_with_its_place(
-    error: RowInvalid, place: RowOrigin, line: int, byte: int | None, said: str
-) -> None:
-    with pytest.raises(RowInvalid) as caught:
-        Refusals("fail", None, None, 0).take(error, place, b"x")
-    assert (caught.value.file, caught.value.line, caught.value.byte) == (place.file, line, byte)
-    assert str(caught.value).startswith(said)
+def test_first_bad_row_ends_run(error: RowInvalid, place: RowOrigin, line: int, byte: int | None, said: str) -> None:
+    caught = raised(RowInvalid, Refusals("fail", None, None, 0).take, error, place, b"x")
+    assert (caught.file, caught.line, caught.byte) == (place.file, line, byte)
+    assert str(caught).startswith(said)
 
 
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +85,7 @@ def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_n
 
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "quarantine.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileRefused):
-        quarantine(tmp_path)
+    raised(FileRefused, quarantine, tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -21,6 +21,7 @@ from lazyshard_producer.rows import sequences
 from tests.harness.processes.producing import lengths, run_arguments
 from tests.producer.rows import draining
 from tests.producer.rows.draining import Taken, take, write
+from tests.stream.streams import raised
 
 RECIPES = "tests.producer.recipes"
 ENCODE = "tests.producer.encoders:tokenized"
@@ -144,8 +145,7 @@ def test_positions_tell_the_row_and_the_token(tmp_path: Path) -> None:
         (1, (1, 5, (1,))),
         (4, (0, 0, ())),
     ]
-    with pytest.raises(StreamMismatch):
-        decode_position({**taken[1].position, "skip": 0, "unit": [], "skipped": ""}, "out")
+    raised(StreamMismatch, decode_position, {**taken[1].position, "skip": 0, "unit": [], "skipped": ""}, "out")
 
 
 @pytest.mark.parametrize("form", [{"size": 7, "eos": EOS}, {"size": 6, "bos": BOS, "eos": EOS, "overlap": 1}])
@@ -199,6 +199,5 @@ def test_of_sequences_no_others_are_made(tmp_path: Path, option: str, encode: tu
     """What pads a row would count as its tokens, and where documents begin would be forgotten."""
     out = tmp_path / "out"
     assert main(run_arguments(out, write(tmp_path, [3, 4]), 10, f"--{option}", 5, *encode, "--no-progress")) == 0
-    with pytest.raises(StreamMismatch):
-        LazyShardedSequences(out, None, form=Split(4), dp_rank=0, dp_size=1)
+    raised(StreamMismatch, LazyShardedSequences, out, None, form=Split(4), dp_rank=0, dp_size=1)
     assert not encode or StreamReader(out).encoding == {"kind": "function", "function": ENCODE, "form": option}

@@ -18,13 +18,13 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import head, run_arguments
 from tests.producer.commands import Running
 from tests.producer.sources.reading import refusal
+from tests.stream.streams import raised, refusal_of
 
 COUNT_TO_FIVE = """
 def rows(position):
     for number in range(position or 0, 5):
         yield {"id": number}, number + 1
 """
-
 Open = Callable[..., GeneratorSource]
 
 
@@ -70,9 +70,7 @@ def read_first(source: GeneratorSource, *lines: bytes) -> Rows:
 
 
 def failure(source: GeneratorSource) -> SourceRefused:
-    with pytest.raises(SourceRefused) as found:
-        read_all(source)
-    return found.value
+    return raised(SourceRefused, read_all, source)
 
 
 def test_rows_positions_and_places(open_generator: Open) -> None:
@@ -130,8 +128,7 @@ def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:
     ],
 )
 def test_no_such_function(open_generator: Open, text: str, name: str, says: str) -> None:
-    with pytest.raises(SettingInvalid, match=f"--source python:{name}: .*{says}"):
-        open_generator(text, name=name)
+    refusal_of(SettingInvalid, f"--source python:{name}: .*{says}", open_generator, text, name=name)
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,7 @@ def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> Non
 
 @settings(max_examples=40)
 @given(corpora(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 4))
-def test_every_row_once_from_whichever_position(
-    corpus: tuple[str, Any, Any], piece_rows: int, piece_bytes: int, piece_sequences: int
-) -> None:
+def test_every_row_once(corpus: tuple[str, Any, Any], piece_rows: int, piece_bytes: int, piece_sequences: int) -> None:
     """Whatever a piece may hold, and wherever it is gone on: the rows are those of the file, each once."""
     dtype, documents, modes = corpus
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -121,9 +119,7 @@ def test_marks_places_and_progress(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("sequences", "says"), [(10, "60 sequences"), (1000, "0 tokens in 60 sequences")], ids=["unread", "written"]
 )
-def test_rows_that_are_too_long_are_refused(
-    sequences: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_rows_are_refused(sequences: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed_source, "_PIECE_SEQUENCES", sequences)
     write(tmp_path / "a", "uint8", [[[1]], [[2] * 60], [[3]], [[]] * 60, [[4]]])
     first, long, second, empty, last = values(opened(tmp_path / "a", most=100))
@@ -238,9 +234,7 @@ def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatc
     assert [entry["path"] for entry in seal(Path("both"), 0)["source"]["sources"]] == ["a.idx", "b.idx", "c.idx"]
 
 
-def test_what_cannot_be_on_the_command_line(
-    prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_arguments(prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(prefix.parent)
     Path("bad.txt").write_text("0 a 1 b")
     Path("good.txt").write_text("1 a 1 b")

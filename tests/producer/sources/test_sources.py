@@ -10,9 +10,7 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, chunk_files, rows, run_arguments
 
 
-def test_what_is_not_there_or_something_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("dangling").symlink_to("nowhere")

@@ -78,9 +78,7 @@ def is_odd(row: dict[str, Any]) -> bool:
 
 @settings(max_examples=8, deadline=None)
 @given(samples=st.integers(1, 40), old=st.integers(1, 12), new=st.integers(1, 12))
-def test_rows_are_the_same_whatever_the_chunks(
-    samples: int, old: int, new: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_same_rows_whatever_chunks(samples: int, old: int, new: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("streams")
     before = contents(produce(directory / "old", samples, old))
     assert publish(directory / "new", [directory / "old"], new) == 0
@@ -289,9 +287,7 @@ def test_the_streams_own_directory_is_refused(tmp_path: Path, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("what", ["no marker", "lost manifest", "other numbers of rows", "empty", "deleted", "twice"])
-def test_what_is_no_stream_that_can_be_read_is_refused(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     old, more = tmp_path / "old", list[Path]()
     if what == "no marker":
         (foreign(old, *row_lines([0, 1])) / "chunk_00000.jsonl.completed").unlink()

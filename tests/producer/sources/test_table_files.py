@@ -22,9 +22,11 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, ids, run_arguments
 from tests.producer.commands import peak_growth
 from tests.producer.sources.reading import lines, parsed, refusal, take
+from tests.stream.streams import raised, refusal_of
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")
+ROWS: Final = {"small": 4096, "large": 160 * 1024}
 
 
 def opened(path: Path, position: Any = None, kind: str | None = None) -> "closing[TableSource]":
@@ -201,9 +203,8 @@ def test_what_cannot_be_opened(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "year=2025").mkdir()
     assert "year=2025" in str(refusal(opened, tmp_path, None, kind).actual)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ExtraMissing) as missing:
-        opened(tmp_path / "a", None, kind)
-    assert (missing.value.package, missing.value.extra) == ("pyarrow", "arrow")
+    missing = raised(ExtraMissing, opened, tmp_path / "a", None, kind)
+    assert (missing.package, missing.extra) == ("pyarrow", "arrow")
 
 
 def read_up_to(directory: Path, rows: int) -> dict[str, Any]:
@@ -216,9 +217,7 @@ def read_up_to(directory: Path, rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("rows", "rest"), [(2, [2, 3, 8, 4, 5, 9]), (3, [3, 8, 4, 5, 9]), (4, [8, 4, 5, 9])])
-def test_later_files_may_come_and_those_that_were_not_begun_may_change(
-    rows: int, rest: list[int], tmp_path: Path
-) -> None:
+def test_later_files_may_come_and_those_not_begun_may_change(rows: int, rest: list[int], tmp_path: Path) -> None:
     position = read_up_to(tmp_path, rows)
     write_ids(tmp_path / "e.parquet", 8)
     write_ids(tmp_path / "g.parquet", 9)
@@ -239,20 +238,11 @@ def test_later_files_may_come_and_those_that_were_not_begun_may_change(
         (lambda path: os.truncate(path / "d.parquet", 9), "d.parquet", "another"),
     ],
 )
-def test_what_was_begun_must_stay_as_it_was(
-    change: Callable[[Path], Any], file: str, says: str, tmp_path: Path
-) -> None:
+def test_what_is_begun_must_stay_as_it_was(change: Callable[[Path], Any], file: str, says: str, tmp_path: Path) -> None:
     position = read_up_to(tmp_path, 3)
-    assert {name: position[name] for name in ("kind", "path", "files", "row")} == {
-        "kind": "parquet",
-        "path": str(tmp_path),
-        "files": 1,
-        "row": 1,
-    }
+    assert position.items() >= {"kind": "parquet", "path": str(tmp_path), "files": 1, "row": 1}.items()
     change(tmp_path)
-    with pytest.raises(SourceRefused, match=says) as error:
-        opened(tmp_path, position)
-    assert error.value.file == str(tmp_path / file)
+    assert refusal_of(SourceRefused, says, opened, tmp_path, position).file == str(tmp_path / file)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +290,6 @@ def growth_of_second(first: Path, second: Path) -> object:
     # The first one brings what does not depend on the size: pyarrow's own state, and its buffers.
     read(first)
     return peak_growth(read, second)
-
-
-ROWS: Final = {"small": 4096, "large": 160 * 1024}
 
 
 @pytest.mark.few(1)

@@ -23,6 +23,7 @@ from lazyshard_producer.sources.lines import JsonLinesFile
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
 from lazyshard_producer.sources.source import Line, RowOrigin
 from tests.producer.sources.reading import BOM, TEXT, Kind, lines, open_kind, plain_lines, position_after, refusal, take
+from tests.stream.streams import raised
 
 KINDS: Final[dict[str, tuple[Kind, Callable[[bytes], bytes]]]] = {
     "plain": (JsonLinesFile, lambda text: text),
@@ -233,9 +234,7 @@ def test_a_damaged_byte_is_never_taken_for_text_in_order(pack: Pack, path: Path)
 def test_zstd_without_its_package_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path.write_bytes(zstd(b"1\n"))
-    with pytest.raises(ExtraMissing) as error:
-        open_at(path)
-    assert error.value.package == "zstandard"
+    assert raised(ExtraMissing, open_at, path).package == "zstandard"
 
 
 @both

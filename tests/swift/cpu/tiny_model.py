@@ -10,20 +10,14 @@ import sys
 from typing import Any, Final
 
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-VOCABULARY: Final = 400
-"""At most; what the few words below give."""
-
-EMBEDDINGS: Final = 512
-"""More than the vocabulary, and divisible by the tensor parallel sizes of the tests."""
-
+VOCABULARY: Final = 400  # at most; what the few words below give
+EMBEDDINGS: Final = 512  # more than the vocabulary, and divisible by the tensor parallel sizes of the tests
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
 WORDS: Final = (
     "You are a helpful assistant.",
     "system user assistant",

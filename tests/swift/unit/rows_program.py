@@ -29,7 +29,6 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{
 CALLED = {"role": "tool", "tool_call_id": "1", "content": "r"}
 CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "/a.png"}}
-
 # By name. A file has the columns of all of its rows: the ordinary path fills up with null.
 CASES: dict[str, Rows] = {
     "messages": [
@@ -82,7 +81,6 @@ CASES: dict[str, Rows] = {
     "grounding": [{"messages": CHAT, "images": ["/a.png"], "objects": {"ref": ["dog"], "bbox": [[9, 9, 1, 1]]}}],
     "options of the chat template": [{"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}],
 }
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "columns": {"columns": {"text1": "query", "text2": "response"}},
     "columns in other letters": {"columns": {"text1": "query", "TEXT2": "response"}},
@@ -94,16 +92,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "without automatic names": {"disable_auto_column_mapping": True},
     "columns alone": {"columns": {"a": "query", "b": "response"}, "disable_auto_column_mapping": True},
 }
-
 DROPPED: dict[str, Rows] = {
     "no messages": [{"messages": CHAT}, {"messages": []}],
     "no content": [{"messages": CHAT}, {"messages": [{"role": "user", "content": None}]}],
     "unknown role": [{"messages": CHAT}, {"messages": [{"role": "robot", "content": "a"}]}],
     "rejected like chosen": [{"messages": CHAT, "rejected_response": text} for text in ("no", "answer")],
 }
-
 ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
-
 # What some come to.
 LITERAL: dict[str, dict[str, Any]] = {
     "alpaca": {"messages": [ASKED | {"content": "translate\ndog"}, ANSWERED | {"content": "Hund"}]},

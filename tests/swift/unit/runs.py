@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
-
-import pytest
 
 from lazyshard import BadRows, EncodeCache, StreamReader
 from lazyshard.data.index_space import lengths_by_sample
@@ -45,14 +41,8 @@ class TrainArguments(SimpleNamespace):
 
 
 _BOTH = DEFAULTS | {
-    "sharded_lazy": True,
-    "dataset": ["/one"],
-    "output_dir": "/runs/one",
-    "data_seed": 42,
-    "train_dataloader_shuffle": True,
-    "ddp_timeout": 18_000_000,
-    "remove_unused_columns": True,
-    "max_length": 512,
+    **{"sharded_lazy": True, "dataset": ["/one"], "output_dir": "/runs/one", "data_seed": 42, "max_length": 512},
+    **{"train_dataloader_shuffle": True, "ddp_timeout": 18_000_000, "remove_unused_columns": True},
     **dict.fromkeys(("save_strategy", "eval_strategy"), "steps"),
     **dict.fromkeys(("group_by_length", "strict"), False),
     **dict.fromkeys(("num_train_epochs", "columns")),
@@ -83,20 +73,9 @@ def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) ->
 
 
 SAVED: Final[dict[str, Any]] = {
-    "stream": "0123456789abcdef" * 2,
-    "directory": DIRECTORY,
-    "samples_per_chunk": 4,
-    "consumed": 48,
-    "step": 3,
-    "dp_size": 2,
-    "batch_size": 1,
-    "layout": "strided",
-    "window": 8,
-    "seed": 42,
-    "epoch_samples": 100,
-    "by_steps": False,
-    "consumer": "one-1234",
-    "saved_at": 1795000000.5,
+    **{"stream": "0123456789abcdef" * 2, "directory": DIRECTORY, "samples_per_chunk": 4, "consumed": 48, "step": 3},
+    **{"dp_size": 2, "batch_size": 1, "layout": "strided", "window": 8, "seed": 42, "epoch_samples": 100},
+    **{"by_steps": False, "consumer": "one-1234", "saved_at": 1795000000.5},
 }
 """What a position of format 1 has."""
 
@@ -186,13 +165,10 @@ def opened(directory: Path, make: Any = megatron, template: Any = None, **change
     return open_train_stream(make(**{**common, **changes}), template or Template())
 
 
-@contextlib.contextmanager
-def refused(kind: type[BaseException], *words: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expects an error of this class, with these fields, whose message has these words."""
-    with pytest.raises(kind) as found:
-        yield found
-    assert {name: getattr(found.value, name) for name in fields} == fields
-    assert all(word in str(found.value) for word in words), str(found.value)
+def tells(error: BaseException, *words: str, **fields: Any) -> None:
+    """Checks that an error has these fields, and its message these words."""
+    assert {name: getattr(error, name) for name in fields} == fields
+    assert all(word in str(error) for word in words), str(error)
 
 
 def as_rank(rank: int) -> Any:

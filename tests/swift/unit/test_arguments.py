@@ -18,11 +18,10 @@ from lazyshard_swift import arguments
 from lazyshard_swift.arguments import check_combinations, progress_of
 from lazyshard_swift.checkpoints import consumer_name
 from lazyshard_swift.errors import SettingsRefused
-from tests.swift.unit.runs import DEFAULTS, hugging_face, megatron, refused
+from tests.stream.streams import raised
+from tests.swift.unit.runs import DEFAULTS, hugging_face, megatron, tells
 
 NAME = "stand_in_data_args"
-
-
 # As swift/arguments/base_args/data_args.py.
 SOURCE = """
 from dataclasses import dataclass, field
@@ -41,7 +40,6 @@ class DataArguments:
     def of_the_original(self):
         return self.data_seed
 """
-
 # What is made of its class.
 SUBCLASSES = """
 from dataclasses import dataclass
@@ -129,9 +127,7 @@ def test_wrong_value_is_refused_by_the_parser(classes: Any) -> None:
         *(" perhaps", "_on_end halt", "_on_bad_sample skip", "_samples_per_chunk many"),
         *("_shuffle_window 1.5", "_shuffle_distance far", "_max_wait soon"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            parse(classes.SftArguments, f"--sharded_lazy{line}")
-        assert ended.value.code == 2
+        assert raised(SystemExit, parse, classes.SftArguments, f"--sharded_lazy{line}").code == 2
 
 
 def test_class_passes_for_the_original_and_is_extended_once_and_again_when_loaded_again(module: ModuleType) -> None:
@@ -152,8 +148,7 @@ def test_class_passes_for_the_original_and_is_extended_once_and_again_when_loade
     args = module.DataArguments(dataset=["a"], sharded_lazy_max_wait=1.0)
     assert [field.name for field in dataclasses.fields(args)].count("sharded_lazy") == 1
     empty = ModuleType("empty")
-    with refused(AttributeError, obj=empty, name="DataArguments"):
-        arguments.extend(empty)
+    tells(raised(AttributeError, arguments.extend, empty), obj=empty, name="DataArguments")
 
 
 def test_commands_that_do_not_train_put_the_flag_aside(classes: Any, installed: list[bool], notices: list[str]) -> None:
@@ -166,8 +161,8 @@ def test_commands_that_do_not_train_put_the_flag_aside(classes: Any, installed: 
 def test_refusal_comes_first(classes: Any, installed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
     monkeypatch.setattr(classes.BaseArguments.__mro__[2], "__post_init__", looked.append)
-    with refused(SettingsRefused, argument="streaming"):
-        parse(classes.SftArguments, "--dataset a --sharded_lazy true --streaming true")
+    line = "--dataset a --sharded_lazy true --streaming true"
+    tells(raised(SettingsRefused, parse, classes.SftArguments, line), argument="streaming")
     # Errors have their exit codes before the first check.
     assert (looked, installed) == ([], [True])
 
@@ -190,8 +185,7 @@ def test_directories_become_absolute(classes: Any, tmp_path: Path, monkeypatch: 
         # ms-swift makes arguments of arguments, of checkpoints' args.json for instance.
         args.__post_init__()
         assert args.dataset == args.seen
-    with refused(SettingsRefused, argument="dataset"):
-        classes.SftArguments(dataset=["~/a.jsonl"], sharded_lazy=True)
+    tells(raised(SettingsRefused, classes.SftArguments, dataset=["~/a.jsonl"], sharded_lazy=True), argument="dataset")
 
 
 class IntervalStrategy(str, Enum):
@@ -202,8 +196,7 @@ class IntervalStrategy(str, Enum):
 
 
 def assert_refused(args: Any, argument: str, *words: str) -> None:
-    with refused(SettingsRefused, *words, argument=argument):
-        check_combinations(args)
+    tells(raised(SettingsRefused, check_combinations, args), *words, argument=argument)
 
 
 # By argument, the values that are refused whatever else is given.
@@ -232,8 +225,6 @@ VALUES: dict[str, list[Any]] = {
     # A name that no cursor can have, before training: not at the first checkpoint, hours later.
     "sharded_lazy_consumer": ["", "a/b", ".hidden", "a\nb", "x" * 201, "run.reading"],
 }
-
-
 # By argument, what does not go together.
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("cached_dataset", {"cached_val_dataset": ["/cache"]}),
@@ -255,7 +246,6 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("sharded_lazy_shuffle_distance", {"sharded_lazy_shuffle_distance": 9, "train_dataloader_shuffle": False}),
     ("sharded_lazy_shuffle_distance", {"sharded_lazy_shuffle_distance": 9, "dataset": ["/a", "/b"]}),
 ]
-
 REFUSED = [(name, {name: value}) for name, values in VALUES.items() for value in values] + TOGETHER
 
 
@@ -340,8 +330,7 @@ def test_progress() -> None:
         (hugging_face(), True, "max_steps"),
         (hugging_face(max_steps=0), True, "max_steps"),
     ):
-        with refused(SettingsRefused, argument=argument):
-            progress_of(args, live)
+        tells(raised(SettingsRefused, progress_of, args, live), argument=argument)
 
 
 @pytest.mark.parametrize("make", [megatron, hugging_face])
@@ -358,8 +347,7 @@ def test_live_stream_has_no_epochs_to_save_after(make: Any) -> None:
         if ok:
             assert progress_of(args, live) == (7, None)
             continue
-        with refused(SettingsRefused, argument=name):
-            progress_of(args, live)
+        tells(raised(SettingsRefused, progress_of, args, live), argument=name)
 
 
 def test_consumer_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,27 +19,21 @@ from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
-from tests.stream.streams import names, produce, raising
+from tests.stream.streams import names, produce, raised, raising
 from tests.swift.unit import runs
-from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, open_streams, plan, position, tells
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
 CHECKPOINT = "/runs/one/checkpoint-3"
 PART: dict[str, Any] = {"dp": 2, "batch_size": 1, "draws": 24, "epoch": None, "trained": True, "skip": []}
-
 STATE: dict[str, Any] = {
-    "format": 1,
-    "stream_id": "0123456789abcdef0123456789abcdef",
-    "samples_per_chunk": 4,
-    "unit": 4,
-    "window": 32,
-    "seed": 42,
-    "max_total_samples": None,
+    **{"format": 1, "stream_id": "0123456789abcdef0123456789abcdef", "samples_per_chunk": 4, "unit": 4},
+    **{"window": 32, "seed": 42, "max_total_samples": None},
     "parts": [PART | {"first_step": 0, "draws_per_step": 8}],
     "consumed": 48,
 }
-
 LATEST: dict[str, Any] = {"format": 2, **SAVED, "skipped": [], "state": STATE}
+CONSUMER = "run 1"
 
 
 def changed(**changes: Any) -> bytes:
@@ -51,8 +45,7 @@ def format_1(**changes: Any) -> bytes:
 
 
 def assert_refused(data: bytes, *words: str) -> None:
-    with refused(PositionInvalid, f"{FILE}: ", *words, file=FILE):
-        parse(data, FILE)
+    tells(raised(PositionInvalid, parse, data, FILE), f"{FILE}: ", *words, file=FILE)
 
 
 def test_position_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -89,8 +82,6 @@ WRONG: dict[type, list[Any]] = {
     float: [None, "1", True, [1.0]],
     type(None): [None, 1, "x", {}, [1]],
 }
-
-
 # What the file holds, and what is named of it.
 BAD: list[tuple[bytes, str]] = [
     *((data, "") for data in (b"\0" * 300, b"[]", b"null", b"3", b'"lazyshard"', b"{}", b"[" * 5000 + b"]" * 5000)),
@@ -144,8 +135,7 @@ def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "not there", tmp_path / "file"):
         assert load_position(folder) is None
     (tmp_path / "lazyshard.json").mkdir()
-    with pytest.raises(FileRefused):
-        load_position(tmp_path)
+    raised(FileRefused, load_position, tmp_path)
 
 
 @pytest.mark.parametrize("step", ["write_all", "sync", "rename"])
@@ -159,16 +149,13 @@ def test_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, step, fail)
-    with pytest.raises(OSError):
-        save_position(position(), tmp_path)
+    raised(OSError, save_position, position(), tmp_path)
     assert load_position(tmp_path) == position(consumed=16)
     # Nor is anything left behind in a folder that is copied, uploaded and listed as a checkpoint.
     assert os.listdir(tmp_path) == ["lazyshard.json"]
 
 
 BLOCK = {"layout": "block", "window": 0}
-
-
 # What was saved, what this run has, and of a refusal the way out and the two values that differ.
 RESUMES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str] | None]] = [
     ({}, {"samples_per_chunk": 8}, ("another chunk", "4", "8")),
@@ -196,11 +183,8 @@ def test_resume_is_refused_where_the_next_sample_would_not_be_the_next_one() -> 
             check_fits(position(**before), position(**now), CHECKPOINT)
             continue
         way_out, expected, actual = differs
-        with refused(ResumeRefused, way_out, checkpoint=CHECKPOINT, expected=expected, actual=actual):
-            check_fits(position(**before), position(**now), CHECKPOINT)
-
-
-CONSUMER = "run 1"
+        error = raised(ResumeRefused, check_fits, position(**before), position(**now), CHECKPOINT)
+        tells(error, way_out, checkpoint=CHECKPOINT, expected=expected, actual=actual)
 
 
 @pytest.fixture
@@ -432,19 +416,18 @@ def other_run(directory: Path, *, take_over: bool = False) -> CursorOwner:
 
 def test_second_run_of_a_name_is_refused(directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways_out = "--sharded_lazy_consumer NAME", "--sharded_lazy_take_over true"
-    with other_run(directory), refused(CursorTaken, *ways_out, consumer=CONSUMER):
-        kept(directory, output).register()
+    with other_run(directory):
+        tells(raised(CursorTaken, kept(directory, output).register), *ways_out, consumer=CONSUMER)
     assert read_cursor(directory, CONSUMER) is None
     # Once that one has ended; then this one has the name, until it lets go.
     kept(directory, output).register()
     assert told(directory) == (0, 0)
-    with pytest.raises(CursorTaken):
-        other_run(directory)
+    raised(CursorTaken, other_run, directory)
     let_go_of_cursors()
     other_run(directory).close()
     monkeypatch.setattr(parallel, "agree", lambda mine: "process 7 on node1 is running as 'run'")
-    with as_rank(1), refused(CursorTaken, "process 7 on node1"):
-        kept(directory, output).register()
+    with as_rank(1):
+        tells(raised(CursorTaken, kept(directory, output).register), "process 7 on node1")
 
 
 def test_first_run_writes_no_more_once_another_takes_over(directory: Path, output: Path, cautions: list[str]) -> None:
@@ -460,5 +443,4 @@ def test_first_run_writes_no_more_once_another_takes_over(directory: Path, outpu
         let_go_of_cursors()
         kept(directory, output, sharded_lazy_take_over=True).register()
         mine = cursor(directory)
-        with pytest.raises(RuntimeError):
-            second.write(mine)
+        raised(RuntimeError, second.write, mine)

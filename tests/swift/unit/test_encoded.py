@@ -20,7 +20,8 @@ from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, encoders
 from lazyshard_swift.run_plan import Stream
 from lazyshard_swift.stream import TrainStream, open_data
-from tests.swift.unit.runs import hugging_face, refused
+from tests.stream.streams import raised, refusal_of
+from tests.swift.unit.runs import hugging_face, tells
 from tests.swift.warm import run_warm
 
 
@@ -99,8 +100,7 @@ def test_packs_are_taken_where_there_are_to_be_some(tmp_path: Path) -> None:
     packs, alone = write(tmp_path / "packs", [{"pack": samples, "lengths": [2, 3]}]), encoded(tmp_path / "alone")
     for stream, most in ((packs, None), (packs, 4), (alone, 4)):
         (encoder,) = encoders([stream], template(), of_raw, most)
-        with pytest.raises(ValueError, match="pack"):
-            encoder(first(stream))
+        refusal_of(ValueError, "pack", encoder, first(stream))
     (encoder,) = encoders([packs], template(), of_raw, 5)
     assert encoder(first(packs)) == [
         {"input_ids": [7, 7], "length": 2, "lengths": [2]},
@@ -112,13 +112,10 @@ SEQUENCE = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, -100, 8, 9], "positio
 BARE = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
 PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100]}
 MASK = {"attention_mask": [1, 1, 0, 0], "length": 2, "lengths": [2]}
-
-
 DOCUMENTS = [
     {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
     {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
 ]
-
 # Form, row, settings of the template, and the sample.
 FORMED: list[tuple[str, Any, dict[str, Any], Any]] = [
     # The first token of a sequence is nobody's label; positions stay, from which the collator takes the borders.
@@ -138,15 +135,15 @@ def test_rows_that_were_cut_or_padded(tmp_path: Path) -> None:
         (encoder,) = encoders([directory], mine, of_raw)
         assert encoder(first(directory)) == expected
         assert getattr(mine, "packing", False) is isinstance(expected, list)
-    with refused(SettingsRefused, "max_length is 512 there and 4 here"):
-        encoders([directory], template(max_length=4), of_raw)
+    error = raised(SettingsRefused, encoders, [directory], template(max_length=4), of_raw)
+    tells(error, "max_length is 512 there and 4 here")
 
 
 def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
     one, two = (formed(tmp_path / name, "split", BARE) for name in "ab")
     other = raw(tmp_path / "c")
-    with refused(SettingsRefused, other, argument="padding_free"):
-        encoders([one, other], template(padding_free=True), of_raw)
+    error = raised(SettingsRefused, encoders, [one, other], template(padding_free=True), of_raw)
+    tells(error, other, argument="padding_free")
     assert len(encoders([one, two], template(padding_free=True), of_raw)) == 2
     assert len(encoders([one, other], template(padding_free=False), of_raw)) == 2
 
@@ -160,14 +157,13 @@ def test_rows_that_were_encoded_otherwise_are_refused_naming_what_differs(tmp_pa
         (template(template_meta=Meta(default_system=None)), "system is 'be brief' there and null here"),
         (template(template_meta=Meta(prefix=("",))), "template_text is '"),
     ):
-        with refused(SettingsRefused, text, argument="dataset") as error:
-            encoders([stream], other, of_raw)
-        assert str(error.value).count(" there and ") == 1
+        error = raised(SettingsRefused, encoders, [stream], other, of_raw)
+        tells(error, text, argument="dataset")
+        assert str(error).count(" there and ") == 1
     by_function = write(tmp_path / "function", [], {"kind": "function", "function": "my_rows:encode"})
     woven = formed(tmp_path / "woven", "woven", {"input_ids": [5, 6], "length": 2})
     for directory, word in ((by_function, "my_rows:encode"), (woven, "form is 'woven'")):
-        with refused(SettingsRefused, word, argument="dataset"):
-            encoders([directory], template(), of_raw)
+        tells(raised(SettingsRefused, encoders, [directory], template(), of_raw), word, argument="dataset")
 
 
 def test_facts_do_not_change_with_what_does_not_decide() -> None:
@@ -252,8 +248,7 @@ def test_what_no_row_can_hold_is_named() -> None:
         ({3: [1]}, "a key that is no text at 3"),
     ]
     for sample, text in bad:
-        with pytest.raises(TypeError, match=text):
-            pack(sample)
+        refusal_of(TypeError, text, pack, sample)
 
 
 def arguments(**changes: Any) -> Any:
@@ -313,14 +308,12 @@ def test_variables_and_plugins_make_other_facts(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
-    with refused(SettingsRefused, "/two", argument="sharded_lazy_encode_cache"):
-        encode_cache(inside, template())
-    with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
-        encode_cache(arguments(), template(use_model=True))
+    tells(raised(SettingsRefused, encode_cache, inside, template()), "/two", argument="sharded_lazy_encode_cache")
+    error = raised(SettingsRefused, encode_cache, arguments(), template(use_model=True))
+    tells(error, argument="sharded_lazy_encode_cache")
     for version in (None, "unknown"):
         monkeypatch.setattr(ms_swift, "version", lambda version=version: version)
-        with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
-            encode_cache(arguments(), template())
+        tells(raised(SettingsRefused, encode_cache, arguments(), template()), argument="sharded_lazy_encode_cache")
 
 
 def test_what_was_found_is_told(notices: list[str]) -> None:

@@ -90,7 +90,6 @@ errors.install_exits()
 errors.install_exits()
 errors._LINGER_S = 0.01
 """
-
 WAIT: Final = "raise WaitTimeout('no chunk 3')"
 
 

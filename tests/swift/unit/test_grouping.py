@@ -20,8 +20,8 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_retired, read_lengths
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.lengths import put_lengths, sealed
-from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, refused, sampler_of
+from tests.stream.streams import foreign, produce, raised
+from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, sampler_of, tells
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped
 from tests.swift.unit.trainers import resumed, train
 
@@ -56,9 +56,7 @@ OWN = {"group_by_length": False, "data_sharding": True}
     ("kind", "by_epochs", "own"),
     [("swift", True, {}), ("swift", False, {}), ("megatron", True, {}), ("megatron", True, OWN)],
 )
-def test_killed_run_goes_on_with_the_next_sample(
-    kind: str, by_epochs: bool, own: dict[str, Any], directory: Path, tmp_path: Path
-) -> None:
+def test_killed_run_goes_on(kind: str, by_epochs: bool, own: dict[str, Any], directory: Path, tmp_path: Path) -> None:
     length: dict[str, Any] = own | ({"num_train_epochs": 2} if by_epochs else {STEPS[kind]: 99})
     whole = by_step(kind, directory, args_of(kind, tmp_path / "whole", **length))
     # By steps the run ends with the stream: 60 samples in steps of 4.
@@ -109,33 +107,25 @@ def test_other_ranks_batches_or_lengths_are_refused(kind: str, directory: Path, 
     else:
         assert gone_on(kind, directory, where, accumulation=2).saved is not None
     for changes, expected, actual in changed:
-        with refused(ResumeRefused, expected=expected, actual=actual):
-            gone_on(kind, directory, where, **changes)
+        tells(raised(ResumeRefused, gone_on, kind, directory, where, **changes), expected=expected, actual=actual)
 
     def otherwise(lengths: list[int], *rest: Any, **options: Any) -> list[int]:
         return list(range(len(lengths)))
 
-    with (
-        mock.patch("transformers.trainer_pt_utils.get_length_grouped_indices", otherwise),
-        refused(ResumeRefused, checkpoint=str(where)),
-    ):
-        gone_on(kind, directory, where)
+    with mock.patch("transformers.trainer_pt_utils.get_length_grouped_indices", otherwise):
+        tells(raised(ResumeRefused, gone_on, kind, directory, where), checkpoint=str(where))
     put_lengths(directory, [9, 9, 9, 9])
-    with refused(ResumeRefused, checkpoint=str(where)):
-        gone_on(kind, directory, where)
+    tells(raised(ResumeRefused, gone_on, kind, directory, where), checkpoint=str(where))
     ungrouped = checkpoint_of(kind, directory, tmp_path / "ungrouped", group_by_length=False)
-    with refused(ResumeRefused, expected="strided"):
-        gone_on(kind, directory, ungrouped)
+    tells(raised(ResumeRefused, gone_on, kind, directory, ungrouped), expected="strided")
 
 
 def test_chunk_that_is_gone_is_refused_whichever_comes_next(directory: Path, tmp_path: Path) -> None:
     where = checkpoint_of("swift", directory, tmp_path / "o")
     found = resumed(gone_on("swift", directory, where))
     retire(directory, 1, TOTAL // PER_CHUNK + 1)
-    with refused(ResumeRefused, checkpoint=str(where), actual="those from 1 on"):
-        check_retired(found.plan)
-    with refused(SettingsRefused, argument="group_by_length"):
-        gone_on("swift", directory, where)
+    tells(raised(ResumeRefused, check_retired, found.plan), checkpoint=str(where), actual="those from 1 on")
+    tells(raised(SettingsRefused, gone_on, "swift", directory, where), argument="group_by_length")
 
 
 def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
@@ -154,12 +144,11 @@ def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
         ((plain,), {}),
         ((other, 1), {"samples": 1}),
     ):
-        with refused(SettingsRefused, argument="group_by_length"):
-            ask(*given, **facts)
-    with mock.patch.object(parallel, "agree", lambda value: "of rank 0"), refused(StreamMismatch, expected="of rank 0"):
-        ask(stream)
-    with refused(SettingsRefused, argument="group_by_length"):
-        ask(stream, sampler=type("Plain", (), {"__init__": lambda self, total_samples: None}))
+        tells(raised(SettingsRefused, ask, *given, **facts), argument="group_by_length")
+    with mock.patch.object(parallel, "agree", lambda value: "of rank 0"):
+        tells(raised(StreamMismatch, ask, stream), expected="of rank 0")
+    other_sampler = type("Plain", (), {"__init__": lambda self, total_samples: None})
+    tells(raised(SettingsRefused, ask, stream, sampler=other_sampler), argument="group_by_length")
 
 
 def test_stream_hands_out_its_lengths_in_the_main_process_alone(directory: Path, tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from lazyshard_swift import commands
 from lazyshard_swift.commands import flag_is_on
+from tests.stream.streams import raised
 from tests.swift.programs import environment, run, write
 from tests.swift.warm import PATHS
 
 BEFORE = ["/bin/python", "-m", "torch.distributed.run", "--nproc_per_node", "4", "/swift/cli/_megatron/sft.py"]
-
 ON = [
     *(f"--sharded_lazy {value}" for value in ("true", "TRUE", "t", "T", "yes", "y", "1")),
     *("--sharded_lazy=True", "--sharded_lazy=Yes", "--sharded_lazy", "--sharded_lazy --model x"),
@@ -34,6 +34,9 @@ OFF = [
     *("--sharded_lazy_max_wait 1", "--sharded_lazy_on_end=repeat"),
     *("--sharded-lazy false", "--sharded_lazy=true --sharded_lazy=0"),
 ]
+HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ON_LINE = ("--sharded_lazy", "true")
+SFT = "/site-packages/swift/cli/sft.py"
 
 
 def test_flag_is_on() -> None:
@@ -67,14 +70,9 @@ def test_without_the_flag_the_child_is_started_as_ever(monkeypatch: pytest.Monke
 
 def test_module_that_starts_its_child_otherwise_is_refused() -> None:
     module = ModuleType("swift.cli.main")
-    with pytest.raises(AttributeError):
-        commands.extend(module)
+    raised(AttributeError, commands.extend, module)
     vars(module)["subprocess"] = ModuleType("subprocess")
-    with pytest.raises(AttributeError):
-        commands.extend(module)
-
-
-HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    raised(AttributeError, commands.extend, module)
 
 
 def test_code_of_the_child_is_passed_on_and_signals_are_as_before(tmp_path: Path) -> None:
@@ -88,8 +86,7 @@ def test_code_of_the_child_is_passed_on_and_signals_are_as_before(tmp_path: Path
         command = [sys.executable, "-S", "-c", source, "--sharded_lazy", "true"]
         result = extended().subprocess.run(command)
         assert (result.returncode, result.args) == (code, command)
-    with pytest.raises(FileNotFoundError):
-        extended().subprocess.run([str(tmp_path / "python"), "--sharded_lazy", "true"])
+    raised(FileNotFoundError, extended().subprocess.run, [str(tmp_path / "python"), "--sharded_lazy", "true"])
     assert [signal.getsignal(number) for number in HANDLED] == before
 
 
@@ -124,7 +121,6 @@ main = swift_samplers.load("cli/main.py")
 commands.extend(main)
 main.cli_main({"sft": "child"})
 """
-
 CHILD = """
 import os, signal, sys
 
@@ -164,9 +160,6 @@ def command(folder: Path, *arguments: str) -> Any:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-ON_LINE = ("--sharded_lazy", "true")
-
-
 @pytest.mark.parametrize("number", HANDLED)
 def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, number: signal.Signals) -> None:
     with command(tmp_path, *ON_LINE) as (process, child):
@@ -185,9 +178,6 @@ def test_command_of_an_ms_swift_that_is_too_old_ends_with_2_before_it_starts_any
     assert (done.returncode, "started" in done.stdout) == (2, False)
     (line,) = done.stderr.splitlines()
     assert all(words in line for words in ("3.12.6", "4.0.0", "pip install"))
-
-
-SFT = "/site-packages/swift/cli/sft.py"
 
 
 def test_the_full_parser_answers_help_of_swift_sft_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from lazyshard.plan.deal import Rules
 from lazyshard_swift.arguments import batch_sizes
 from lazyshard_swift.checkpoints import resume_checkpoint, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
-from tests.swift.unit.runs import DIRECTORY, checkpoint, decide_one, decided, facts, position, refused
+from tests.stream.streams import raised
+from tests.swift.unit.runs import DIRECTORY, checkpoint, decide_one, decided, facts, position, tells
 from tests.swift.unit.runs import hugging_face as hf
 from tests.swift.unit.runs import megatron as mg
 
@@ -38,8 +39,7 @@ def test_batch_sizes() -> None:
         assert batch_sizes(args, dp) == sizes
 
 
-BLOCK = {"window": 0, "layout": "block"}
-"""What a run in ms-swift's own shuffle has saved."""
+BLOCK = {"window": 0, "layout": "block"}  # what a run in ms-swift's own shuffle has saved
 
 
 def test_order_of_a_new_run(notices: list[str]) -> None:
@@ -102,12 +102,11 @@ def test_distance_that_cannot_be_reached_is_refused() -> None:
     ):
         if 0 < largest < 100:
             decided(mg(**changes, sharded_lazy_shuffle_distance=largest), samples, ended)
-        with refused(SettingsRefused, argument="sharded_lazy_shuffle_distance"):
-            decided(mg(**changes, sharded_lazy_shuffle_distance=largest + 1), samples, ended)
+        args = mg(**changes, sharded_lazy_shuffle_distance=largest + 1)
+        tells(raised(SettingsRefused, decided, args, samples, ended), argument="sharded_lazy_shuffle_distance")
 
 
 IN_ORDER = {"train_dataloader_shuffle": False}
-
 # What was saved, what changes, and the order; None where it would be another one than that in which it was begun.
 ORDERS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, int] | None]] = [
     # A run that was begun while the stream was live goes on as it was.
@@ -138,8 +137,7 @@ def test_order_of_a_resumed_run(tmp_path: Path) -> None:
         args = resumed(tmp_path, **saved, **changes)
         if expected is None:
             fields = {} if saved == BLOCK else {"checkpoint": args.mcore_model, "expected": str(saved["window"])}
-            with refused(ResumeRefused, **fields):
-                decided(args)
+            tells(raised(ResumeRefused, decided, args), **fields)
             continue
         run = decided(args)
         assert (run.layout, run.window) == expected
@@ -189,8 +187,7 @@ def test_stream_with_less_than_a_micro_batch_a_rank_is_refused() -> None:
         (mg(num_train_epochs=1, micro_batch_size=4), 7, 2),
         (mg(train_iters=7, sharded_lazy_on_end="repeat"), 1, 2),
     ):
-        with refused(StreamTooShort, directory=DIRECTORY, samples=samples):
-            decided(args, samples, dp=dp)
+        tells(raised(StreamTooShort, decided, args, samples, dp=dp), directory=DIRECTORY, samples=samples)
 
 
 def test_all_ranks_decide_the_same_and_the_position_holds_it() -> None:
@@ -261,15 +258,13 @@ def test_torn_checkpoint_is_refused_naming_the_newest_whole_one(tmp_path: Path, 
             return hf(resume_from_checkpoint=checkpoint)
         return mg(finetune=False, **{option: [checkpoint] if option == "adapters" else checkpoint})
 
-    with refused(ResumeRefused, f"--{option} {newest}", checkpoint=torn, expected=newest):
-        resume_checkpoint(args(torn))
+    error = raised(ResumeRefused, resume_checkpoint, args(torn))
+    tells(error, f"--{option} {newest}", checkpoint=torn, expected=newest)
     assert resume_checkpoint(args(newest)) == newest
     for folder, _, _ in made[:-1]:
         shutil.rmtree(folder)
-    with refused(ResumeRefused, f"--{option}", checkpoint=torn, expected=None):
-        resume_checkpoint(args(torn))
+    tells(raised(ResumeRefused, resume_checkpoint, args(torn)), f"--{option}", checkpoint=torn, expected=None)
     (made[-1][0] / "lazyshard.json").write_bytes(b"{")
-    with pytest.raises(PositionInvalid):
-        decided(args(torn))
+    raised(PositionInvalid, decided, args(torn))
     # From weights alone it starts anew anyway.
     assert resume_checkpoint(mg(mcore_model=torn)) is None

@@ -18,14 +18,15 @@ from lazyshard.plan.deal import Rules
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.run_plan import RunPlan
-from tests.stream.streams import produce
-from tests.swift.unit.runs import checkpoint, decide_one, decided, facts_of, hugging_face, megatron, plan, refused
+from tests.stream.streams import produce, raised
+from tests.swift.unit.runs import checkpoint, decide_one, decided, facts_of, hugging_face, megatron, plan, tells
 from tests.swift.unit.trainers import Trained, resumed, train
 
 PER_CHUNK = 3
 STEPS = {"swift": "max_steps", "megatron": "train_iters"}
 Streams = dict[int, Path]
 both = pytest.mark.parametrize("kind", ["swift", "megatron"])
+TOTAL = 48
 
 
 class Shape(NamedTuple):
@@ -226,11 +227,9 @@ def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: Streams) -> Non
     assert history.checkpoint is not None
     for samples in (1, 12, 51):
         facts = facts_of(streams[61])._replace(samples=samples)
-        with refused(ResumeRefused, checkpoint=str(history.checkpoint), actual=str(samples)):
+        with pytest.raises(ResumeRefused) as error:
             resumed(decide_one(history.args(Shape(1, 1, 1)), facts, Rank(0, 1)))
-
-
-TOTAL = 48
+        tells(error.value, checkpoint=str(history.checkpoint), actual=str(samples))
 
 
 @pytest.fixture(params=["swift", "megatron"])
@@ -291,8 +290,8 @@ def test_command_that_is_started_again_leaves_nothing_out_twice(history: History
 
 def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History) -> None:
     history.start(Shape(2, 1, 2), 3)
-    with refused(SettingsRefused, argument="sharded_lazy_skip"):
-        history.plan(Shape(2, 1, 2), sharded_lazy_skip="steps 3:5")
+    error = raised(SettingsRefused, history.plan, Shape(2, 1, 2), sharded_lazy_skip="steps 3:5")
+    tells(error, argument="sharded_lazy_skip")
     anew: dict[str, Any] = {"sharded_lazy_skip": "steps 2:3"}
     for args in (
         # Steps of a run that begins anew; and ms-swift's own shuffle leaves nothing out.
@@ -300,8 +299,7 @@ def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History
         hugging_face(max_steps=9, **anew),
         megatron(train_iters=9, data_sharding=True, sharded_lazy_skip="samples 1:2"),
     ):
-        with refused(SettingsRefused, argument="sharded_lazy_skip"):
-            decided(args)
+        tells(raised(SettingsRefused, decided, args), argument="sharded_lazy_skip")
 
 
 def test_later_steps_of_a_live_stream_that_are_not_published_are_refused(tmp_path: Path) -> None:
@@ -309,8 +307,8 @@ def test_later_steps_of_a_live_stream_that_are_not_published_are_refused(tmp_pat
     history = History("megatron", directory, tmp_path / "out", train_iters=50, sharded_lazy_shuffle_window=1)
     history.start(Shape(2, 1, 1), 3)
     assert history.plan(Shape(2, 1, 1), sharded_lazy_skip="steps 6:13").state.parts[-1].skip
-    with refused(SettingsRefused, "steps before 14", argument="sharded_lazy_skip"):
-        history.plan(Shape(2, 1, 1), sharded_lazy_skip="steps 6:14")
+    error = raised(SettingsRefused, history.plan, Shape(2, 1, 1), sharded_lazy_skip="steps 6:14")
+    tells(error, "steps before 14", argument="sharded_lazy_skip")
     # What comes next is passed over, whatever it is.
     assert history.plan(Shape(2, 1, 1), sharded_lazy_skip="steps 4:41").state.parts[-2].draws == 37
 
@@ -358,5 +356,4 @@ def test_other_unit_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> No
     again: dict[str, Any] = {"finetune": False, "mcore_model": where}
     assert decided(args_with("batch", **again)).state.unit == 2
     for args in (args_with("chunk", **again), args_with("batch", **again, micro_batch_size=4)):
-        with refused(ResumeRefused, "--sharded_lazy_unit", expected="2", actual="4"):
-            decided(args)
+        tells(raised(ResumeRefused, decided, args), "--sharded_lazy_unit", expected="2", actual="4")

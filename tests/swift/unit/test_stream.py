@@ -23,11 +23,12 @@ from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.stream import StepGate
 from tests.data.options import grouped
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raised, refusal_of
 from tests.swift.unit import runs
-from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, refused
+from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, tells
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
+HashStore: Any = vars(dist)["HashStore"]
 
 
 def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
@@ -68,18 +69,15 @@ def test_end_of_a_blend(tmp_path: Path) -> None:
 
 
 def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WaitTimeout):
-        opened(tmp_path / "s")
+    raised(WaitTimeout, opened, tmp_path / "s")
     other = tmp_path / "other"
     other.mkdir()
     (other / "part-00000.jsonl").write_bytes(TWO)
-    with refused(SettingsRefused, "part-00000.jsonl", argument="dataset"):
-        opened(other)
-    with refused(SettingsRefused, argument="sharded_lazy_samples_per_chunk"):
-        opened(foreign(tmp_path / "foreign", TWO, TWO, end=True))
+    tells(raised(SettingsRefused, opened, other), "part-00000.jsonl", argument="dataset")
+    made = foreign(tmp_path / "foreign", TWO, TWO, end=True)
+    tells(raised(SettingsRefused, opened, made), argument="sharded_lazy_samples_per_chunk")
     empty = produce(tmp_path / "empty", 0, 2)
-    with refused(StreamTooShort, directory=str(empty), samples=0):
-        opened(empty)
+    tells(raised(StreamTooShort, opened, empty), directory=str(empty), samples=0)
 
 
 def test_directory_that_another_program_fills_is_known_by_its_first_row(tmp_path: Path) -> None:
@@ -103,11 +101,9 @@ def test_resume_refuses_where_chunks_of_the_open_window_are_gone(tmp_path: Path)
         if chunk == 6:
             opened(directory, **changes)
             continue
-        with refused(ResumeRefused, expected=f"chunk {chunk}", actual="deleted"):
-            opened(directory, **changes)
+        tells(raised(ResumeRefused, opened, directory, **changes), expected=f"chunk {chunk}", actual="deleted")
     retire(directory, 4, 9)
-    with refused(ResumeRefused, **fields):
-        opened(directory, **changes)
+    tells(raised(ResumeRefused, opened, directory, **changes), **fields)
 
 
 def test_checkpoint_ahead_of_an_ended_stream_is_refused(tmp_path: Path) -> None:
@@ -121,8 +117,8 @@ def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> Non
     where = str(tmp_path / "checkpoint-3")
     stream = opened(produce(tmp_path / "s", 9, 2), hugging_face, max_steps=9, resume_from_checkpoint=where)
     stream.check_resume(0, 0)
-    with refused(ResumeRefused, "--resume_only_model true --ignore_data_skip true", checkpoint=where):
-        stream.check_resume(3, 3)
+    error = raised(ResumeRefused, stream.check_resume, 3, 3)
+    tells(error, "--resume_only_model true --ignore_data_skip true", checkpoint=where)
 
 
 def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None:
@@ -147,11 +143,11 @@ def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:
     # Its cursor would keep all chunks for ever.
     directory = produce(tmp_path / "s", 18, 2)
     where = checkpoint(tmp_path / "checkpoint-3", position(stream="f" * 32))
-    with refused(ResumeRefused, checkpoint=where, expected="f" * 32):
-        opened(directory, hugging_face, max_steps=9, resume_from_checkpoint=where)
+    error = raised(ResumeRefused, opened, directory, hugging_face, max_steps=9, resume_from_checkpoint=where)
+    tells(error, checkpoint=where, expected="f" * 32)
     retire(directory, 2, 9)
-    with refused(SettingsRefused, "below 2", "--consumers sft", argument="dataset"):
-        opened(directory, sharded_lazy_consumer="sft")
+    late = raised(SettingsRefused, opened, directory, sharded_lazy_consumer="sft")
+    tells(late, "below 2", "--consumers sft", argument="dataset")
     assert list_consumers(directory) == ()
 
 
@@ -191,8 +187,7 @@ def test_what_cannot_be_trained_says_why() -> None:
         (pack({"id": 3, "bad": True}, {"id": 4}), 4, ValueError, "row 0 of its pack"),
         (pack({"id": 3}, {"id": 4}), 3, ValueError, r"\[2, 2\]"),
     ):
-        with pytest.raises(error, match=message):
-            rows.encode_packs(row, most, encode_one)
+        refusal_of(error, message, rows.encode_packs, row, most, encode_one)
 
 
 @pytest.mark.parametrize("make", [megatron, hugging_face])
@@ -201,17 +196,15 @@ def test_a_stream_of_packs_and_packing_need_each_other(make: Any, tmp_path: Path
     with ChunkWriter(tmp_path / "packs", 2) as packs:
         for number in range(40):
             packs.write(pack({"id": number}))
-    with refused(SettingsRefused, argument="packing"):
-        opened(packs.directory, make, **options)
-    with refused(SettingsRefused, argument="packing"):
-        opened(produce(tmp_path / "rows", 40, 2), make, packing=True, packing_length=64, **options)
+    tells(raised(SettingsRefused, opened, packs.directory, make, **options), argument="packing")
+    alone, more = produce(tmp_path / "rows", 40, 2), {**options, "packing": True, "packing_length": 64}
+    tells(raised(SettingsRefused, opened, alone, make, **more), argument="packing")
     # The template is made to take packs as PackingDataset makes it.
     opened(packs.directory, make, template, packing=True, packing_length=None, **options)
     assert (template.packing, template.padding_free) == (True, True)
 
 
 PER_CHUNK = 3
-
 # Ranks, samples of a micro batch, micro batches of a step, and the window.
 SETTINGS = [(1, 2, 3, 2), (2, 1, 2, 2), (2, 2, 1, 0), (3, 1, 3, 0), (3, 2, 2, 2), (2, 1, 3, 0), (1, 1, 1, 0)]
 
@@ -270,9 +263,9 @@ def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> 
     assert asked.allows(0, 3)
     # Its stripe is chunks 2 and 3. The deadline is that of each wait alone.
     for _ in range(3):
-        with refused(WaitTimeout, chunk=3, directory=str(directory)) as timeout:
-            asked.allows(3, 4)
-        assert timeout.value.waited is not None and 0.05 <= timeout.value.waited < 5
+        timeout = raised(WaitTimeout, asked.allows, 3, 4)
+        tells(timeout, chunk=3, directory=str(directory))
+        assert timeout.waited is not None and 0.05 <= timeout.waited < 5
     assert not asked.stopped
     produce(directory, 12, PER_CHUNK, end=False)
     assert asked.allows(3, 4)
@@ -283,23 +276,18 @@ def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.Monke
     asks = mock.Mock(return_value=all_come)
     monkeypatch.setattr(parallel, "all_come", asks)
     asked = gate(produce(tmp_path / "s", 6, PER_CHUNK, end=False), 1, 2, 1, max_wait=0.01)
-    with pytest.raises(WaitTimeout):
-        asked.allows(3, 4)
+    raised(WaitTimeout, asked.allows, 3, 4)
     assert not asks.called, "there is nothing to be saved, so nobody is asked"
     if not all_come:
-        with pytest.raises(WaitTimeout):
-            asked.allows(3, 4, saves=True)
+        raised(WaitTimeout, asked.allows, 3, 4, saves=True)
         asked.end()
         assert not asked.stopped
         return
     assert not asked.allows(3, 4, saves=True)
-    with refused(WaitTimeout, chunk=3) as timeout:
-        asked.end()
-    assert timeout.value is asked.gave_up
+    timeout = raised(WaitTimeout, asked.end)
+    tells(timeout, chunk=3)
+    assert timeout is asked.gave_up
     assert (asked.stopped, asks.call_count) == (True, 1)
-
-
-HashStore: Any = vars(dist)["HashStore"]
 
 
 def come(ranks: int, store: Any, patience: float) -> list[bool]:

@@ -14,7 +14,6 @@ from . import common, pytorch
 
 __all__ = ["common", "pytorch"]
 __version__ = "2.3.0"
-
 _IMPORT_TRITON: Final = (
     "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn",
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops",

@@ -221,7 +221,6 @@ def settings(draw: st.DrawFn, *, limited: bool = True) -> simulation.Setting:
 
 
 def run(setting: simulation.Setting) -> simulation.Timeline:
-    """Simulates a run whose readers see everything at once."""
     with patch.object(simulation.Polls, "wait", lambda *_: simulation.WaitEnd(0.0, 1, 0, 0)):
         return simulation.simulate(setting)
 

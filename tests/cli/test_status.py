@@ -98,7 +98,6 @@ class Watch(NamedTuple):
 
 @contextlib.contextmanager
 def watching(stream: Path, *arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> Iterator[Watch]:
-    """A process that looks again and again, until a Ctrl-C ends it."""
     words = ["status", "--watch", "--interval", "0.1", str(stream), *arguments]
     command = [sys.executable, "-m", "lazyshard.cli", *words]
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
@@ -114,8 +113,7 @@ def watching(stream: Path, *arguments: str, stdout: int = subprocess.PIPE, **var
 
 def test_watch_as_json_follows_the_stream(tmp_path: Path) -> None:
     with watching(tmp_path, "--json") as watch:
-        missing = json.loads(watch.line())
-        assert missing["error"].startswith(f"{tmp_path}: ")
+        assert json.loads(watch.line())["error"].startswith(f"{tmp_path}: ")
         produce(tmp_path, 20, end=False)
         edit_head(tmp_path, state="running", rate=4.0)
         now = time.time()

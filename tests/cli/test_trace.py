@@ -118,8 +118,7 @@ def test_deleted_chunks_are_still_told_of_and_not_searched(run: Run) -> None:
 
 
 def test_the_only_cursor_is_taken(tmp_path: Path) -> None:
-    stream_id = make_stream(tmp_path, 18, end=False)
-    commit(tmp_path, run_of(stream_id, two_ranks(2)))
+    commit(tmp_path, run_of(make_stream(tmp_path, 18, end=False), two_ranks(2)))
     done = lazyshard("trace", tmp_path, "--sample", "4,7,19", "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["step"], one["became"]) for one in found] == [(1, "trained"), (3, "to come"), (None, "not published")]
@@ -155,6 +154,7 @@ def test_origins_of_steps_and_samples(produced: Run) -> None:
 
 STREAMS = (Stream("a", 120, 6), Stream("b", 90, 5), Stream("c", 80, 4))
 
+Stages = list[tuple[int, dict[str, float], int]]
 Seen = dict[tuple[str, int], list[str]]
 """What each rank has read at each step, by letter and step from 1."""
 
@@ -167,7 +167,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def trained(directory: Path, stages: list[tuple[int, dict[str, float], int]], **options: Any) -> tuple[Seen, State]:
+def trained(directory: Path, stages: Stages, **options: Any) -> tuple[Seen, State]:
     state: State | None = None
     seen: Seen = defaultdict(list)
     step = 0
@@ -200,10 +200,7 @@ STAGE = st.tuples(
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STAGE, min_size=1, max_size=3), st.sampled_from([0, 2]))
 def test_what_is_told_is_what_was_read(
-    streams: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    stages: list[tuple[int, dict[str, float], int]],
-    window: int,
+    streams: Path, tmp_path_factory: pytest.TempPathFactory, stages: Stages, window: int
 ) -> None:
     seen, state = trained(streams, stages, shuffle_window=window)
     steps = sum(stage[2] for stage in stages)
@@ -245,7 +242,7 @@ def test_the_parts_of_a_run(streams: Path, tmp_path: Path) -> None:
 
 
 def test_an_audit_of_each_stream(streams: Path, tmp_path: Path) -> None:
-    stages: list[tuple[int, dict[str, float], int]] = [(1, {"a": 1, "b": 1}, 2), (2, {"a": 1, "b": 1, "c": 2}, 2)]
+    stages: Stages = [(1, {"a": 1, "b": 1}, 2), (2, {"a": 1, "b": 1, "c": 2}, 2)]
     for count in (1, 2):
         save_blend(tmp_path, 2 * count, trained(streams, stages[:count])[1])
     for letter in "abc":

@@ -39,8 +39,6 @@ class Answered(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """A running `lazyshard watch`."""
-
     process: "subprocess.Popen[str]"
     first_line: str
 
@@ -79,7 +77,6 @@ def get(port: int, path: str, method: str = "GET", **headers: str) -> Answered:
 
 
 def send(port: int, request: bytes) -> bytes:
-    """Asks byte for byte."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
         connection.sendall(request)
         with contextlib.suppress(ConnectionResetError):

@@ -13,6 +13,7 @@ from lazyshard import check_config
 from lazyshard.config import read_config
 from lazyshard.errors import ConfigInvalid
 from lazyshard.lazy import FunctionMissing, named_function
+from tests.stream.streams import raised, refusal_of
 
 GOOD: dict[str, Any] = {"version": 1, "datasets": [{"path": "chat"}]}
 NAMED = "tests.data.step_functions"
@@ -191,17 +192,15 @@ def test_nothing_is_imported_where_that_is_not_wanted(tmp_path: Path) -> None:
 
 def test_error_of_load_has_a_line_for_each_mistake(tmp_path: Path) -> None:
     file = write(tmp_path, "version: 1\nseed: -1\nstoping: 1\n")
-    with pytest.raises(ConfigInvalid) as caught:
-        read_config(file)
-    assert str(caught.value).splitlines()[1:] == [f"  {mistake}" for mistake in check_config(file)]
-    assert (caught.value.file, caught.value.count) == (str(file), 3)
+    caught = raised(ConfigInvalid, read_config, file)
+    assert str(caught).splitlines()[1:] == [f"  {mistake}" for mistake in check_config(file)]
+    assert (caught.file, caught.count) == (str(file), 3)
 
 
 @pytest.mark.parametrize("package", ["yaml", "pydantic"])
 def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"lazyshard\[config\]"):
-        check_config(write(tmp_path, "version: 1\n"))
+    refusal_of(ImportError, r"lazyshard\[config\]", check_config, write(tmp_path, "version: 1\n"))
     if package == "yaml":
         assert check_config(GOOD) == []
 
@@ -231,6 +230,5 @@ def test_what_is_of_no_version_and_of_version_0_is_refused(tmp_path: Path) -> No
     ],
 )
 def test_file_in_the_place_of_a_module_is_told_how_it_is_named(name: str, hint: str) -> None:
-    with pytest.raises(FunctionMissing) as caught:
-        named_function(name)
-    assert str(caught.value).endswith(hint) and ("meant?" in str(caught.value)) == bool(hint)
+    caught = raised(FunctionMissing, named_function, name)
+    assert str(caught).endswith(hint) and ("meant?" in str(caught)) == bool(hint)

@@ -17,7 +17,7 @@ from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.options import grouped
 from tests.data.programs import run_program
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 
 NAMED = "tests.data.step_functions"
 
@@ -57,12 +57,10 @@ def test_what_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(ConfigInvalid, match=f"found {kind}") as caught:
-        lazyshard.load(path)
-    assert (caught.value.file, caught.value.count) == (str(path), 1)
+    caught = refusal_of(ConfigInvalid, f"found {kind}", lazyshard.load, path)
+    assert (caught.file, caught.count) == (str(path), 1)
     # Mistakes are raised before anything is opened.
-    with pytest.raises(ConfigInvalid, match="seed: "):
-        lazyshard.load(configuration(tmp_path / "no such stream", seed=-1))
+    refusal_of(ConfigInvalid, "seed: ", lazyshard.load, configuration(tmp_path / "no such stream", seed=-1))
 
 
 @pytest.mark.parametrize("form", ["stream", "map"])
@@ -118,9 +116,8 @@ def test_settings_of_the_run_and_of_the_data_set_are_taken_over(stream: Path) ->
 def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
     config = configuration(stream, steps=[{"filter_fn": f"{NAMED}:even"}, {"map": f"{NAMED}:fail_on_two"}])
     config["datasets"][0]["max_error_count"] = 0
-    with pytest.raises(BadSample) as caught:
-        list(lazyshard.load(config, dp_rank=0, dp_size=1).loader)
-    assert caught.value.step == f"steps[1], map {NAMED}:fail_on_two"
+    caught = raised(BadSample, lambda: list(lazyshard.load(config, dp_rank=0, dp_size=1).loader))
+    assert caught.step == f"steps[1], map {NAMED}:fail_on_two"
 
 
 def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path, tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ def build(prefix: Path, dtype: str, documents: Sequence[Document], modes: Sequen
 
 
 def read(prefix: Path, *, multimodal: bool = False) -> Content:
-    """Reads a data set with Megatron Core."""
     data = module().IndexedDataset(str(prefix), multimodal=multimodal, mmap=False)
     found = [data[number] for number in range(len(data))]
     sequences = [(one[0] if multimodal else one).tolist() for one in found]

@@ -23,7 +23,7 @@ from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid, StreamMis
 from tests.cli.commands import lazyshard, python
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content
-from tests.stream.streams import foreign, names, recorded
+from tests.stream.streams import foreign, names, raised, recorded, refusal_of
 
 
 def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:
@@ -69,8 +69,7 @@ def test_megatron_core_reads_what_the_rows_hold(data: st.DataObject) -> None:
         expected = megatron_core.build(folder / "theirs", dtype, documents, modes)
         source, prefix = stream(folder / "s", rows), folder / "ours"
         if not any(any(document) for document in documents):
-            with pytest.raises(StreamInvalid):
-                export(source, prefix, chosen)
+            raised(StreamInvalid, export, source, prefix, chosen)
             return
         made = export(source, prefix, chosen)
         assert megatron_core.read(prefix, multimodal=modes is not None) == expected
@@ -139,18 +138,15 @@ def test_rows_of_several_sequences_beside_rows_of_one(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_exported(row: Any, options: Any, says: str, tmp_path: Path) -> None:
     good = {"input_ids": [1], "mode": 1, "doc": 1}
     source = stream(tmp_path / "s", [good, good, good, good, row])
-    with pytest.raises(RowInvalid, match=rf"sample 4: .*{says}") as error:
-        export(source, tmp_path / "a", ExportSettings(**options))
-    assert (error.value.line, error.value.file) == (2, str(source / "chunk_00001.jsonl"))
+    error = refusal_of(RowInvalid, rf"sample 4: .*{says}", export, source, tmp_path / "a", ExportSettings(**options))
+    assert (error.line, error.file) == (2, str(source / "chunk_00001.jsonl"))
     assert names(tmp_path) == ["s"]
 
 
 def test_streams_that_cannot_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(StreamMissing):
-        export(tmp_path, tmp_path / "a", ExportSettings())
+    raised(StreamMissing, export, tmp_path, tmp_path / "a", ExportSettings())
     for source in (stream(tmp_path / "live", ids([1]), end=False), stream(tmp_path / "empty", [])):
-        with pytest.raises(StreamInvalid):
-            export(source, tmp_path / "a", ExportSettings())
+        raised(StreamInvalid, export, source, tmp_path / "a", ExportSettings())
     assert names(tmp_path) == ["empty", "live"]
 
 
@@ -171,8 +167,7 @@ def test_what_is_there_is_replaced_only_when_told(
         monkeypatch.setattr("lazyshard.cli.export.read_row", partial(_beside, there, read_row))
     else:
         there.write_bytes(b"precious")
-    with pytest.raises(ConfigInvalid, match=there.name):
-        export(source, tmp_path / "a", ExportSettings())
+    refusal_of(ConfigInvalid, there.name, export, source, tmp_path / "a", ExportSettings())
     assert (names(tmp_path), there.read_bytes()) == ([there.name, "s"], b"precious")
     export(source, tmp_path / "a", ExportSettings(), force=True)
     assert content(tmp_path / "a").sequences == [[1, 2]]

@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.conversion.indexed import (
-    HEADER_BYTES,
-    IndexedReader,
-    IndexHeader,
-    check_boundaries,
-    check_sequences,
-)
+from lazyshard.conversion.indexed import HEADER_BYTES, IndexedReader, IndexHeader, check_boundaries, check_sequences
 from lazyshard.errors import FileInvalid, FileRefused
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import content, corpora, write
+from tests.stream.streams import raised, refusal_of
 
 GOLDEN = b"MMIDIDX\0\0" + b"\1\0\0\0\0\0\0\0" + b"\x08" + b"\3\0\0\0\0\0\0\0" + b"\2\0\0\0\0\0\0\0"
 """Version 1, uint16, 3 sequences, 2 boundaries."""
@@ -61,9 +56,8 @@ def packed(version: int = 1, code: int = 8, sequences: int = 3, boundaries: int 
     ],
 )
 def test_no_index(head: bytes, size: int, says: str) -> None:
-    with pytest.raises(FileInvalid) as error:
-        IndexHeader.decode(head, size, "a.idx")
-    assert str(error.value).startswith("a.idx: expected ") and says in str(error.value)
+    error = raised(FileInvalid, IndexHeader.decode, head, size, "a.idx")
+    assert str(error).startswith("a.idx: expected ") and says in str(error)
 
 
 @given(st.binary(max_size=2 * HEADER_BYTES), st.integers(0, 2**64))
@@ -92,10 +86,9 @@ def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, docu
 )
 def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> None:
     check_sequences(index(5, 0, 1), index(0, 10, 8), 0, THREE, 10, "a.idx")
-    with pytest.raises(FileInvalid) as error:
-        check_sequences(index(5, length), index(0, pointer), 7, THREE, 10, "a.idx")
-    assert f"found {length} tokens of uint16 at byte {pointer}" in str(error.value) and end in str(error.value)
-    assert error.value.sequence == 8
+    error = raised(FileInvalid, check_sequences, index(5, length), index(0, pointer), 7, THREE, 10, "a.idx")
+    assert f"found {length} tokens of uint16 at byte {pointer}" in str(error) and end in str(error)
+    assert error.sequence == 8
 
 
 @settings(max_examples=40)
@@ -131,24 +124,17 @@ def test_opening_reads_no_more_of_a_large_file(pair: Path, monkeypatch: pytest.M
 def test_files_that_were_cut_before_or_while_they_are_read(pair: Path, tmp_path: Path) -> None:
     reader = IndexedReader(f"{pair}.idx")
     os.truncate(f"{pair}.bin", 3998)
-    with pytest.raises(FileInvalid) as caught:
-        IndexedReader(f"{pair}.idx")
-    assert caught.value.sequence == 999
+    assert raised(FileInvalid, IndexedReader, f"{pair}.idx").sequence == 999
     os.truncate(f"{pair}.bin", 10)
-    with pytest.raises(FileInvalid, match=r"a\.bin: .* 12 bytes at byte 8.* byte 10"):
-        reader.tokens(8, 3)
+    refusal_of(FileInvalid, r"a\.bin: .* 12 bytes at byte 8.* byte 10", reader.tokens, 8, 3)
     os.truncate(f"{pair}.idx", 2000)
-    with pytest.raises(FileInvalid, match=r"a\.idx: .* 20042 bytes"):
-        reader.sequences(400, 600)
+    refusal_of(FileInvalid, r"a\.idx: .* 20042 bytes", reader.sequences, 400, 600)
     (tmp_path / "a.idx").rename(tmp_path / "index")
-    with pytest.raises(FileInvalid, match=r"\.idx"):
-        IndexedReader(tmp_path / "index")
+    refusal_of(FileInvalid, r"\.idx", IndexedReader, tmp_path / "index")
 
 
 def test_data_that_are_no_file(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "a.bin").unlink()
-    with pytest.raises(FileNotFoundError):
-        IndexedReader(f"{pair}.idx")
+    raised(FileNotFoundError, IndexedReader, f"{pair}.idx")
     os.mkfifo(tmp_path / "a.bin")
-    with pytest.raises(FileRefused):
-        IndexedReader(f"{pair}.idx")
+    raised(FileRefused, IndexedReader, f"{pair}.idx")

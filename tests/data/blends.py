@@ -48,7 +48,6 @@ def blend(
 
 
 def take(blended: BlendedDataset, positions: int, batch: int = 1) -> list[str]:
-    """Reads the next positions of its rank."""
     indices = list(blended.rank_indices[:positions])
     assert len(indices) == positions
     rows = [row for at in range(0, positions, batch) for row in blended.__getitems__(indices[at : at + batch])]

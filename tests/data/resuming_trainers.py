@@ -1,7 +1,4 @@
-"""Trains a model of one number with Hugging Face's Trainer or accelerate, and goes on from a checkpoint.
-
-For the forks of a process of its own, since importing transformers takes seconds and warns.
-"""
+"""Trains one number with Hugging Face's Trainer or accelerate, in forks of a process that has imported transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
-    """Opens the data set of a run for all its steps."""
     order = Order(shuffle_window=1, micro_batches_per_step=ACCUMULATION)
     rank = {"dp_rank": run["rank"], "dp_size": run["ranks"]}
     return LazyShardedDataset(run["stream"], **rank, batch_size=BATCH, order=order, num_samples=run["rows"])
@@ -72,7 +68,6 @@ class Stop(TrainerCallback):  # type: ignore[misc]
 
 
 def with_trainer(run: dict[str, Any]) -> list[list[int]]:
-    """Trains with Trainer, which skips by itself or goes on from our state."""
     dataset, model = open_stream(run), OneNumber()
     skips = run["with"] == "trainer-skips"
     if run["from"] and not skips:
@@ -97,7 +92,6 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
 
 
 def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
-    """Trains with a hand-written loop over accelerate."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION)
     dataset, model = open_stream(run), OneNumber()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -13,17 +13,14 @@ State = dict[str, Any]
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    """Opens the data set of a rank."""
     return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
 
 
 def open_steps(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    """Opens the data set of a rank, with steps."""
     return open_rank(directory, rank, dp, steps=steps, **options)
 
 
 def open_ranks(directory: Path, dp: int, state: State | None = None, **options: Any) -> list[LazyShardedDataset]:
-    """Opens the data sets of all ranks, going on from a state."""
     ranks = []
     for rank in range(dp):
         dataset = open_rank(directory, rank, dp, **options)
@@ -39,6 +36,5 @@ def read(ranks: list[LazyShardedDataset], draws: int | None = None) -> list[list
 
 
 def part(dp: int, draws: int, **fields: Any) -> dict[str, Any]:
-    """A part of a state, as it is saved."""
     known: dict[str, Any] = {"dp": dp, "batch_size": 1, "draws": draws, "epoch": None, "trained": True, "skip": []}
     return known | {"first_step": 0, "draws_per_step": 0} | fields

@@ -43,7 +43,6 @@ def write_rows(directory: Path, lengths: list[int], per_chunk: int = 3, *, end: 
 
 
 def open_sequences(directory: Path, form: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedSequences:
-    """Opens those of one rank."""
     return LazyShardedSequences(
         directory, form=form, dp_rank=rank, dp_size=dp, **{"window": 2, "max_wait": DEADLINE_S, **options}
     )
@@ -58,12 +57,10 @@ def written(sequence: Any) -> Written:
 
 
 def all_written(sequences: Iterable[Any]) -> list[Written]:
-    """Collates."""
     return list(map(written, sequences))
 
 
 def loader_of(sequences: Any, workers: int = 0, batch_size: int = 1, **options: Any) -> DataLoader[Any]:
-    """Returns a loader of micro batches."""
     return streams.loader_of(sequences, workers, batch_size, collate_fn=all_written, **options)
 
 
@@ -93,7 +90,6 @@ def expected(lengths: list[int], form: Any, rows: int, seed: int | None = None, 
 
 
 def dealt(sequences: list[Written], dp: int, batch_size: int) -> list[list[list[Written]]]:
-    """Returns the whole micro batches of each rank."""
     micro = dp * batch_size
     starts = range(0, len(sequences) - len(sequences) % micro, micro)
     return [

@@ -55,5 +55,4 @@ no_function = 3
 
 
 def count(rows: list[Row]) -> int:
-    """Collates."""
     return len(rows)

@@ -20,7 +20,6 @@ Stream = LazyShardedStream[LazyShardedDataset]
 def open_stream(
     directory: Path, rank: int = 0, dp: int = 1, *, at_end: AtEnd = "drop", state: Any = None, **options: Any
 ) -> Stream:
-    """Opens one rank's stream, going on from a state."""
     dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options}))
     stream = LazyShardedStream(dataset, at_end=at_end)
     if state is not None:
@@ -29,14 +28,12 @@ def open_stream(
 
 
 def loader_of(stream: Any, workers: int = 0, batch_size: int = 2, **options: Any) -> DataLoader[Any]:
-    """Returns a loader of batches of ids."""
     waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
     arguments = {"batch_size": batch_size, "num_workers": workers, "collate_fn": ids, **waiting, **options}
     return DataLoader(stream, **arguments)
 
 
 def batches(stream: Any, workers: int = 0, batch_size: int = 2, **options: Any) -> list[list[int]]:
-    """Returns the batches of such a loader."""
     return list(loader_of(stream, workers, batch_size, **options))
 
 
@@ -57,7 +54,6 @@ def expected(
 
 
 def in_batches(samples: list[int], size: int) -> list[list[int]]:
-    """Cuts a list into batches."""
     return [samples[first : first + size] for first in range(0, len(samples), size)]
 
 

@@ -45,7 +45,6 @@ def megatron_batches(
 
 
 def shard_batches(total: int, rank: int, dp: int, batch: int, *, shuffle: bool, epoch: int = 0) -> list[list[int]]:
-    """Returns what `BatchSamplerShard` yields on a rank."""
     real = load("dataloader/shard.py").BatchSamplerShard
     placed = type("Placed", (real,), {"rank": rank, "world_size": dp})
     sampler: Any = placed(total_samples=total, batch_size=batch, shuffle=shuffle, drop_last=True, data_seed=7)

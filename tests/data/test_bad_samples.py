@@ -18,7 +18,7 @@ from lazyshard.data.samples import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import first_error, loader
-from tests.stream.streams import foreign, produce, raising
+from tests.stream.streams import foreign, produce, raised, raising, refusal_of
 
 Row = dict[str, Any]
 
@@ -111,9 +111,7 @@ def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream:
         if index < at:
             assert [dataset[index]["id"] for _ in range(2)] == [expected] * 2
     for _ in range(2):
-        with pytest.raises(BadSample) as caught:
-            dataset[at]
-        error = caught.value
+        error = raised(BadSample, lambda: dataset[at])
         assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_{at // 4:05}.jsonl", at, at // 4)
         assert (error.row, error.byte, error.count) == (at % 4, at % 4 * 9, limit + 1)
         assert isinstance(error.__cause__, KeyError)
@@ -147,9 +145,7 @@ def test_row_of_a_foreign_directory_that_is_none_is_raised_or_logged_with_its_li
     tmp_path: Path, caplog: pytest.LogCaptureFixture, row: bytes, byte: int
 ) -> None:
     directory = foreign(tmp_path / "s", b'{"id":0}\n\n' + row + b'\n{"id":2}\n', end=True)
-    with pytest.raises(RowInvalid) as caught:
-        read_all(open_rank(directory, samples_per_chunk=3, bad_rows=BadRows("raise")))
-    error = caught.value
+    error = raised(RowInvalid, read_all, open_rank(directory, samples_per_chunk=3, bad_rows=BadRows("raise")))
     assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, byte)
     with caplog.at_level(logging.WARNING, "lazyshard"):
         assert open_rank(directory, samples_per_chunk=3)[1] == {"id": 2}
@@ -176,9 +172,7 @@ def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: 
         return ValueError("bad")
 
     dataset = open_rank(stream, encode_fn=refusing(4, error=cut))
-    with pytest.raises(ChunkCorrupt) as caught:
-        dataset[4]
-    assert caught.value.row is None
+    assert raised(ChunkCorrupt, lambda: dataset[4]).row is None
     assert dataset.stats().bad_samples == 1
 
 
@@ -186,10 +180,9 @@ def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: 
 def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
     stream = produce(tmp_path / "t", rows, 4)
     dataset = open_rank(stream, encode_fn=refusing(4, 5, 6, 7))
-    with pytest.raises(BadSample) as caught:
-        dataset[4]
-    assert (caught.value.file, caught.value.sample, caught.value.chunk) == (f"{stream}/chunk_00001.jsonl", 4, 1)
-    assert isinstance(caught.value.__cause__, KeyError)
+    caught = raised(BadSample, lambda: dataset[4])
+    assert (caught.file, caught.sample, caught.chunk) == (f"{stream}/chunk_00001.jsonl", 4, 1)
+    assert isinstance(caught.__cause__, KeyError)
     assert dataset.stats().bad_samples == rows - 4
     assert dataset[3] == {"id": 3}
 
@@ -242,6 +235,5 @@ def test_error_of_the_filesystem_is_no_bad_sample(stream: Path, failing: int, mo
         return raising(OSError(5, "Input/output error"))() if first == failing else read(first, *rest)
 
     monkeypatch.setattr(dataset.reader, "lines_published", lines)
-    with pytest.raises(OSError, match="Input/output error"):
-        dataset[2]
+    refusal_of(OSError, "Input/output error", lambda: dataset[2])
     assert dataset.stats().bad_samples == (failing == 0)

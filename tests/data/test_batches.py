@@ -14,13 +14,12 @@ from lazyshard.stream import read_cursor
 from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_rank, open_ranks
 from tests.data.workers import DEADLINE_S, ids
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 
 WORKERS: Final[dict[str, Any]] = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": DEADLINE_S}
 
 
 def open_batches(stream: Path, dp: int, state: State | None = None, workers: bool = False, **options: Any) -> Any:
-    """Returns the batches of ids of all ranks."""
     loader = WORKERS if workers else {}
     return [dataset.batches(collate_fn=ids, **loader) for dataset in open_ranks(stream, dp, state, **options)]
 
@@ -116,11 +115,9 @@ def test_epochs(sets: bool, persistent: bool, tmp_path: Path) -> None:
     assert len(set(map(tuple, orders))) == 3
     # One sample of the last chunk is left over in each.
     assert done == [0, 0, 1]
-    with pytest.raises(RuntimeError):
-        iter(batches)
+    raised(RuntimeError, lambda: iter(batches))
     dataset.set_epoch(3)
-    with pytest.raises(RuntimeError):
-        iter(batches)
+    raised(RuntimeError, lambda: iter(batches))
 
 
 def test_a_run_goes_on_in_its_epoch_and_an_ended_one_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -172,22 +169,17 @@ def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
     (dataset,) = open_ranks(stream, 1)
     refused: list[dict[str, Any]] = [{"batch_size": 2}, {"sampler": []}, {"shuffle": True}, {"nothing": 1}]
     for options in refused:
-        with pytest.raises(TypeError):
-            dataset.batches(**options)
-    with pytest.raises(ValueError, match="epochs"):
-        dataset.batches(epochs=0)
+        raised(TypeError, dataset.batches, **options)
+    refusal_of(ValueError, "epochs", dataset.batches, epochs=0)
     # num_samples end a run, over as many epochs as that takes.
     (numbered,) = open_ranks(stream, 1, batch_size=4, num_samples=30)
-    with pytest.raises(ValueError, match="num_samples"):
-        numbered.batches(epochs=2)
+    refusal_of(ValueError, "num_samples", numbered.batches, epochs=2)
     batches = numbered.batches(collate_fn=ids)
     assert list(chain.from_iterable(batches)) == [*range(8), *range(8), *range(8), *range(4)]
-    with pytest.raises(RuntimeError):
-        iter(batches)
+    raised(RuntimeError, lambda: iter(batches))
     first, second = (open_ranks(stream, 1, consumer="c")[0].batches() for _ in range(2))
     assert first.commit()
-    with pytest.raises(CursorTaken):
-        second.commit()
+    raised(CursorTaken, second.commit)
     assert second.commit(take_over=True)
 
 
@@ -196,8 +188,7 @@ def test_steps_are_settled_before_a_state_is_used(tmp_path: Path) -> None:
     (before,) = open_ranks(stream, 1, batch_size=2)
     (used,) = open_ranks(stream, 1, before.state_dict(4), batch_size=2)
     assert used.rank.dp_size == 1
-    with pytest.raises(RuntimeError):
-        used.batches()
+    raised(RuntimeError, used.batches)
     # One that has no state, or knows its steps, may be in use.
     assert before.batches().step == 0
     (knows,) = open_ranks(stream, 1, before.batches().state_dict(), batch_size=2, micro_batches_per_step=1)

@@ -21,7 +21,7 @@ from tests.data.options import grouped
 from tests.data.runs import open_rank
 from tests.data.test_stream_state import stateful
 from tests.data.workers import PICKLED, ids
-from tests.stream.streams import foreign
+from tests.stream.streams import foreign, raised, refusal_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
 
@@ -80,8 +80,7 @@ def test_any_order_of_asking_gives_the_same(streams: Path) -> None:
         start = rng.randrange(50)
         assert ids(blended.__getitems__(list(range(start, start + 9)))) == expected[start : start + 9]
         assert blended[start - 60]["id"] == expected[start]
-    with pytest.raises(IndexError):
-        blended[60]
+    raised(IndexError, lambda: blended[60])
 
 
 @pytest.mark.parametrize(("stream", "first", "all_of"), [("ended", 20, 48), ("bounded", 12, 48), ("live", None, None)])
@@ -96,8 +95,7 @@ def test_where_a_blend_ends(tmp_path: Path, stream: str, first: int | None, all_
         members = [open_rank(tmp_path / one, max_total_samples=limit) for one, limit in limits.items()]
         blended = BlendedDataset([(member, 1.0) for member in members], batch_size=2, **grouped(options))
         if expected is None:
-            with pytest.raises(LengthUnknown):
-                len(blended)
+            raised(LengthUnknown, len, blended)
             continue
         if stream == "live":
             write(tmp_path, Stream("b", 18, 2))
@@ -111,8 +109,7 @@ def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> 
     blended = blend(tmp_path, {"a": 1, "b": 1}, num_samples=40, max_wait=0.2, batch_size=4)
     assert take(blended, 8, 4) == ["a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3"]
     assert ids(blended.__getitems__([8])) == ["a4"]
-    with pytest.raises(WaitTimeout):
-        blended.__getitems__([8, 9])
+    raised(WaitTimeout, blended.__getitems__, [8, 9])
     write(tmp_path, Stream("b", 8, 2), end=False)
     assert ids(blended.__getitems__([8, 9, 10, 11])) == ["a4", "b4", "a5", "b5"]
 
@@ -178,11 +175,9 @@ def test_a_chunk_that_was_deleted_is_an_error_only_where_it_is_wanted(streams: P
     retire(streams / "a", 2, 8)
     blended = blend(streams, {"b": 3, "a": 1})
     assert ids(blended.__getitems__([0])) == ["b0"]
-    with pytest.raises(ChunkRetired):
-        blended.__getitems__([0, 1, 2, 3])
-    with pytest.raises(ChunkRetired) as caught:
-        list(DataLoader(blend(streams, {"a": 1}), 2, num_workers=1, collate_fn=list))
-    assert caught.value.chunks_before == 2
+    raised(ChunkRetired, blended.__getitems__, [0, 1, 2, 3])
+    caught = raised(ChunkRetired, lambda: list(DataLoader(blend(streams, {"a": 1}), 2, num_workers=1, collate_fn=list)))
+    assert caught.chunks_before == 2
 
 
 def test_who_comes_while_another_thread_merges_gets_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,5 +239,4 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
     ],
 )
 def test_what_cannot_be_is_refused(streams: Path, make: Any, error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        make(streams)
+    refusal_of(error, what, make, streams)

@@ -18,6 +18,7 @@ from lazyshard.format.cursor import BlendShare
 from lazyshard.stream import read_cursor
 from tests.data.blends import State, Stream, blend, take, write
 from tests.data.workers import ids
+from tests.stream.streams import raised, refusal_of
 
 STREAMS = (Stream("a", 264, 12), Stream("b", 250, 10), Stream("c", 271, 9))
 """Longer than what five stages of ten positions of four ranks draw."""
@@ -144,10 +145,8 @@ def test_a_commit_is_every_streams(tmp_path: Path) -> None:
         assert found == [(40, done[0]), (20, done[1])]
         # For whoever watches either of them.
         assert [one.blend for one in cursors if one is not None] == [shares, shares]
-    with pytest.raises(CursorTaken):
-        blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run").commit(0, last_epoch=True)
-    with pytest.raises(ValueError, match="consumer=NAME"):
-        blend(tmp_path, {"a": 1}).commit(0, last_epoch=True)
+    raised(CursorTaken, blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run").commit, 0, last_epoch=True)
+    refusal_of(ValueError, "consumer=NAME", blend(tmp_path, {"a": 1}).commit, 0, last_epoch=True)
 
 
 def test_a_stream_that_was_added_is_kept_whole_while_an_older_checkpoint_does_not_know_it(tmp_path: Path) -> None:
@@ -165,22 +164,16 @@ def test_states_that_do_not_belong_here_are_refused(streams: Path, tmp_path: Pat
     _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
     write(tmp_path, Stream("z", 8, 2))
     for field, folder, letters, seed in (("names", tmp_path, "z", 0), ("seed", streams, "ab", 1)):
-        with pytest.raises(StateMismatch) as mismatch:
-            blend(folder, dict.fromkeys(letters, 1.0), state=state, seed=seed)
-        assert mismatch.value.field == field
-    with pytest.raises(VersionUnsupported):
-        blend(streams, {"a": 1, "b": 1}, state=state | {"format": 2})
+        assert raised(StateMismatch, blend, folder, dict.fromkeys(letters, 1.0), state=state, seed=seed).field == field
+    raised(VersionUnsupported, blend, streams, {"a": 1, "b": 1}, state=state | {"format": 2})
     others: list[Any] = [state["members"][0], [], 7, "x", {}]
     for wrong in others:
-        with pytest.raises(StateInvalid):
-            blend(streams, {"a": 1, "b": 1}, state=wrong)
+        raised(StateInvalid, blend, streams, {"a": 1, "b": 1}, state=wrong)
     used = blend(streams, {"a": 1, "b": 1}, 0, 2, num_samples=100, batch_size=2)
     used.load_state_dict(used.state_dict())
-    with pytest.raises(RuntimeError, match="in use already"):
-        used.load_state_dict(state)
+    refusal_of(RuntimeError, "in use already", used.load_state_dict, state)
     for consumed in (3, -4, 104):
-        with pytest.raises(ValueError, match=f"consumed.* got {consumed!r}"):
-            used.state_dict(consumed)
+        refusal_of(ValueError, f"consumed.* got {consumed!r}", used.state_dict, consumed)
 
 
 def places(value: Any, *way: Any) -> Iterator[tuple[Any, ...]]:
@@ -227,14 +220,11 @@ def test_damaged_states_are_refused_by_the_name_of_the_field(streams: Path) -> N
         for name in way:
             place = place[name]
         place[last] = value
-        with pytest.raises(StateInvalid) as caught:
-            blended.load_state_dict(damaged)
-        assert caught.value.field is not None
+        assert raised(StateInvalid, blended.load_state_dict, damaged).field is not None
         if isinstance(place, dict):
             # Nor may it be gone.
             del place[last]
-            with pytest.raises(StateInvalid):
-                blended.load_state_dict(damaged)
+            raised(StateInvalid, blended.load_state_dict, damaged)
     blended.load_state_dict(state)
 
 

@@ -16,12 +16,11 @@ from lazyshard.stream import read_cursor
 from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_rank, open_ranks
 from tests.data.workers import PICKLED, first_error, loader
-from tests.stream.streams import produce, raising
+from tests.stream.streams import produce, raised, raising, refusal_of
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Forty samples in ten chunks."""
     return produce(tmp_path / "s", 40, 4)
 
 
@@ -99,15 +98,12 @@ def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
 
 
 def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Path) -> None:
-    with pytest.raises(ValueError, match="consumer=NAME"):
-        open_ranks(stream, 1)[0].commit(4, last_epoch=True)
+    refusal_of(ValueError, "consumer=NAME", open_ranks(stream, 1)[0].commit, 4, last_epoch=True)
     ranks = open_run(stream)
     for dataset in ranks:
-        with pytest.raises(ValueError):
-            dataset.commit(15, last_epoch=True)
+        raised(ValueError, dataset.commit, 15, last_epoch=True)
     other = open_ranks(stream, 2, seed=1)[0].state_dict(8)
-    with pytest.raises(StateMismatch):
-        ranks[0].commit(16, last_epoch=True, keep=[other])
+    raised(StateMismatch, ranks[0].commit, 16, last_epoch=True, keep=[other])
     assert read_cursor(stream, "sft") is None
     assert [dataset.commit(16, last_epoch=True) for dataset in reversed(ranks)] == [False, True]
     assert chunks_before(stream) == 4
@@ -119,12 +115,10 @@ def test_a_copy_owns_no_cursor_and_a_full_disk_is_told(stream: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.store.durable.write_all", full)
         for _ in range(2):
-            with pytest.raises(WriterFailed, match=r"'sft'.*No space left") as told:
-                dataset.commit(16, last_epoch=True)
-            assert told.value.errno == errno.ENOSPC
+            told = refusal_of(WriterFailed, r"'sft'.*No space left", dataset.commit, 16, last_epoch=True)
+            assert told.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)
-    with pytest.raises(CursorTaken):
-        pickle.loads(pickle.dumps(dataset)).commit(24, last_epoch=True)
+    raised(CursorTaken, pickle.loads(pickle.dumps(dataset)).commit, 24, last_epoch=True)
     dataset.commit(24, last_epoch=True)
     assert chunks_before(stream) == 6
 
@@ -133,8 +127,7 @@ def test_workers_commit_nothing(stream: Path) -> None:
     dataset = open_run(stream, 1)[0]
 
     def commit(rows: list[Any]) -> None:
-        with pytest.raises(RuntimeError):
-            dataset.commit(len(rows), last_epoch=True)
+        raised(RuntimeError, dataset.commit, len(rows), last_epoch=True)
 
     assert len(list(loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=commit))) == 1
     assert read_cursor(stream, "sft") is None
@@ -168,8 +161,7 @@ def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_p
 
     dataset = open_rank(tmp_path, encode_fn=encode)
     assert dataset[0] == {"id": 0}
-    with pytest.raises(ChunkRetired):
-        dataset[1]
+    raised(ChunkRetired, lambda: dataset[1])
     assert dataset.stats().bad_samples == 0
     assert dataset[4] == {"id": 4}
 
@@ -229,6 +221,5 @@ def test_a_reader_closes_what_was_deleted(tmp_path: Path, monkeypatch: pytest.Mo
         assert deleted_and_open() == 0
         retire(tmp_path, 3, 4)
         assert deleted_and_open() == 2
-        with pytest.raises(WaitTimeout):
-            reader.read(4)
+        raised(WaitTimeout, reader.read, 4)
         assert deleted_and_open() == 0

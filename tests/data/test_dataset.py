@@ -13,23 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import (
-    BadRows,
-    ChunkWriter,
-    EncodeCache,
-    LazyShardedDataset,
-    LazyShardedSequences,
-    LazyShardedStream,
-    Pack,
-)
+from lazyshard import BadRows, ChunkWriter, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack
 from lazyshard.data.rank import EPOCH
+from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
 from tests.data.runs import open_rank, open_ranks
 from tests.data.workers import ids, loader
 from tests.stream.lengths import put_lengths, sealed
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raised, refusal_of
 
 
 def iterate(dataset: Any) -> list[Any]:
@@ -70,8 +63,7 @@ def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: P
     ]
     for kind, option, values in groups:
         for value in values:
-            with pytest.raises(ValueError, match=f"{option} .*got {value!r}"):
-                kind(**{option: value})
+            refusal_of(ValueError, f"{option} .*got {value!r}", kind, **{option: value})
     for name, group in (("order", "Order"), ("bad_rows", "BadRows"), ("cache", "EncodeCache")):
         wrong: list[Any] = ["raise", None, {}]
         for given in wrong:
@@ -82,11 +74,9 @@ def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: P
 
 
 def test_what_does_not_fit_the_stream_is_refused(stream: Path) -> None:
-    with pytest.raises(TypeError, match="encode_fn"):
-        open_rank(stream, encode_fn={})
+    refusal_of(TypeError, "encode_fn", open_rank, stream, encode_fn={})
     assert open_rank(stream, samples_per_chunk=4).samples_per_chunk == 4
-    with pytest.raises(StreamMismatch):
-        open_rank(stream, samples_per_chunk=5)
+    raised(StreamMismatch, open_rank, stream, samples_per_chunk=5)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +120,9 @@ def test_index_outside_and_what_is_no_integer_is_refused(stream: Path) -> None:
     for _ in range(2):
         for use in (dataset.__getitem__, dataset.draw, lambda i: dataset.__getitems__([8, i])):
             for index in OUTSIDE:
-                with pytest.raises(IndexError, match=r"\[-10, 10\)"):
-                    use(index)
+                refusal_of(IndexError, r"\[-10, 10\)", use, index)
             for index in NO_INTEGERS:
-                with pytest.raises(TypeError):
-                    use(index)
+                raised(TypeError, use, index)
         # Again with rows read ahead.
         dataset[0]
 
@@ -267,23 +255,20 @@ def test_stream_of_less_than_a_batch_for_each_rank_has_no_index(tmp_path: Path, 
     dataset = open_rank(produce(tmp_path / "s", samples, 4), 0, 3, batch_size=2)
     assert (len(dataset), list(dataset.rank_indices), dataset.leftover) == (0, [], samples)
     assert iterate(dataset) == dataset.__getitems__([]) == []
-    with pytest.raises(IndexError):
-        dataset[0]
+    raised(IndexError, lambda: dataset[0])
 
 
 def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> None:
     chunks = [b'{"id":0}\n\n{"id":1}\n', b'\xef\xbb\xbf{"id":2}\n{"id":3}\n', b'{"id":4}']
     directory = foreign(tmp_path / "s", *chunks, end=True)
-    with pytest.raises(ValueError, match="samples_per_chunk"):
-        open_rank(directory)
+    refusal_of(ValueError, "samples_per_chunk", open_rank, directory)
     for layout, expected in (("block", [0, 1, 2, 3]), ("strided", [0, 2, 1, 3])):
         dataset = open_rank(directory, 0, 2, samples_per_chunk=2, layout=layout)
         assert ids(iterate(dataset)) == expected
         assert (dataset.stream_id, dataset.leftover) == (None, 1)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "chunk_00000.jsonl").write_bytes(chunks[0])
-    with pytest.raises(FileInvalid):
-        open_rank(tmp_path / "bare", samples_per_chunk=2)
+    raised(FileInvalid, open_rank, tmp_path / "bare", samples_per_chunk=2)
 
 
 # `dataset["lengths"]`, as samplers that group by length ask for it.
@@ -331,8 +316,7 @@ def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
     sealed(tmp_path / "long", [2**32 - 1, 1])
     assert open_rank(tmp_path / "long")["lengths"].tolist() == [2**32 - 1, 1]
     dataset = open_rank(produce(tmp_path / "s", 4))
-    with pytest.raises(LengthUnknown):
-        dataset["lengths"]
+    raised(LengthUnknown, lambda: dataset["lengths"])
     put_lengths(tmp_path / "s", [10, 20], [30, 40])
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
     # They are not sent to workers.
@@ -357,5 +341,4 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
         open_rank(live, max_total_samples=4)["length"]  # type: ignore[index]
     dataset = open_rank(stream_of(tmp_path / "s", 4))
     LazyShardedStream(dataset)
-    with pytest.raises(LengthUnknown):
-        dataset["lengths"]
+    raised(LengthUnknown, lambda: dataset["lengths"])

@@ -25,7 +25,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
 from tests.data.runs import open_rank
 from tests.data.workers import loader
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 
 
 def encoder(function: Any) -> Any:
@@ -65,8 +65,7 @@ def test_length_is_asked_for_where_it_can_be(function: Any, options: dict[str, A
     assert encoder(function)({})["options"] == options
     # One without a signature is called with the row alone.
     assert encoder(dict)({"a": 1}) == {"a": 1}
-    with pytest.raises(ValueError, match="returned None"):
-        encoder(lambda row: None)({})
+    refusal_of(ValueError, "returned None", encoder(lambda row: None), {})
 
 
 def test_length_is_that_of_the_tokens_unless_the_encoder_gives_one() -> None:
@@ -97,8 +96,6 @@ def test_encoder_may_change_its_row(tmp_path: Path) -> None:
 
 
 class Counting:
-    """An encoder that tells its calls apart."""
-
     def __init__(self, bad: int = -1) -> None:
         self.calls: list[int] = []
         self.bad = bad
@@ -256,5 +253,4 @@ NUMPYS = [np.str_("a"), np.longdouble(1)]
 )
 def test_what_would_come_back_otherwise_is_not_taken(value: Any) -> None:
     for given_value in (value, {"a": [value]}, [1, (value,)]):
-        with pytest.raises((TypeError, RowInvalid, NotImplementedError, RuntimeError)):
-            through(given_value)
+        raised((TypeError, RowInvalid, NotImplementedError, RuntimeError), through, given_value)

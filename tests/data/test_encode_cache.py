@@ -24,7 +24,7 @@ from lazyshard.format.records import Encoding
 from lazyshard.store.kept_samples import FOLDER
 from tests.data.options import grouped
 from tests.data.workers import loader
-from tests.stream.streams import add, fail_when, foreign, produce, reap
+from tests.stream.streams import add, fail_when, foreign, fork, produce, raised, reap, refusal_of
 
 FACTS: Final[Encoding] = {"tokenizer": "bytes", "max_length": 512}
 SAMPLES: Final = 24
@@ -47,7 +47,6 @@ class Counting:
         return {"id": row["id"], "input_ids": list(range(row["id"], row["id"] + 20)), "t": torch.tensor([row["id"]])}
 
     def calls(self) -> list[int]:
-        """Returns the rows encoded so far, in order, and forgets them."""
         found = sorted(map(int, self.log.read_text().split())) if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return found
@@ -166,18 +165,13 @@ def test_workers_and_copies_find_what_others_have_encoded(tmp_path: Path, encode
 def peers(count: int, dataset: LazyShardedDataset) -> list[int]:
     """Has as many processes draw all at the same moment, and returns how each ended."""
     ready, begin = os.pipe()
-    pids = []
-    for _ in range(count):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                os.close(begin)
-                os.read(ready, 1)
-                code = int(ids(dataset, 8) != ALL)
-            finally:
-                os._exit(code)
-        pids.append(pid)
+
+    def draw() -> None:
+        os.close(begin)
+        os.read(ready, 1)
+        assert ids(dataset, 8) == ALL
+
+    pids = [fork(draw) for _ in range(count)]
     os.close(begin)
     os.close(ready)
     return [os.waitstatus_to_exitcode(reap(pid)) for pid in pids]
@@ -319,8 +313,7 @@ def test_mistakes_are_named(tmp_path: Path, encode: Counting, options: dict[str,
     given = dict(options)
     if "of_encoder" in given:
         encode.fingerprint = given.pop("of_encoder")  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=names):
-        opened(tmp_path, given.pop("encode_fn", encode), **given)
+    refusal_of(ValueError, names, opened, tmp_path, given.pop("encode_fn", encode), **given)
 
 
 def test_place_where_no_directory_can_be_is_refused_at_once(tmp_path: Path, encode: Counting) -> None:
@@ -336,8 +329,7 @@ def test_place_where_no_directory_can_be_is_refused_at_once(tmp_path: Path, enco
         ("s", "stream's own directory"),
         ("of_stream/a/b", "stream's own directory"),
     ):
-        with pytest.raises(ValueError, match=what):
-            opened(tmp_path, encode, directory=tmp_path / place)
+        refusal_of(ValueError, what, opened, tmp_path, encode, directory=tmp_path / place)
     # One that is not there yet is made when it is needed; beside the stream, under a name that begins alike, too.
     for place, size in (("a/b", "64 MiB"), ("s2", 4096)):
         assert ids(opened(tmp_path, encode, directory=tmp_path / place, size=size)) == ALL
@@ -377,8 +369,7 @@ def test_chunk_that_goes_while_its_rows_are_kept_is_an_error_of_the_stream(tmp_p
     (tmp_path / "s" / "chunk_00001.jsonl").write_bytes(b"damaged\n")
     again = opened(tmp_path, encode, bad_rows=BadRows("raise"))
     assert again[0]["id"] == 0
-    with pytest.raises(ChunkCorrupt):
-        again[8]
+    raised(ChunkCorrupt, lambda: again[8])
 
 
 def test_keys_may_be_cleared_by_another_thread_at_any_time(tmp_path: Path, encode: Counting) -> None:

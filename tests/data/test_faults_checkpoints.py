@@ -1,8 +1,4 @@
-"""Checkpoints, ranks and producers that are not as they should be: what is raised, and what it names.
-
-Told elsewhere, and not here again: which deleted chunks a state still needs (test_state); all that is no rank
-(test_rank); wild states by the thousand (faults/test_fuzz).
-"""
+"""Checkpoints, ranks and producers that are not as they should be: what is raised, and what it names."""
 
 from __future__ import annotations
 
@@ -20,12 +16,11 @@ from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, part
 from tests.data.workers import loader
 from tests.inspection.surveyed import edit_head
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Forty samples in ten chunks."""
     return produce(tmp_path / "s", 40, 4)
 
 
@@ -93,11 +88,10 @@ def test_state_that_cannot_be_gone_on_with(case: str, stream: Path) -> None:
     make, error, fact = CASES[case]
     state = make(stream)
     dataset = open_ranks(stream, 2)[0]
-    with pytest.raises(error) as caught:
-        dataset.load_state_dict(state)
-    assert type(caught.value) is error
-    assert str(caught.value).startswith(f"{stream}: ")
-    assert fact in str(caught.value)
+    caught = raised(error, dataset.load_state_dict, state)
+    assert type(caught) is error
+    assert str(caught).startswith(f"{stream}: ")
+    assert fact in str(caught)
     # It stands where it did.
     dataset.load_state_dict(saved(stream, 16))
     assert dataset.consumed == 16
@@ -117,9 +111,7 @@ def test_producer_that_never_returns_is_a_timeout_with_the_heartbeats_age(tmp_pa
     known: dict[str, Any] = {"host": "node7", "pid": 4711, "process": "boot 1 1", "rate": 0.0}
     edit_head(stream, state="running", updated_at=time.time() - 7230, **known)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_wait=0, max_total_samples=8)
-    with pytest.raises(WaitTimeout) as caught:
-        list(loader(dataset, dataset.rank_indices[4:], workers, batch_size=4))
-    error = caught.value
+    error = raised(WaitTimeout, lambda: list(loader(dataset, dataset.rank_indices[4:], workers, batch_size=4)))
     assert error.heartbeat_age is not None
     assert 7230 <= error.heartbeat_age < 7290
     assert (error.chunk, error.state, error.directory) == (1, "running", str(stream))

@@ -137,7 +137,6 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
 
 
 def run_command(line: str, folder: Path) -> str:
-    """Runs a line of a page; returns its standard output."""
     modules = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
     name, *arguments = shlex.split(line.removeprefix("$ "))
     done = run_program(AS_MODULE + modules[name], *arguments, folder=folder)

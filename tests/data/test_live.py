@@ -1,7 +1,4 @@
-"""The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there.
-
-That is the same on every rank whenever it looks, kept by the state, told to a producer that holds back.
-"""
+"""The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from lazyshard.plan.course import Draw
 from lazyshard.stream import read_reading
 from tests.data.runs import open_rank, open_ranks, read
 from tests.data.workers import DEADLINE_S, ids, loader
-from tests.stream.streams import HERE, produce
+from tests.stream.streams import HERE, produce, raised, refusal_of
 
 PRODUCER = """
 import sys, time
@@ -39,7 +36,6 @@ with ChunkWriter(sys.argv[1], int(sys.argv[2])) as writer:
 
 @contextmanager
 def producing(directory: Path, per_chunk: int, total: int) -> Iterator[None]:
-    """Runs a producer in a process of its own."""
     command = [sys.executable, "-c", PRODUCER, *map(str, (directory, per_chunk, total))]
     with subprocess.Popen(command, cwd=HERE) as process:
         try:
@@ -69,10 +65,9 @@ def test_live_stream_without_a_maximum_has_no_length(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 4, end=False)
     dataset = open_rank(directory)
     for use in (lambda: len(dataset), lambda: dataset[0], lambda: dataset.rank_indices, lambda: pickle.dumps(dataset)):
-        with pytest.raises(LengthUnknown, match=r"max_total_samples.*num_samples") as caught:
-            use()
-        assert caught.value.directory == str(directory)
-        assert isinstance(caught.value, TypeError)
+        caught = refusal_of(LengthUnknown, r"max_total_samples.*num_samples", use)
+        assert caught.directory == str(directory)
+        assert isinstance(caught, TypeError)
     assert dataset.leftover is None
     produce(directory, 7, 4)
     ended = open_rank(directory, 0, 2)
@@ -118,7 +113,6 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
     met: list[list[tuple[Draw, Any]]] = [[] for _ in ranks]
 
     def go_on() -> list[int]:
-        """Reads in every rank as far as it gets, and returns how far that is."""
         for dataset, seen in zip(ranks, met, strict=True):
             try:
                 for index in dataset.rank_indices[len(seen) :]:
@@ -135,8 +129,7 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
     writer.close()
     length = min(total, limit) // (dp * batch)
     if not length:
-        with pytest.raises(IndexError):
-            go_on()
+        raised(IndexError, go_on)
         return
     assert go_on() == [len(ranks[0]) // dp] * dp
 
@@ -179,8 +172,7 @@ def test_number_is_rounded_down_to_whole_batches_of_all_ranks(tmp_path: Path) ->
         assert dataset.rank_indices == range(length // 2, length)
         with pytest.raises(IndexError):
             dataset[length]
-    with pytest.raises(ValueError, match=r"2 \* 4 = 8, got 7"):
-        len(open_rank(stream, 1, 2, batch_size=4, num_samples=7))
+    refusal_of(ValueError, r"2 \* 4 = 8, got 7", len, open_rank(stream, 1, 2, batch_size=4, num_samples=7))
 
 
 @pytest.mark.parametrize(("layout", "window"), [("block", 1), ("strided", 0)])
@@ -192,8 +184,7 @@ def test_number_that_is_never_reached_costs_nothing(tmp_path: Path, layout: Layo
     indices = dataset.rank_indices
     assert len(indices) == 2**58
     assert sorted(dataset[index]["id"] for index in indices[:4]) == [12, 13, 14, 15]
-    with pytest.raises(WaitTimeout):
-        dataset[indices[-1]]
+    raised(WaitTimeout, lambda: dataset[indices[-1]])
     produce(stream, 16, 4)
     # 4 positions an epoch.
     assert dataset.draw(indices[-1]).epoch == 2**56 - 1
@@ -246,8 +237,7 @@ def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> Non
     directory = produce(tmp_path / "s", 4, 4, end=False)
     options: dict[str, Any] = {"batch_size": 2, "max_total_samples": 7, "max_wait": 0}
     assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
-    with pytest.raises(WaitTimeout):
-        read(open_ranks(directory, 2, unit="chunk", **options), 2)
+    raised(WaitTimeout, read, open_ranks(directory, 2, unit="chunk", **options), 2)
 
 
 def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
@@ -262,9 +252,7 @@ def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_fo
     ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8, max_wait=0, consumer="sft")
     for number, dataset in reversed([*enumerate(ranks)]):
         assert read_reading(directory, "sft") is None
-        with pytest.raises(WaitTimeout, match=rf"^rank {number} of 2: ") as caught:
-            len(dataset)
-        assert caught.value.chunk == 1
+        assert refusal_of(WaitTimeout, rf"^rank {number} of 2: ", len, dataset).chunk == 1
     # A producer that holds back is told.
     mark = read_reading(directory, "sft")
     assert mark is not None and mark.needs_chunks == 2
@@ -291,8 +279,7 @@ def test_run_keeps_the_unit_with_which_it_began(tmp_path: Path, before: int, aft
     for rank in ranks:
         rank.set_epoch(1)
     assert units(ranks) == {expected}
-    with pytest.raises(StateMismatch, match='"auto"'):
-        open_ranks(directory, after, state, unit="sample")
+    refusal_of(StateMismatch, '"auto"', open_ranks, directory, after, state, unit="sample")
 
 
 def test_run_that_began_while_the_stream_was_live_keeps_its_unit_once_it_has_ended(tmp_path: Path) -> None:

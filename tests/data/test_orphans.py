@@ -21,7 +21,7 @@ from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
 from tests.data.programs import programs, start_program
 from tests.harness.processes.nursery import kill
-from tests.stream.streams import DEADLINE_S, produce, wait_until
+from tests.stream.streams import DEADLINE_S, produce, raised, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -92,14 +92,11 @@ def test_wait_of_an_orphan_ends_in_an_exit(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("threading.Timer", lambda *given: SimpleNamespace(start=lambda: timers.append(given)))
     monkeypatch.setattr(Parent, "gone", lambda self: True)
     reader.parent = Parent()
-    with pytest.raises(SystemExit) as caught:
-        reader.read(2)
-    assert caught.value.code == 1
+    assert raised(SystemExit, reader.read, 2).code == 1
     assert timers == [(1.0, os._exit, (1,))]
     # And where a file that is published does not appear.
     (tmp_path / "chunk_00000.jsonl").unlink()
-    with pytest.raises(SystemExit):
-        reader.read(0)
+    raised(SystemExit, reader.read, 0)
 
 
 def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

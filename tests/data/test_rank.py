@@ -18,7 +18,7 @@ from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ConfigInvalid
 from tests.data.programs import run_program
-from tests.stream.streams import forked, produce
+from tests.stream.streams import forked, produce, raised, refusal_of
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +74,17 @@ ONE_ONLY = [(1, None), (None, 2), (0, None)]
 @pytest.mark.parametrize("given", [*ONE_ONLY, (2, 2), (-1, 2), (0, 0), (0.0, 2), ("0", 2), (True, 2), (0, True)])
 def test_impossible_rank_is_refused_before_a_stream_is_waited_for(given: Any, tmp_path: Path) -> None:
     for use in (resolve_rank, lambda rank, size: LazyShardedDataset(tmp_path / "no", dp_rank=rank, dp_size=size)):
-        with pytest.raises(ConfigInvalid) as caught:
-            use(*given)
-        assert f"dp_rank={given[0]!r} and dp_size={given[1]!r}" in str(caught.value)
+        caught = raised(ConfigInvalid, use, *given)
+        assert f"dp_rank={given[0]!r} and dp_size={given[1]!r}" in str(caught)
     if given in ONE_ONLY:
-        assert (caught.value.dp_rank, caught.value.dp_size) == given
+        assert (caught.dp_rank, caught.dp_size) == given
 
 
 def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 2))
     # One of several processes in which nothing is initialised.
-    with pytest.raises(ConfigInvalid, match="WORLD_SIZE is 4"):
-        len(dataset)
+    refusal_of(ConfigInvalid, "WORLD_SIZE is 4", len, dataset)
     megatron(monkeypatch, 1, 2)
     assert (len(dataset), dataset.rank) == (16, Rank(1, 2))
     assert [dataset[i]["id"] for i in dataset.rank_indices] == [2, 3, 6, 7, 10, 11, 14, 15]

@@ -29,7 +29,6 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 def train(runs: list[dict[str, Any]]) -> None:
-    """In a fork of that process, which has imported transformers."""
     from tests.data import resuming_trainers
 
     resuming_trainers.train(runs)

@@ -15,24 +15,15 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import (
-    BFLOAT16,
-    BlendedDataset,
-    ChunkWriter,
-    EncodeCache,
-    Filter,
-    LateRow,
-    LazyShardedDataset,
-    LazyShardedIterable,
-    LazyShardedStream,
-    as_tensor,
-)
+import lazyshard
+from lazyshard import ChunkWriter, EncodeCache, LateRow, LazyShardedDataset, LazyShardedStream, as_tensor
 from lazyshard.errors import ChunkCorrupt
 from tests.data.options import grouped
 from tests.data.runs import open_rank
 from tests.data.workers import PICKLED
 from tests.stream.arrays import expected, produce, values
 from tests.stream.streams import produce as produce_rows
+from tests.stream.streams import raised, refusal_of
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -53,8 +44,7 @@ def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
     assert row == {"id": 7, "deep": [1, 2]}
     assert (row["id"], len(row), list(row), "deep" in row, "other" in row) == (7, 2, ["id", "deep"], True, False)
     assert repr(row) == "LateRow({'id': 7, 'deep': [1, 2]})"
-    with pytest.raises(KeyError, match="other"):
-        row["other"]
+    refusal_of(KeyError, "other", lambda: row["other"])
     sent = pickle.dumps(LateRow(LINE))
     assert LINE in sent
     assert type(pickle.loads(sent)) is dict
@@ -80,7 +70,7 @@ def test_rows_are_late_in_workers_and_dicts_behind(tmp_path: Path, start: str, w
     assert sorted((row["id"], row["blob"]) for _, row in found) == [(i, chr(97 + i) * n) for i, n in enumerate(sizes)]
     assert dataset[0] == found[0][1]
     assert type(dataset[0]) is dict
-    iterable: Any = StatefulDataLoader(LazyShardedIterable(dataset), batch_size=2, **options)
+    iterable: Any = StatefulDataLoader(lazyshard.LazyShardedIterable(dataset), batch_size=2, **options)
     assert [pair for batch in iterable for pair in batch] == found
 
 
@@ -123,9 +113,8 @@ def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tm
             os.pwrite(file.fileno(), b"!", 40_000)
         return rows
 
-    with pytest.raises(ChunkCorrupt) as caught:
-        list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging))
-    assert (caught.value.file, caught.value.row, caught.value.byte) == (str(directory / "chunk_00000.jsonl"), 0, 0)
+    caught = raised(ChunkCorrupt, lambda: list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging)))
+    assert (caught.file, caught.row, caught.byte) == (str(directory / "chunk_00000.jsonl"), 0, 0)
 
 
 def dataset(directory: Path, *given: Any, **options: Any) -> LazyShardedDataset:
@@ -172,10 +161,10 @@ def test_encoded_batches_are_tensors_made_without_a_warning(tmp_path: Path) -> N
 
 def test_steps_iterable_form_and_blend_give_arrays(tmp_path: Path) -> None:
     one, other = produce(tmp_path / "one", 8), produce_rows(tmp_path / "other", 8)
-    found = dataset(one, steps=[Filter(lambda row: int(row["x"][0]) % 2 == 0)])
+    found = dataset(one, steps=[lazyshard.Filter(lambda row: int(row["x"][0]) % 2 == 0)])
     assert {values(row)[0] for row in found.__getitems__(list(range(4)))} == {0, 2}
     assert [values(row) for row in LazyShardedStream(dataset(one))] == expected(0, 8)
-    blend = BlendedDataset([(dataset(one), 0.5), (dataset(other), 0.5)], num_samples=16, batch_size=4)
+    blend = lazyshard.BlendedDataset([(dataset(one), 0.5), (dataset(other), 0.5)], num_samples=16, batch_size=4)
     rows = blend.__getitems__(list(range(16)))
     assert sorted(values(row) for row in rows if "x" in row) == expected(0, 8)
     assert sorted(row["id"] for row in rows if "x" not in row) == list(range(8))
@@ -183,7 +172,7 @@ def test_steps_iterable_form_and_blend_give_arrays(tmp_path: Path) -> None:
 
 def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 1, arrays=True) as writer:
-        bits = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy().view(BFLOAT16)
+        bits = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy().view(lazyshard.BFLOAT16)
         writer.write({"x": np.arange(3), "b": bits})
     row = dataset(tmp_path, batch_size=1)[0]
     tensor, brain = as_tensor(row["x"]), as_tensor(row["b"])
@@ -193,6 +182,5 @@ def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:
     row["x"].flags.writeable = False
     as_tensor(row["x"])[0] = 5
     assert row["x"].tolist() == [9, 1, 2]
-    with pytest.raises(ValueError, match="LateRow"):
-        dataset(tmp_path, encode_fn=LateRow)
+    refusal_of(ValueError, "LateRow", dataset, tmp_path, encode_fn=LateRow)
     assert (brain.dtype, brain.tolist()) == (torch.bfloat16, [1.5, -2.0])

@@ -1,7 +1,4 @@
-"""`LazyShardedSequences`: each row once, as many sequences on each rank, whatever the ranks and workers.
-
-What is mistaken is told as soon as it can be seen.
-"""
+"""`LazyShardedSequences`: each row once, as many sequences on each rank; mistakes are told as soon as they are seen."""
 
 from __future__ import annotations
 
@@ -17,16 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
-from lazyshard import BadRows, ChunkWriter, LateRow, LazyShardedSequences, Pack, Pad, Split
-from lazyshard.errors import (
-    BadSample,
-    ChunkCorrupt,
-    ChunkRetired,
-    LengthUnknown,
-    SkipSample,
-    StreamMismatch,
-    WaitTimeout,
-)
+from lazyshard import BadRows, ChunkWriter, LateRow, LazyShardedSequences, Pack, Pad, Split, errors
+from lazyshard.errors import BadSample, ChunkCorrupt, LengthUnknown, SkipSample, StreamMismatch
 from lazyshard.format.batch import encode_pack
 from lazyshard.stream.retention import retire
 from tests.data.sequence_runs import (
@@ -41,7 +30,7 @@ from tests.data.sequence_runs import (
     written,
 )
 from tests.stream.lengths import put_lengths
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raised, refusal_of
 
 
 @pytest.fixture
@@ -50,7 +39,6 @@ def stream(tmp_path: Path) -> Path:
 
 
 def drawn(directory: Path, form: Any, dp: int = 1, workers: int = 0, **options: Any) -> list[list[list[list[int]]]]:
-    """What each rank's loader gives."""
     size = options.get("batch_size", 1)
     ranks = [open_sequences(directory, form, rank, dp, **options) for rank in range(dp)]
     return [list(loader_of(one, workers, size)) for one in ranks]
@@ -182,7 +170,7 @@ def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path
     assert [written(next(rank)) for rank in ranks] == whole[:3]
     for rank in ranks:
         # The sequences of the next step are not all known.
-        with pytest.raises(WaitTimeout) as waited:
+        with pytest.raises(errors.WaitTimeout) as waited:
             next(rank)
         assert waited.value.chunk == 3
     write_rows(tmp_path / "s", LENGTHS)
@@ -210,16 +198,12 @@ def test_a_row_that_is_too_long_is_refused_or_left_out_on_all_ranks(
     assert [rank.stats().dropped for rank in ranks] == [1, 0]
     assert "sample 7" in caplog.text
     # One of the first chunk is told at once.
-    with pytest.raises(BadSample) as bad:
-        open_sequences(stream, type(form)(5))
-    assert bad.value.sample == 0
+    assert raised(BadSample, open_sequences, stream, type(form)(5)).sample == 0
     open_sequences(stream, type(form)(5), too_long="drop")
     open_sequences(stream, Split(5))
 
 
 class Encode:
-    """Fails for some rows."""
-
     def __init__(self, *bad: int, skipped: int = -1) -> None:
         self.bad = bad
         self.skipped = skipped
@@ -275,34 +259,28 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
 def test_rows_of_which_nothing_can_be_made_are_told(
     stream: Path, form: Any, encode: Any, options: Any, sample: int, says: str
 ) -> None:
-    with pytest.raises(BadSample, match=says) as bad:
-        list(encoding(stream, form, encode, **options))
-    assert bad.value.sample == sample
+    assert refusal_of(BadSample, says, lambda: list(encoding(stream, form, encode, **options))).sample == sample
 
 
 def test_too_many_bad_rows_and_damaged_ones(stream: Path) -> None:
-    with pytest.raises(BadSample) as bad:
-        list(encoding(stream, Pack(10), Encode(5, 8), bad_rows=BadRows(limit=1)))
-    assert bad.value.count == 2
+    bad = raised(BadSample, lambda: list(encoding(stream, Pack(10), Encode(5, 8), bad_rows=BadRows(limit=1))))
+    assert bad.count == 2
     path = stream / "chunk_00000.jsonl"
     whole = path.read_bytes()
     for row, left in ((1, 0), (0, 1)):
         # The first row, too, by which packs are known, says nothing yet.
         path.write_bytes(whole.replace(b'"id":%d,' % row, b'"id":7,'))
         assert written(next(iter(open_sequences(stream, Pack(10))))) == [left]
-        with pytest.raises(ChunkCorrupt) as corrupt:
-            next(iter(open_sequences(stream, Pack(10), bad_rows=BadRows("raise"))))
-        assert corrupt.value.row == row
+        corrupt = raised(ChunkCorrupt, lambda: next(iter(open_sequences(stream, Pack(10), bad_rows=BadRows("raise")))))
+        assert corrupt.row == row
 
 
 def test_lengths_have_to_be_known(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4)
     ways = (f"run --source {directory} ", "--measure TOKENIZER", "--encode", "ChunkWriter.write(row, tokens=N)")
-    with pytest.raises(LengthUnknown) as missing:
-        open_sequences(directory, Pack(10))
-    assert [way for way in ways if way not in str(missing.value)] == []
-    with pytest.raises(LengthUnknown):
-        LazyShardedSequences(foreign(tmp_path / "f", b"{}\n"), form=Pack(10), dp_rank=0, dp_size=1)
+    missing = raised(LengthUnknown, open_sequences, directory, Pack(10))
+    assert [way for way in ways if way not in str(missing)] == []
+    raised(LengthUnknown, LazyShardedSequences, foreign(tmp_path / "f", b"{}\n"), form=Pack(10), dp_rank=0, dp_size=1)
     # Only the first chunk is looked at, at first.
     put_lengths(directory, [3, 4])
     sequences = open_sequences(directory, Pack(10))
@@ -314,17 +292,13 @@ def test_where_the_first_chunks_are_deleted_the_first_that_is_left_is_looked_at(
     state = open_sequences(stream, Pack(10)).state_dict(3)
     retire(stream, 2, 5)
     again = open_sequences(stream, Pack(10))
-    with pytest.raises(ChunkRetired):
-        list(again)
+    raised(errors.ChunkRetired, lambda: list(again))
     again.load_state_dict(state)
     assert all_written(again) == expected(LENGTHS, Pack(10), 6)[3:]
-    with pytest.raises(BadSample) as bad:
-        open_sequences(stream, Pack(5))
-    assert bad.value.sample == 7
+    assert raised(BadSample, open_sequences, stream, Pack(5)).sample == 7
 
 
 def write_packs(directory: Path, *, end: bool = True) -> Path:
-    """Adds a pack of two rows."""
     writer = ChunkWriter(directory, 1)
     writer.write(encode_pack([b'{"input_ids":[1]}\n', b'{"input_ids":[2,3]}\n'], [1, 2]), tokens=3)
     writer.close(end)
@@ -336,9 +310,7 @@ def test_a_stream_of_packs_is_refused(tmp_path: Path, form: Any) -> None:
     with ChunkWriter(tmp_path / "arrays", 1, arrays=True, encoding={"by": "hand"}) as writer:
         writer.write({"pack": [{"input_ids": np.arange(3)}], "lengths": [3]}, tokens=3)
     for directory in (write_packs(tmp_path / "s"), tmp_path / "arrays"):
-        with pytest.raises(StreamMismatch) as refused:
-            open_sequences(directory, form)
-        assert refused.value.actual == "packs"
+        assert raised(StreamMismatch, open_sequences, directory, form).actual == "packs"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -347,9 +319,7 @@ def test_a_live_stream_of_packs_is_refused_at_its_first_chunk(tmp_path: Path, wo
     sequences = open_sequences(tmp_path / "s", Pack(10), window=9)
     # Nine chunks make a window, but the first one is enough.
     write_packs(tmp_path / "s", end=False)
-    with pytest.raises(StreamMismatch) as refused:
-        next(iter(loader_of(sequences, workers)))
-    assert refused.value.actual == "packs"
+    assert raised(StreamMismatch, lambda: next(iter(loader_of(sequences, workers)))).actual == "packs"
 
 
 def test_the_first_chunk_stays_open_in_no_process_that_does_not_draw(stream: Path) -> None:
@@ -385,8 +355,7 @@ def test_a_form_takes_its_size_by_position_and_numbers_of_numpy(tmp_path: Path) 
     ],
 )
 def test_what_is_no_number_of_a_form_is_named(make: Callable[[], object], error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        make()
+    refusal_of(error, what, make)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +372,5 @@ def test_what_is_no_number_of_a_form_is_named(make: Callable[[], object], error:
     ],
 )
 def test_wrong_arguments_are_refused(stream: Path, options: Any, error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        open_sequences(stream, **{"form": Pack(10), **options})
-    with pytest.raises(TypeError, match="iterable"):
-        open_sequences(stream, Pack(10))[0]
+    refusal_of(error, what, open_sequences, stream, **{"form": Pack(10), **options})
+    refusal_of(TypeError, "iterable", lambda: open_sequences(stream, Pack(10))[0])

@@ -16,7 +16,7 @@ from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedSeq
 from lazyshard.errors import LengthUnknown, StateMismatch
 from tests.data.sequence_runs import LENGTHS, all_written, dealt, expected, forms, loader_of, tokens_of_row, write_rows
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -159,14 +159,11 @@ def test_a_state_goes_on_with_the_same_blend_alone(tmp_path: Path) -> None:
         (WEIGHTS, {"num_samples": 20}, "blend"),
         ({"a": 3.0, "c": 1.0}, {}, "stream"),
     ):
-        with pytest.raises(StateMismatch, match=f"with {what} = ") as raised:
-            open_all(tmp_path, weights, Pack(9), 1, state, **options)
-        assert raised.value.field == what
+        no = refusal_of(StateMismatch, f"with {what} = ", open_all, tmp_path, weights, Pack(9), 1, state, **options)
+        assert no.field == what
     alone = LazyShardedSequences(tmp_path / "a", form=Pack(9), dp_rank=0, dp_size=1)
-    with pytest.raises(StateMismatch):
-        alone.load_state_dict(state)
-    with pytest.raises(StateMismatch):
-        run.load_state_dict(alone.state_dict(1))
+    raised(StateMismatch, alone.load_state_dict, state)
+    raised(StateMismatch, run.load_state_dict, alone.state_dict(1))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -189,15 +186,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         (lambda: sequences(of(member()), consumer="run"), "those of the data sets"),
     ]
     for make, what in refused:
-        with pytest.raises(ValueError, match=what):
-            make()
+        refusal_of(ValueError, what, make)
     begun = of(member(dp_rank=0, dp_size=1))
     begun.load_state_dict(of(member(dp_rank=0, dp_size=1)).state_dict(3))
-    with pytest.raises(ValueError, match="it goes on from a state"):
-        sequences(begun)
+    refusal_of(ValueError, "it goes on from a state", sequences, begun)
     used = of(member())
     assert len(used) == 13
-    with pytest.raises(RuntimeError):
-        sequences(used)
-    with pytest.raises(LengthUnknown):
-        sequences(blend(tmp_path, {"a": 1, "unmeasured": 1}))
+    raised(RuntimeError, sequences, used)
+    raised(LengthUnknown, sequences, blend(tmp_path, {"a": 1, "unmeasured": 1}))

@@ -19,7 +19,7 @@ from lazyshard.stream.retention import retire
 from tests.data.sequence_runs import LENGTHS, all_written, expected, loader_of, open_sequences, write_rows
 from tests.data.streams import HOLDING_BACK
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import HERE
+from tests.stream.streams import HERE, raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -91,20 +91,16 @@ def test_the_cursor_says_rows_and_keeps_what_older_states_and_other_epochs_need(
     sequences.commit(8, last_epoch=True)
     assert chunks_before(stream) == 4
     other = open_sequences(stream, Pack(8), window=WINDOW).state_dict(2)
-    with pytest.raises(StateMismatch, match="size = 8, here it is 9"):
-        sequences.commit(8, last_epoch=True, keep=[other])
-    with pytest.raises(ValueError, match="whole micro batches"):
-        sequences.commit(7, last_epoch=True)
+    refusal_of(StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=[other])
+    refusal_of(ValueError, "whole micro batches", sequences.commit, 7, last_epoch=True)
 
 
 def test_who_may_commit(tmp_path: Path) -> None:
     stream = write_rows(tmp_path / "s", LENGTHS)
-    with pytest.raises(ValueError, match="consumer=NAME"):
-        open_sequences(stream, Pack(9)).commit(1, last_epoch=True)
+    refusal_of(ValueError, "consumer=NAME", open_sequences(stream, Pack(9)).commit, 1, last_epoch=True)
     one, other = (open_sequences(stream, Pack(9), consumer="run") for _ in range(2))
     one.commit(1, last_epoch=True)
-    with pytest.raises(CursorTaken, match="take_over=True"):
-        other.commit(1, last_epoch=True)
+    refusal_of(CursorTaken, "take_over=True", other.commit, 1, last_epoch=True)
     assert other.commit(1, last_epoch=True, take_over=True)
 
 
@@ -119,8 +115,7 @@ def test_rank_0_tells_which_window_it_needs(tmp_path: Path) -> None:
     next(first)
     mark = read_reading(stream, "run")
     assert mark is not None and (mark.dp_size, mark.needs_chunks) == (2, 2)
-    with pytest.raises(TimeoutError):
-        list(first)
+    raised(TimeoutError, lambda: list(first))
     mark = read_reading(stream, "run")
     assert mark is not None and mark.needs_chunks == 6, "what it waited for"
 

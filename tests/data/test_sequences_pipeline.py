@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import lazyshard
 from lazyshard import (
     BlendedDataset,
     EncodeCache,
@@ -23,7 +24,6 @@ from lazyshard import (
     Pack,
     Pad,
     Split,
-    load,
 )
 from lazyshard.errors import ConfigInvalid, StateMismatch
 from lazyshard.inspection.auditing import Audit, audit
@@ -37,6 +37,7 @@ from tests.cli.commands import lazyshard as cli
 from tests.data.sequence_runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
 from tests.data.test_sequences_blend import SECOND, number
 from tests.data.workers import DEADLINE_S
+from tests.stream.streams import raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -108,12 +109,7 @@ def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_
     ),
 )
 def test_what_is_skipped_comes_no_more_and_all_else_once(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    form: Any,
-    window: int,
-    seed: int | None,
-    parts: list[tuple[int, int, int, int, int]],
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, window: int, seed: int | None, parts: Any
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
     met, out, state, consumed = Counter[int](), set[int](), None, 0
@@ -155,8 +151,7 @@ def test_next_steps_are_passed_over(tmp_path: Path) -> None:
         again.skip(steps=[(2, 4)])
         assert again.consumed == 2 + 2 * 2 * dp
         assert all_written(again) == left[again.consumed :: dp][: len(left[again.consumed :]) // dp]
-        with pytest.raises(RuntimeError, match="in use already"):
-            again.skip(samples=[(0, 1)])
+        refusal_of(RuntimeError, "in use already", again.skip, samples=[(0, 1)])
     refused: list[tuple[dict[str, Any], str]] = [
         ({"steps": [(4, 5)]}, "from the next one on, 2"),
         ({"samples": [(3, 3)]}, "FIRST < STOP"),
@@ -164,8 +159,7 @@ def test_next_steps_are_passed_over(tmp_path: Path) -> None:
     for given_, what in refused:
         again = open_sequences(stream, Pack(9), **options)
         again.load_state_dict(state)
-        with pytest.raises(ValueError, match=what):
-            again.skip(**given_)
+        refusal_of(ValueError, what, again.skip, **given_)
 
 
 def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None:
@@ -180,10 +174,8 @@ def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None
 
     found = {one for pack in all_written(run(skip=True)) for one in pack}
     assert found & set(range(SECOND, 99)) == {SECOND, SECOND + 1, SECOND + 11, SECOND + 12}
-    with pytest.raises(ValueError, match="skip them on the data sets"):
-        run(skip=False).skip(samples=[(0, 1)])
-    with pytest.raises(StateMismatch, match="with blend = "):
-        run(skip=False).load_state_dict(run(skip=True).state_dict(1))
+    refusal_of(ValueError, "skip them on the data sets", run(skip=False).skip, samples=[(0, 1)])
+    refusal_of(StateMismatch, "with blend = ", run(skip=False).load_state_dict, run(skip=True).state_dict(1))
 
 
 @pytest.mark.parametrize(
@@ -203,8 +195,7 @@ def test_a_data_set_gives_its_rows_in_its_own_order(tmp_path: Path, options: dic
     again.load_state_dict(run.state_dict(7))
     assert all_written(again) == all_written(run)[7:]
     plain = open_sequences(tmp_path / "s", Pad(9), window=1)
-    with pytest.raises(StateMismatch):
-        plain.load_state_dict(run.state_dict(7))
+    raised(StateMismatch, plain.load_state_dict, run.state_dict(7))
 
 
 def test_a_data_set_in_its_plain_order_is_the_same_as_its_directory(tmp_path: Path) -> None:
@@ -236,7 +227,7 @@ def config(tmp_path: Path, names: str, **more: Any) -> dict[str, Any]:
 def test_a_file_gives_the_same_sequences_as_python(tmp_path: Path, names: str) -> None:
     for name in names:
         write_rows(tmp_path / name, MORE)
-    loaded = load(config(tmp_path, names, micro_batches_per_step=2, consumer="run"), dp_rank=0, dp_size=2)
+    loaded = lazyshard.load(config(tmp_path, names, micro_batches_per_step=2, consumer="run"), dp_rank=0, dp_size=2)
     found = [all_written(batch) for batch in loaded.loader]
     source: Any = LazyShardedDataset(tmp_path / "a")
     if names == "ab":
@@ -246,7 +237,7 @@ def test_a_file_gives_the_same_sequences_as_python(tmp_path: Path, names: str) -
     state = loaded.state_dict(4)
     assert state["parts"][0]["draws_per_step"] == 2
     assert loaded.commit(4, last_epoch=True)
-    again = load(config(tmp_path, names, micro_batches_per_step=2), dp_rank=0, dp_size=2)
+    again = lazyshard.load(config(tmp_path, names, micro_batches_per_step=2), dp_rank=0, dp_size=2)
     again.load_state_dict(state)
     assert again.consumed == 4 and [all_written(batch) for batch in again.loader] == found[2:]
     assert again.stats()[0].dropped == 0 and again.stream is not None
@@ -263,8 +254,7 @@ def test_a_file_gives_the_same_sequences_as_python(tmp_path: Path, names: str) -
     ],
 )
 def test_mistakes_of_a_file_are_named(tmp_path: Path, change: dict[str, Any], path: str) -> None:
-    with pytest.raises(ConfigInvalid, match=rf"\n  {path}: "):
-        load(config(tmp_path, "a", **change))
+    refusal_of(ConfigInvalid, rf"\n  {path}: ", lazyshard.load, config(tmp_path, "a", **change))
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -380,8 +370,7 @@ def test_an_audit_finds_what_is_wrong(tmp_path: Path) -> None:
     assert result.states[1].trained == 5 and result.states[1].again
     # What the lengths make says otherwise.
     broken = state | {"place": state["place"] | {"before": state["place"]["before"] - 1}}
-    with pytest.raises(StateMismatch, match="of other sequences"):
-        audit_of(stream, save(tmp_path / "other", 9, broken))
+    refusal_of(StateMismatch, "of other sequences", audit_of, stream, save(tmp_path / "other", 9, broken))
 
 
 def test_chunks_that_are_deleted_are_told(tmp_path: Path) -> None:
@@ -532,14 +521,12 @@ def test_a_data_set_gives_the_rows_of_one_run_alone(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS)
     dataset = LazyShardedDataset(tmp_path / "s")
     LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=2)
-    with pytest.raises(RuntimeError):
-        LazyShardedSequences(dataset, form=Pack(9), dp_rank=1, dp_size=2)
+    raised(RuntimeError, LazyShardedSequences, dataset, form=Pack(9), dp_rank=1, dp_size=2)
     state = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1).state_dict(4)
     begun = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1)
     begun.load_state_dict(state)
     begun.skip(samples=[(6, 7)])
-    with pytest.raises(ValueError, match="goes on from a state"):
-        LazyShardedSequences(begun, form=Pack(9), dp_rank=0, dp_size=1)
+    refusal_of(ValueError, "goes on from a state", LazyShardedSequences, begun, form=Pack(9), dp_rank=0, dp_size=1)
 
 
 @pytest.mark.parametrize("out", [{"samples": [(5, 7)]}, {"steps": [(1, 2)]}])
@@ -555,8 +542,7 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
         loader.load_state_dict(saved.state_dict())
         with pytest.raises(RuntimeError, match="what to skip was said before"):
             next(iter(loader))
-    with pytest.raises(RuntimeError, match="what to skip was said before"):
-        run.load_state_dict(state)
+    refusal_of(RuntimeError, "what to skip was said before", run.load_state_dict, state)
     again = open_sequences(stream, Pack(9), **options)
     again.load_state_dict(state)
     again.skip(samples=[(5, 7)])

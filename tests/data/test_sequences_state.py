@@ -20,6 +20,7 @@ from lazyshard.stream.sequences import PlannedWindow, SequenceWalk
 from tests.data.sequence_runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows
 from tests.data.test_stream_state import stateful
 from tests.stream.lengths import put_lengths
+from tests.stream.streams import raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -45,12 +46,7 @@ def go_on(directory: Path, form: Any, state: Any, rank: int = 0, dp: int = 1, **
     seed=st.one_of(st.none(), st.just(5)),
 )
 def test_other_ranks_go_on_with_the_next_sequence(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    form: Any,
-    window: int,
-    ranks: list[tuple[int, int, int]],
-    seed: int | None,
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, window: int, ranks: Any, seed: int | None
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
     left = expected(lengths, form, 3 * window, seed)
@@ -112,8 +108,7 @@ def test_other_workers_go_on_from_the_state_of_the_run(stream: Path) -> None:
     whole = dealt(expected(LENGTHS, Pack(10), 6), 1, 1)[0]
     first = open_sequences(stream, Pack(10))
     found = list(itertools.islice(loader_of(first, 2), 3))
-    with pytest.raises(RuntimeError, match="workers hand out what is drawn"):
-        first.state_dict()
+    refusal_of(RuntimeError, "workers hand out what is drawn", first.state_dict)
     assert found + list(loader_of(go_on(stream, Pack(10), first.state_dict(3)), 3)) == whole
 
 
@@ -167,9 +162,7 @@ def test_other_lengths_than_before_are_noticed(stream: Path) -> None:
             go_on(stream, Pack(10), within | {"place": within["place"] | {"position": position}})
         assert refused.value.field == "lengths"
     put_lengths(stream, [1, 9, 9], first=2)
-    with pytest.raises(StateMismatch) as refused:
-        go_on(stream, Pack(10), within)
-    assert refused.value.field == "lengths"
+    assert raised(StateMismatch, go_on, stream, Pack(10), within).field == "lengths"
     # Nothing was made of these rows yet.
     changed = [*LENGTHS[:6], 1, 9, 9, *LENGTHS[9:]]
     assert all_written(go_on(stream, Pack(10), before)) == expected(changed, Pack(10), 6)[3:]
@@ -190,9 +183,8 @@ def test_states_of_other_settings_are_refused(
     tmp_path: Path, stream: Path, field: str, form: Any, options: Any
 ) -> None:
     other = write_rows(tmp_path / "t", LENGTHS) if field == "stream" else stream
-    with pytest.raises(StateMismatch) as refused:
-        go_on(other, form, open_sequences(stream, Pack(10)).state_dict(3), **options)
-    assert refused.value.field == field
+    refused = raised(StateMismatch, go_on, other, form, open_sequences(stream, Pack(10)).state_dict(3), **options)
+    assert refused.field == field
 
 
 def place(**fields: Any) -> dict[str, Any]:
@@ -217,11 +209,8 @@ def place(**fields: Any) -> dict[str, Any]:
 )
 def test_what_is_no_state_is_refused(stream: Path, change: dict[str, Any], field: str) -> None:
     state = open_sequences(stream, Pack(10)).state_dict(4)
-    with pytest.raises(StateInvalid) as refused:
-        go_on(stream, Pack(10), state | change)
-    assert str(refused.value.field).endswith(field)
-    with pytest.raises(VersionUnsupported):
-        go_on(stream, Pack(10), state | {"format": 2})
+    assert str(raised(StateInvalid, go_on, stream, Pack(10), state | change).field).endswith(field)
+    raised(VersionUnsupported, go_on, stream, Pack(10), state | {"format": 2})
 
 
 def test_states_of_something_else_are_named(stream: Path) -> None:
@@ -230,8 +219,7 @@ def test_states_of_something_else_are_named(stream: Path) -> None:
     def dataset() -> LazyShardedDataset:
         return LazyShardedDataset(stream, dp_rank=0, dp_size=1)
 
-    with pytest.raises(StateInvalid, match="LazyShardedSequences"):
-        dataset().load_state_dict(run.state_dict(2))
+    refusal_of(StateInvalid, "LazyShardedSequences", dataset().load_state_dict, run.state_dict(2))
     state = dataset().state_dict(2)
     loaders = [stateful(open_sequences(stream, Pack(10)), workers, 1, collate_fn=all_written) for workers in (0, 1)]
     for one in loaders:
@@ -249,8 +237,7 @@ def test_states_of_something_else_are_named(stream: Path) -> None:
         ("last.pt", "a path"),
         (3, "found 3"),
     ]:
-        with pytest.raises(StateInvalid, match=what):
-            run.load_state_dict(found)
+        refusal_of(StateInvalid, what, run.load_state_dict, found)
     assert run.consumed == 0
 
 
@@ -271,8 +258,7 @@ def test_consumed_counts_whole_micro_batches(tmp_path: Path, stream: Path) -> No
         (open_sequences(three, Pack(10), 0, 2), 3, "from 0 on, 2 at the most of the 3 in this epoch; got 3"),
     ]
     for run, consumed, says in refusals:
-        with pytest.raises(ValueError, match=f"{says}$"):
-            run.state_dict(consumed)
+        refusal_of(ValueError, f"{says}$", run.state_dict, consumed)
     with pytest.raises(TypeError):
         drops.state_dict(1.5)  # type: ignore[arg-type]
     # It may go back, too.
@@ -292,19 +278,16 @@ def test_a_state_behind_the_end_is_refused_and_one_at_the_end_gives_nothing(
     assert (again.consumed, list(again)) == (total, [])
     for state in (at_end, run.state_dict(total - 1)):
         before = state["place"]["before"]
-        with pytest.raises(StateMismatch) as bad:
-            go_on(stream, form, state | {"consumed": 1000})
+        bad = raised(StateMismatch, go_on, stream, form, state | {"consumed": 1000})
         reason = f"all else in it says {before}" if state["consumed"] == before else f"the epoch has {total}"
-        assert (bad.value.field, bad.value.actual, bad.value.expected) == ("consumed", "1000", reason)
+        assert (bad.field, bad.actual, bad.expected) == ("consumed", "1000", reason)
     # In the middle of the stream the window in which it stands tells.
-    with pytest.raises(StateMismatch) as bad:
-        go_on(stream, form, run.state_dict(1) | {"consumed": total})
-    assert bad.value.expected == f"up to row 6 there are {window_0}"
+    bad = raised(StateMismatch, go_on, stream, form, run.state_dict(1) | {"consumed": total})
+    assert bad.expected == f"up to row 6 there are {window_0}"
     # Nor can there be more sequences than rows.
     state = open_sequences(stream, Pack(10)).state_dict(3)
-    with pytest.raises(StateMismatch) as bad:
-        go_on(stream, Pack(10), state | {"consumed": 7, "place": state["place"] | {"before": 7}})
-    assert bad.value.actual == "7"
+    further = state | {"consumed": 7, "place": state["place"] | {"before": 7}}
+    assert raised(StateMismatch, go_on, stream, Pack(10), further).actual == "7"
 
 
 def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(tmp_path: Path) -> None:
@@ -315,10 +298,8 @@ def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(t
     state["place"] |= {"window": 4, "position": 24}
     live = go_on(tmp_path / "s", Pack(10), state)
     write_rows(tmp_path / "s", LENGTHS)
-    with pytest.raises(StateMismatch, match=r"row 24, .* ended with 13"):
-        list(live)
-    with pytest.raises(StateMismatch, match=r"row 24, .* ended with 13"):
-        go_on(tmp_path / "s", Pack(10), state)
+    refusal_of(StateMismatch, r"row 24, .* ended with 13", lambda: list(live))
+    refusal_of(StateMismatch, r"row 24, .* ended with 13", go_on, tmp_path / "s", Pack(10), state)
 
 
 def test_place_of_a_micro_batch_is_known_that_is_made_of_more_windows_than_are_remembered() -> None:

@@ -1,7 +1,4 @@
-"""Where a run stands, and what it leaves out: saved as plain values, loaded by any ranks.
-
-What is refused is in test_faults_checkpoints.
-"""
+"""Where a run stands, and what it leaves out: saved as plain values, loaded by any ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ from lazyshard.data import commits as state_checks
 from lazyshard.errors import ConfigInvalid, LengthUnknown, StateMismatch
 from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, part, read
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raised, refusal_of
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Forty samples in ten chunks."""
     return produce(tmp_path / "s", 40, 4)
 
 
@@ -109,8 +105,7 @@ def test_rank_need_not_be_known_before_the_data_set_is_used(stream: Path, monkey
     dataset = LazyShardedDataset(stream)
     dataset.load_state_dict(state)
     assert dataset.consumed == 12
-    with pytest.raises(ConfigInvalid):
-        dataset.state_dict(18)
+    raised(ConfigInvalid, dataset.state_dict, 18)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert dataset.state_dict()["parts"] == [part(2, 6), part(1, 0)]
 
@@ -121,8 +116,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
     for use in uses:
         dataset = open_ranks(stream, 2)[0]
         use(dataset)
-        with pytest.raises(RuntimeError, match="in use already"):
-            dataset.load_state_dict(state)
+        refusal_of(RuntimeError, "in use already", dataset.load_state_dict, state)
         # It stands where it did, which is no change.
         dataset.load_state_dict(saved(stream, 2, 0))
         assert dataset.rank_indices == range(20)
@@ -131,8 +125,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
     assert dataset.rank_indices == range(6, 20)
     dataset.load_state_dict(state)
     for other in (saved(stream, 2, 20), saved(stream, 3, 12)):
-        with pytest.raises(RuntimeError, match="in use already"):
-            dataset.load_state_dict(other)
+        refusal_of(RuntimeError, "in use already", dataset.load_state_dict, other)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +140,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
 )
 def test_impossible_count_is_refused(stream: Path, dp: int, consumed: Any, error: type[Exception], fact: str) -> None:
     dataset = open_ranks(stream, dp, saved(stream, 2, 16, batch_size=2), batch_size=2)[0]
-    with pytest.raises(error, match=fact):
-        dataset.state_dict(consumed)
+    refusal_of(error, fact, dataset.state_dict, consumed)
 
 
 def test_state_that_needs_deleted_chunks_is_refused_and_a_later_one_is_not(stream: Path) -> None:
@@ -156,9 +148,8 @@ def test_state_that_needs_deleted_chunks_is_refused_and_a_later_one_is_not(strea
     retire(stream, 3, 10)
     for consumed in (8, 12):
         for dp in (2, 3):
-            with pytest.raises(StateMismatch) as no:
-                open_ranks(stream, dp, states[consumed])
-            assert (no.value.expected, no.value.actual) == ("chunk 2", "chunks from 3 on")
+            no = raised(StateMismatch, open_ranks, stream, dp, states[consumed])
+            assert (no.expected, no.actual) == ("chunk 2", "chunks from 3 on")
     # Rank 0 has drawn all of chunk 2, which is open with chunk 3 as far as a commit is concerned.
     assert read(open_ranks(stream, 2, states[16]), 4) == [[16, 17, 18, 19], [20, 21, 22, 23]]
 
@@ -190,14 +181,12 @@ def test_stream_that_ended_with_less_than_was_drawn_or_than_a_batch_is_refused(t
     shortest = foreign(tmp_path / "shortest", b'{"id":0}\n', end=True)
     options = {"samples_per_chunk": 8}
     state = saved(long, 2, 12, **options)
-    with pytest.raises(StateMismatch) as no:
-        open_ranks(short, 3, state, **options)
-    assert (no.value.expected, no.value.actual) == ("at least 12 samples", "8")
+    no = raised(StateMismatch, open_ranks, short, 3, state, **options)
+    assert (no.expected, no.actual) == ("at least 12 samples", "8")
     # Where it may have gone on with another epoch that cannot be told.
     assert open_ranks(short, 2, state, num_samples=16, **options)[0].draw(6).epoch == 1
     for more in ({}, {"num_samples": 16}):
-        with pytest.raises(StateMismatch):
-            open_ranks(shortest, 2, state, **options, **more)
+        raised(StateMismatch, open_ranks, shortest, 2, state, **options, **more)
     # Nor in a foreign directory that is as long whether it is the same one.
     assert read(open_ranks(long, 2, state, **options)) == [[6, 7], [6, 7]]
 
@@ -207,8 +196,7 @@ def test_live_stream_is_waited_for_where_it_has_less_than_was_drawn(tmp_path: Pa
     # Without a maximum it has no length after a resume either.
     state = saved(stream, 2, 8, num_samples=100)
     assert len(open_ranks(stream, 2, state, num_samples=100)[0]) == 100
-    with pytest.raises(LengthUnknown):
-        len(open_ranks(stream, 2, state)[0])
+    raised(LengthUnknown, len, open_ranks(stream, 2, state)[0])
     state = saved(stream, 2, 24, max_total_samples=40)
     ranks = open_ranks(stream, 2, state, max_total_samples=40)
     produce(stream, 40, 4)
@@ -295,15 +283,12 @@ def test_range_that_cannot_be_and_skipping_too_late_is_refused(stream: Path, beg
         ({"samples": (3, 5)}, r"samples .*got \(3, 5\)"),
     ]
     for skip, fact in ranges:
-        with pytest.raises(ValueError, match=fact):
-            skipping(stream, 2, begun, **skip)
+        refusal_of(ValueError, fact, skipping, stream, 2, begun, **skip)
     # Steps are to be known, and the data set not used yet.
     dataset = open_ranks(stream, 2)[0]
-    with pytest.raises(ValueError, match="steps"):
-        dataset.skip(steps=[(2, 3)])
+    refusal_of(ValueError, "steps", dataset.skip, steps=[(2, 3)])
     len(dataset)
-    with pytest.raises(RuntimeError):
-        dataset.skip(samples=[(0, 1)])
+    raised(RuntimeError, dataset.skip, samples=[(0, 1)])
 
 
 def test_data_set_in_use_takes_a_state_that_only_knows_its_steps_besides(stream: Path) -> None:

@@ -1,7 +1,4 @@
-"""Steps: in their order, by name or as they are, in workers; and dropped rows, in whose places other rows stand.
-
-Every rank still has as many samples, and all of it is counted.
-"""
+"""Steps: in their order, by name or as they are, in workers; and dropped rows, in whose places other rows stand."""
 
 from __future__ import annotations
 
@@ -24,14 +21,13 @@ from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of
 from tests.data.workers import PICKLED, first_error, loader
-from tests.stream.streams import HERE, produce
+from tests.stream.streams import HERE, produce, raised, refusal_of
 
 NAMED = "tests.data.step_functions"
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Twelve rows in chunks of three."""
     return produce(tmp_path / "s", 12, 3)
 
 
@@ -50,8 +46,7 @@ def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> 
         return {"input_ids": [row["id"], 0]}
 
     steps = [Map(note("a")), MessageTransform(functions.to_messages), Map(note("b"))]
-    dataset = open_rank(stream, *steps, encode_fn=encode)
-    assert dataset[4] == {"input_ids": [4, 0], "length": 2}
+    assert open_rank(stream, *steps, encode_fn=encode)[4] == {"input_ids": [4, 0], "length": 2}
     # The message transform's row takes the place of the old one; a map adds to it.
     assert seen == ["a ['id']", "b ['id', 'messages']", "encode ['b', 'id', 'messages']"]
 
@@ -114,18 +109,15 @@ def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pyte
     ],
 )
 def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, fact: str) -> None:
-    with pytest.raises(ConfigInvalid, match=re.escape(fact)):
-        step(function, **options)
+    refusal_of(ConfigInvalid, re.escape(fact), step, function, **options)
 
 
 def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> None:
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, steps=Map(functions.add_square))
     assert dataset[2] == {"id": 2, "square": 4}
-    with pytest.raises(ConfigInvalid, match=r"steps\[1\]"):
-        open_rank(stream, Map(functions.add_square), functions.even)
+    refusal_of(ConfigInvalid, r"steps\[1\]", open_rank, stream, Map(functions.add_square), functions.even)
     # Steps need rows that are parsed.
-    with pytest.raises(ValueError, match="steps"):
-        open_rank(stream, Filter(functions.even), encode_fn=LateRow)
+    refusal_of(ValueError, "steps", open_rank, stream, Filter(functions.even), encode_fn=LateRow)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +129,7 @@ def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> Non
     ],
 )
 def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, named: str) -> None:
-    with pytest.raises(BadSample) as caught:
-        open_rank(stream, step, bad_rows=BadRows("raise"))[0]
-    assert named in str(caught.value)
+    assert named in str(raised(BadSample, lambda: open_rank(stream, step, bad_rows=BadRows("raise"))[0]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -195,7 +185,6 @@ def by_hand(total: int, per_chunk: int, kept: set[int], sample: int) -> int:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Streams of some lengths in chunks of four."""
     folder = tmp_path_factory.mktemp("streams")
     return {total: produce(folder / str(total), total, 4) for total in (6, 17, 24)}
 
@@ -219,8 +208,7 @@ def test_ranks_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dic
         if form == "map":
             found.append(list(loader(dataset, dataset.rank_indices, 0, batch_size=size)))
         else:
-            stream = LazyShardedStream(dataset, at_end=form)
-            found.append(list(loader_of(stream, 0, size)))
+            found.append(list(loader_of(LazyShardedStream(dataset, at_end=form), 0, size)))
     # Full batches, as many on each rank, of kept rows alone.
     assert len({len(batches) for batches in found}) == 1
     assert all(len(batch) == size for batches in found for batch in batches)
@@ -251,8 +239,7 @@ def test_row_of_another_chunk_takes_the_place_where_none_of_its_own_is_kept(tmp_
 def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 3, 3, end=False)
     steps = [keeping(4)]
-    with pytest.raises(WaitTimeout):
-        open_rank(directory, *steps, max_total_samples=6, max_wait=0.1)[0]
+    raised(WaitTimeout, lambda: open_rank(directory, *steps, max_total_samples=6, max_wait=0.1)[0])
     produce(directory, 6, 3, end=False)
     # Published or not by then, it is the same row, so peers that read at different times agree.
     assert open_rank(directory, *steps, max_total_samples=6)[0] == {"id": 4}
@@ -261,27 +248,23 @@ def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
 def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = produce(tmp_path / "s", 6, 3, end=False)
     options: Any = {"max_total_samples": 12, "max_wait": 0.1}
-    with pytest.raises(BadSample):
-        open_rank(directory, failing(3, 4, 5), **options)[3]
+    raised(BadSample, lambda: open_rank(directory, failing(3, 4, 5), **options)[3])
     monkeypatch.setattr(samples, "FILL_ROWS", 3)
-    with pytest.raises(BadSample) as caught:
-        open_rank(directory, Filter(functions.nothing), **options)[3]
-    assert (caught.value.sample, caught.value.count) == (3, 3)
+    caught = raised(BadSample, lambda: open_rank(directory, Filter(functions.nothing), **options)[3])
+    assert (caught.sample, caught.count) == (3, 3)
 
 
 def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 9, 3)
     retire(directory, 1, 3)
-    with pytest.raises(BadSample) as caught:
-        open_rank(directory, keeping(1))[4]
-    assert (caught.value.sample, caught.value.count) == (4, 6)
-    assert isinstance(caught.value.__cause__, ChunkRetired)
+    caught = raised(BadSample, lambda: open_rank(directory, keeping(1))[4])
+    assert (caught.sample, caught.count) == (4, 6)
+    assert isinstance(caught.__cause__, ChunkRetired)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> None:
-    directory = produce(tmp_path / "s", 7, 3)
-    dataset = open_rank(directory, Filter(functions.nothing), batch_size=2)
+    dataset = open_rank(produce(tmp_path / "s", 7, 3), Filter(functions.nothing), batch_size=2)
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert isinstance(error, BadSample)
     assert "steps[0], filter_fn tests.data.step_functions:nothing" in str(error)
@@ -298,8 +281,7 @@ def test_search_ends_after_so_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
         return bool(row["id"] >= 100)
 
     dataset = open_rank(produce(tmp_path / "s", 130, 10), Filter(keep))
-    with pytest.raises(BadSample):
-        dataset[0]
+    raised(BadSample, lambda: dataset[0])
     assert len(asked) == 100
     # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.
     assert dataset[10]["id"] >= 100
@@ -326,17 +308,15 @@ def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest
 def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 3)
     any_number = BadRows(limit=None)
-    with pytest.raises(BadSample, match="bad 0") as caught:
-        open_rank(directory, failing(0, 1, 2), bad_rows=any_number)[0]
-    assert caught.value.sample == 0
+    caught = refusal_of(BadSample, "bad 0", lambda: open_rank(directory, failing(0, 1, 2), bad_rows=any_number)[0])
+    assert caught.sample == 0
     # Where rows are dropped too, they are.
     for index in (0, 2):
         dataset = open_rank(directory, keeping(0, 4), failing(0), bad_rows=any_number)
         assert dataset[index] == {"id": 4}
         assert (dataset.stats().bad_samples, dataset.stats().filled) == (1, 1)
     many = produce(tmp_path / "many", 100, 100)
-    with pytest.raises(BadSample):
-        open_rank(many, Filter(functions.even), failing(*range(100)), bad_rows=any_number)[0]
+    raised(BadSample, lambda: open_rank(many, Filter(functions.even), failing(*range(100)), bad_rows=any_number)[0])
 
 
 def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""`LazyShardedStream`: ends by itself, alike on every rank, whatever the workers; waits for what is still to come.
-
-And `LazyShardedIterable`, the same over a data set that has a length; and both over blends.
-"""
+"""`LazyShardedStream` and `LazyShardedIterable`, over blends too: end by themselves, alike on every rank, or wait."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from tests.data.streams import batches, expected, in_batches, in_step, open_stre
 from tests.data.test_live import producing
 from tests.data.test_stream_state import stateful
 from tests.data.workers import ids
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -176,27 +173,22 @@ def test_loop_names_the_chunk_that_is_gone_where_pad_goes_on(tmp_path: Path) -> 
     state = LazyShardedDataset(directory, dp_rank=0, dp_size=1, batch_size=4).state_dict(12)
     assert ids(open_stream(directory, batch_size=4, at_end="pad", state=state)) == [12, 9, 10, 11]
     looping = open_stream(directory, batch_size=4, at_end="loop", state=state)
-    with pytest.raises(ChunkRetired) as retired:
-        list(looping)
-    assert retired.value.chunks_before == 2
+    assert raised(ChunkRetired, lambda: list(looping)).chunks_before == 2
 
 
 def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4)
     refused: list[dict[str, Any]] = [{"at_end": "stop"}, {"at_end": "pad", "num_samples": 8}]
     for options in refused:
-        with pytest.raises(ValueError, match="at_end"):
-            open_stream(directory, **options)
+        refusal_of(ValueError, "at_end", open_stream, directory, **options)
     with pytest.raises(TypeError, match="got '/"):
         LazyShardedStream(str(directory))  # type: ignore[type-var]
     used, dataset = (LazyShardedDataset(directory, dp_rank=0, dp_size=1) for _ in range(2))
     used[0]
-    with pytest.raises(RuntimeError, match="not used yet"):
-        LazyShardedStream(used)
+    refusal_of(RuntimeError, "not used yet", LazyShardedStream, used)
     LazyShardedStream(dataset)
     for ask in (lambda: len(dataset), lambda: dataset.rank_indices, lambda: next(iter(DataLoader(dataset)))):
-        with pytest.raises(LengthUnknown, match="give the stream to the loader"):
-            ask()
+        refusal_of(LengthUnknown, "give the stream to the loader", ask)
 
 
 # As an iterable a blend has the order of its map form, to the end that `stopping` names, of live streams too.
@@ -301,13 +293,10 @@ def test_states_go_on_with_other_ranks_and_within_micro_batches(tmp_path: Path) 
 
 def test_blend_that_cannot_be_is_refused(tmp_path: Path) -> None:
     write_both(tmp_path, 8, 4)
-    with pytest.raises(ValueError, match="at_end='pad'"):
-        LazyShardedStream(blend(tmp_path, WEIGHTS), at_end="pad")
+    refusal_of(ValueError, "at_end='pad'", LazyShardedStream, blend(tmp_path, WEIGHTS), at_end="pad")
     used: BlendedDataset = blend(tmp_path, WEIGHTS)
     used[0]
-    with pytest.raises(RuntimeError, match="not used yet"):
-        LazyShardedStream(used)
-    with pytest.raises(RuntimeError, match="in no blend"):
-        LazyShardedStream(blend(tmp_path, WEIGHTS).datasets[0])
+    refusal_of(RuntimeError, "not used yet", LazyShardedStream, used)
+    refusal_of(RuntimeError, "in no blend", LazyShardedStream, blend(tmp_path, WEIGHTS).datasets[0])
     with pytest.raises(TypeError, match="LazyShardedStream"):
         LazyShardedIterable(blend(tmp_path, WEIGHTS))  # type: ignore[arg-type]

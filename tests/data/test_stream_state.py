@@ -1,7 +1,4 @@
-"""States of iterables, and of data sets in a loader: exact at every batch, and for other ranks and workers.
-
-And a stream as a source of torchdata.nodes, whose loader ends with it, and goes on as exactly.
-"""
+"""States of iterables and torchdata.nodes, and of data sets in a loader: exact at every batch, for others too."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from tests.data.runs import State, open_rank, open_ranks
 from tests.data.streams import Stream, batches, expected, in_batches, open_stream
 from tests.data.test_live import producing
 from tests.data.workers import DEADLINE_S, ids
-from tests.stream.streams import produce
+from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
 
 # Which torchdata still calls, and torch has given up.
@@ -181,8 +178,7 @@ def test_torchdata_refuses_other_workers_and_our_state_goes_on(forty: Path, form
     found, saved = begin(stateful(samples, before), 3)
     state = (samples if form == "map" else samples.dataset).state_dict(3 * 4)
     if form != "map":
-        with pytest.raises(RuntimeError, match="workers hand out what is drawn"):
-            samples.state_dict()
+        refusal_of(RuntimeError, "workers hand out what is drawn", samples.state_dict)
     # Ours of a worker says why; torchdata's own are assertions.
     with pytest.raises((AssertionError, StateInvalid)) as refused:
         next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), after, state=saved)))
@@ -217,8 +213,7 @@ def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path) -> None:
         assert (again.consumed, ids(again)) == (16, [])
         assert again.state_dict()["over"] == 8
         assert again.state_dict(16) == again.state_dict()
-        with pytest.raises(ValueError, match=r"consumed is 16 .* got 24"):
-            again.state_dict(24)
+        refusal_of(ValueError, r"consumed is 16 .* got 24", again.state_dict, 24)
         again.set_epoch(1)
         assert ids(again) == expected(13, dp, 4, epoch=1, at_end=at_end)[0]
         assert again.consumed == 0
@@ -234,8 +229,7 @@ def test_state_is_that_of_the_data_set_until_the_end(tmp_path: Path) -> None:
     for consumed in (0, 4, 8, 12):
         assert stream.state_dict(consumed) == dataset.state_dict(consumed)
     for consumed, what in ((18, "whole micro batches"), (20, "at most 16"), (-4, "at least 0"), (2, "batch_size")):
-        with pytest.raises(ValueError, match=what):
-            stream.state_dict(consumed)
+        refusal_of(ValueError, what, stream.state_dict, consumed)
     with pytest.raises(TypeError):
         stream.state_dict(8.0)  # type: ignore[arg-type]
     state = stream.state_dict(8)
@@ -261,15 +255,11 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
         *((2, 4, stream.dataset.state_dict(8) | {"over": value}, "over") for value in (-1, "8", None)),
     ]
     for dp, size, wrong, field in refusals:
-        with pytest.raises(StateInvalid) as refused:
-            open_stream(directory, 0, dp, batch_size=size, state=wrong)
-        assert refused.value.field == field
-    with pytest.raises(StateInvalid):
-        open_form("map", directory, 0, 2, state, batch_size=4)
+        assert raised(StateInvalid, open_stream, directory, 0, dp, batch_size=size, state=wrong).field == field
+    raised(StateInvalid, open_form, "map", directory, 0, 2, state, batch_size=4)
     with pytest.raises(StateInvalid, match="same number of workers"):
         open_stream(directory, 0, 2, batch_size=4, state=state | {"worker": 0, "workers": 2, "handed_out": 3})
-    with pytest.raises(StateMismatch):
-        open_stream(produce(tmp_path / "other", 24, 4), 0, 2, batch_size=4, state=state)
+    raised(StateMismatch, open_stream, produce(tmp_path / "other", 24, 4), 0, 2, batch_size=4, state=state)
 
 
 @pytest.mark.parametrize(("at_end", "drawn", "done"), [("drop", 12, {8: 2, 12: 3}), ("loop", 16, {8: 2, 12: 3, 16: 3})])
@@ -283,8 +273,7 @@ def test_commit_of_the_last_step_lets_all_go(tmp_path: Path, at_end: Any, drawn:
         cursor = read_cursor(directory, "run")
         assert cursor is not None
         assert (cursor.consumed, cursor.chunks_before) == (min(consumed, 12), chunks)
-    with pytest.raises(ValueError, match=f"at most {drawn}"):
-        stream.commit(drawn + 4, last_epoch=True)
+    refusal_of(ValueError, f"at most {drawn}", stream.commit, drawn + 4, last_epoch=True)
 
 
 # As a source of torchdata.nodes.
@@ -335,16 +324,13 @@ def test_epochs_begin_with_set_epoch_also_after_a_state(tmp_path: Path) -> None:
 )
 def test_errors_come_out_of_the_loader(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4, end=False)
-    with pytest.raises(WaitTimeout):
-        list(node_loader(open_stream(directory, batch_size=2, max_wait=0)))
+    raised(WaitTimeout, lambda: list(node_loader(open_stream(directory, batch_size=2, max_wait=0))))
     node = LazyShardedNode(open_stream(directory, batch_size=2))
     state = open_stream(produce(tmp_path / "other", 8, 4), batch_size=2).state_dict()
-    with pytest.raises(StateMismatch):
-        node.reset(state)
+    raised(StateMismatch, node.reset, state)
     given: list[Any] = ["stream", [1, 2], None, open_rank(directory)]
     for one in given:
-        with pytest.raises(TypeError):
-            LazyShardedNode(one)
+        raised(TypeError, LazyShardedNode, one)
 
 
 def test_stream_in_use_takes_any_state_of_its_course(forty: Path) -> None:

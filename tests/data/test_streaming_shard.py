@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import streaming_shard
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
+from tests.stream.streams import raised, refusal_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
@@ -88,23 +89,20 @@ def test_the_place_of_a_skipped_element_gets_the_next_one_so_that_shards_stay_eq
 
 
 def test_a_shard_of_which_nothing_is_left_is_an_error() -> None:
-    with pytest.raises(BadSample):
-        list(streaming_shard(range(4), 1, 0, transform=without(*range(4))))
+    raised(BadSample, lambda: list(streaming_shard(range(4), 1, 0, transform=without(*range(4)))))
     with pytest.raises(BadSample) as caught:
         list(streaming_shard(itertools.count(), 1, 0, transform=without(*range(10_000))))
     assert caught.value.count == 10_000
     # So is an iterable that leaves out by itself.
-    with pytest.raises(BadSample, match="transform=") as bad:
-        list(streaming_shard(map(without(1), range(4)), 2, 0))
-    assert isinstance(bad.value.__cause__, SkipSample)
+    bad = refusal_of(BadSample, "transform=", lambda: list(streaming_shard(map(without(1), range(4)), 2, 0)))
+    assert isinstance(bad.__cause__, SkipSample)
 
 
 def test_an_element_that_cannot_be_transformed_was_not_handed_out() -> None:
     before = streaming_shard([1, 2, 0, 4], 1, 0, transform=lambda element: 8 // element)
     elements = iter(before)
     assert [next(elements), next(elements)] == [8, 4]
-    with pytest.raises(ZeroDivisionError):
-        next(elements)
+    raised(ZeroDivisionError, lambda: next(elements))
     after = streaming_shard([1, 2, 0, 4], 1, 0)
     after.load_state_dict(before.state_dict())
     assert list(after) == [0, 4]
@@ -152,10 +150,8 @@ def test_a_state_goes_on_exactly_wherever_it_was_taken(known: bool, options: dic
 
 def test_states_of_others_are_refused() -> None:
     state = streaming_shard(range(9), 3, 1).state_dict()
-    with pytest.raises(StateMismatch, match="index=1, this shard has index=0"):
-        streaming_shard(range(9), 3, 0).load_state_dict(state)
-    with pytest.raises(StateInvalid):
-        streaming_shard(range(9), 3, 1).load_state_dict({"format": 1})
+    refusal_of(StateMismatch, "index=1, this shard has index=0", streaming_shard(range(9), 3, 0).load_state_dict, state)
+    raised(StateInvalid, streaming_shard(range(9), 3, 1).load_state_dict, {"format": 1})
 
 
 def test_workers_give_the_order_of_one_process_and_a_stateful_loader_goes_on() -> None:
@@ -171,8 +167,6 @@ def test_workers_give_the_order_of_one_process_and_a_stateful_loader_goes_on() -
 
 
 class Shuffled(IterableDataset[int]):
-    """Numbers in the order of a generator, as accelerate seeds it."""
-
     def __init__(self) -> None:
         self.generator = torch.Generator()
 

@@ -88,8 +88,7 @@ def refuse_odd(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_statistics_go_on_from_epoch_to_epoch(tmp_path: Path, persistent: bool) -> None:
-    directory = produce(tmp_path / "s", 8, 4)
-    dataset = open_rank(directory, encode_fn=refuse_odd)
+    dataset = open_rank(produce(tmp_path / "s", 8, 4), encode_fn=refuse_odd)
     assert dataset[0] == {"id": 0}
     assert dataset.stats()[:2] == (0, 1)
     # One worker, which inherits the open chunk: a fresh one each epoch unless they persist.

@@ -1,8 +1,4 @@
-"""A training process with DataLoader workers, to be killed. A module, so that spawned workers can import it.
-
-Its arguments: the stream, how workers start, what is done before ("fresh" for nothing), batches read ahead, and a file
-of all that is said. It prints the ids of its workers.
-"""
+"""A training process with DataLoader workers, to be killed, which prints their ids; spawned ones can import it."""
 
 from __future__ import annotations
 
@@ -27,6 +23,7 @@ def collate(rows: list[dict[str, Any]]) -> tuple[list[int], str]:
 
 
 def main() -> None:
+    # `used`: what is done before; `size`: batches read ahead; `said`: the file of all that is said.
     directory, method, used, size, said = sys.argv[1:]
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=1, batch_size=2, num_samples=1000, max_wait=float("inf"))

@@ -21,7 +21,6 @@ multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
 def ids(rows: Iterable[dict[str, Any]]) -> list[Any]:
-    """Collates."""
     return [row["id"] for row in rows]
 
 
@@ -49,7 +48,6 @@ class RecordOpened:
 
 
 def loader(dataset: Dataset[Any], sampler: Sequence[int], workers: int, **options: Any) -> DataLoader[Any]:
-    """Returns a loader of batches of ids."""
     waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
     # A data set of its own pickles as it is: nothing of the test goes to a spawned worker.
     arguments = {"sampler": sampler, "num_workers": workers, "collate_fn": ids, **waiting, **options}

@@ -23,7 +23,6 @@ def json_of(leaves: st.SearchStrategy[Any], keys: st.SearchStrategy[str], most: 
 
 
 def changed(data: bytes, **values: Any) -> bytes:
-    """The file with fields replaced or added."""
     return orjson.dumps(orjson.loads(data) | values)
 
 
@@ -39,7 +38,6 @@ def with_field(data: bytes, path: str, value: Any) -> Any:
 
 
 def without(data: bytes, field: str) -> bytes:
-    """The file with one field left out."""
     values = orjson.loads(data)
     del values[field]
     return orjson.dumps(values)

@@ -23,8 +23,6 @@ MAX_SAMPLES: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A field that is changed."""
-
     path: str  # as `with_field` takes it
     value: object  # what it becomes
     field: str  # which one is refused
@@ -32,7 +30,6 @@ class Wrong:
 
 
 def wrong(paths: str, *values: object, expected: str = "", field: str = "") -> list[Wrong]:
-    """Of each of the paths, each of the values."""
     pairs = [(path, value) for path in paths.split() for value in values]
     return [Wrong(path, value, field or re.sub(r"\.([0-9]+)", r"[\1]", path), expected) for path, value in pairs]
 
@@ -44,8 +41,6 @@ def integer(paths: str, low: int, high: int) -> list[Wrong]:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A file."""
-
     file: str  # its name in the stream
     decode: Callable[..., Any]  # takes the bytes and the path for messages
     golden: bytes
@@ -83,7 +78,6 @@ NO_STREAM_ID: Final = ["", "5f", "5f\n", 5, STREAM_ID.upper()]
 
 @st.composite
 def states(draw: st.DrawFn) -> RunState:
-    """Any state of a run."""
     first_steps = sorted(draw(st.lists(draws, min_size=1, max_size=4)))
     gaps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2**40)), max_size=3)
     parts = []
@@ -110,7 +104,6 @@ def states(draw: st.DrawFn) -> RunState:
 
 @st.composite
 def seals(draw: st.DrawFn) -> Seal:
-    """Any seal of chunk 7."""
     numbers = st.tuples(st.integers(1, 2**40), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
     sizes, digests, tokens = zip(*draw(st.lists(numbers, min_size=1)), strict=True)
     return Seal(

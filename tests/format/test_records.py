@@ -13,20 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
+from lazyshard.format import records
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.records import (
-    STATES,
-    End,
-    Head,
-    Manifest,
-    Owner,
-    check_samples_per_chunk,
-    in_file,
-    pack,
-    parse_object,
-    parse_size,
-    unpack,
-)
+from lazyshard.format.records import STATES, End, Head, Manifest, Owner, in_file, pack, parse_object, unpack
 from lazyshard.format.seal import Seal
 from lazyshard.part import Part
 from tests.format.cases import changed, integers, json_of, refusal, with_field, without
@@ -175,7 +164,7 @@ def test_what_manifests_and_cursors_say_besides_is_left_out_where_there_is_none(
     assert Manifest.decode(changed(record.golden, format=1)) == replace(plain, arrays=False)
     assert End.decode(b'{"format":1,"chunks":0,"samples":0}') == End(0, 0)
     assert str(Owner(2, "00c0ffee", "node1", 42, 0.0)) == "process 42 on node1"
-    assert [check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
+    assert [records.check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
     golden = RECORDS["cursor"].golden
     assert (CURSOR.state, CURSOR.owner, CURSOR.blend) == (None, "", ())
     assert Cursor.decode(changed(golden, state=None, owner="", blend=None), "sft") == CURSOR
@@ -187,8 +176,6 @@ def fields(**values: object) -> dict[str, object]:
 
 
 def refused(read: Callable[[], object], field: str | None, expected: str) -> str:
-    """What is said to be found."""
-
     def read_file() -> object:
         with in_file("f.json"):
             return read()
@@ -242,6 +229,6 @@ def test_packed_numbers_are_little_endian_and_cannot_be_written_to() -> None:
 
 def test_sizes() -> None:
     sizes = {"1": 1, "20GB": 20 * 10**9, "20 gb": 20 * 10**9, "1.5MiB": 3 << 19, "2PiB": 2 << 50, "7 bytes": 7}
-    assert {text: parse_size(text) for text in sizes} == sizes
+    assert {text: records.parse_size(text) for text in sizes} == sizes
     for text in ("", "0", "-1", "GB", "1e9", "20 GB more", "0.0001", "1EB", "٣GB"):
-        raised(ValueError, parse_size, text)
+        raised(ValueError, records.parse_size, text)

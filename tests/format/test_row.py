@@ -209,7 +209,6 @@ def nested(value: Any, levels: int) -> Any:
 
 
 def refused(row: object) -> str:
-    """The reason."""
     caught = raised(RowInvalid, encode_row, row)
     assert (caught.byte, caught.file, caught.line) == (None, None, None)
     return str(caught.reason)
@@ -358,7 +357,6 @@ def one_by_one(lines: list[bytes]) -> tuple[list[bytes], list[int], str | None]:
 
 
 def check_same(lines: list[bytes]) -> CheckedLines:
-    """Checks lines together and compares with one by one."""
     rows, duplicates, refused = one_by_one(lines)
     found = check_lines(lines)
     assert found.data == b"".join(rows)

@@ -19,7 +19,6 @@ def values(found: dict[str, Any]) -> list[Any]:
 
 
 def produce(directory: Path, samples: int, per_chunk: int = 2, *, end: bool = True) -> Path:
-    """Adds rows up to `samples`."""
     writer = ChunkWriter(directory, per_chunk, arrays=True)
     for number in range(writer.published_samples, samples):
         writer.write(row(number))

@@ -66,8 +66,6 @@ def swap(first: str, second: str) -> Damage:
 
 
 def edit(name: str, **fields: Any) -> Damage:
-    """Changes fields of a file of JSON."""
-
     def change(directory: Path) -> None:
         values = orjson.loads((directory / name).read_bytes())
         (directory / name).write_bytes(orjson.dumps(values | fields))

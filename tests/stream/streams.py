@@ -36,7 +36,6 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def produce(directory: Path, samples: int, per_chunk: int = 2, *, end: bool = True) -> Path:
-    """Adds rows up to `samples`."""
     writer = ChunkWriter(directory, per_chunk)
     add(writer, writer.published_samples, samples)
     writer.close(end)
@@ -96,8 +95,6 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    """Stands for a call that fails."""
-
     def fail(*_: object, **__: object) -> Any:
         raise error
 
@@ -121,7 +118,6 @@ def refusal_of(
 def fail_when(
     monkeypatch: pytest.MonkeyPatch, name: str, condition: Callable[..., object], error: OSError | None = None
 ) -> None:
-    """Has a function of `os` fail for arguments that fulfil a condition."""
     call = getattr(os, name)
 
     def run(*arguments: Any, **named: Any) -> Any:
@@ -153,19 +149,26 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Runs `work` in a fork and returns its exit code: 0 when it returned, 1 when it raised, -N killed by signal N."""
+def fork(work: Callable[..., object], *arguments: object, expected: type[BaseException] | tuple[()] = ()) -> int:
+    """Starts a fork; its exit code is 0 when `work` returned, 3 when it raised what is expected, else 1."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            work()
+            work(*arguments)
             code = 0
+        except expected:
+            code = 3
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(reap(pid))
+    return pid
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Runs `work` in a fork and returns its exit code: 0 when it returned, 1 when it raised, -N killed by signal N."""
+    return os.waitstatus_to_exitcode(reap(fork(work)))
 
 
 def reap(pid: int) -> int:

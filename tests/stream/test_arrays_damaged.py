@@ -74,8 +74,7 @@ def test_damage_is_told(damage: Damage, told: Told, tmp_path: Path, capsys: pyte
     assert {name: getattr(caught.value, name) for name in ("file", *fields)} == {"file": str(tmp_path / file), **fields}
     assert found == expected(0, good)
     dataset = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, max_wait=0, bad_rows=BadRows("raise"))
-    with pytest.raises(error):
-        dataset[good]
+    raised(error, lambda: dataset[good])
     assert [(one.severity, one.kind, one.file) for one in verify(tmp_path).findings] == [("damage", kind, file)]
     assert main(["verify", str(tmp_path)]) == 5
     assert main(["inspect", str(tmp_path), str(good)]) in (3, 5)
@@ -100,10 +99,9 @@ def test_row_of_arrays_as_large_as_none_is_refused_before_memory_is_taken(tmp_pa
     os.truncate(tmp_path / A0, size)
     data = Seal(0, seal.offsets, seal.digests, arrays=sealed).encode()
     (tmp_path / "chunk_00000.jsonl.completed").write_bytes(data)
-    with pytest.raises(errors.ChunkCorrupt) as caught:
-        StreamReader(tmp_path).read(1)
-    assert (caught.value.row, caught.value.byte) == (1, 16)
-    assert "2147483648" in str(caught.value.expected)
+    caught = raised(errors.ChunkCorrupt, StreamReader(tmp_path).read, 1)
+    assert (caught.row, caught.byte) == (1, 16)
+    assert "2147483648" in str(caught.expected)
 
 
 def test_verification_and_producer_tell_side_files_that_are_left_over_lost_and_cut(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -184,7 +183,6 @@ def at(consumed: int, *, updated_at: float = 1700000000.0) -> Cursor:
 
 
 def written(directory: Path) -> int | None:
-    """How far the cursor in a directory is."""
     found = read_cursor(directory, "sft")
     assert found is None or replace(found, owner="") == at(found.consumed, updated_at=found.updated_at)
     return None if found is None else found.consumed
@@ -418,23 +416,6 @@ def test_lock_files_are_nobodys_cursor_and_go_with_a_consumer_that_is_forgotten(
     assert names(stream / "cursors") == [".a.json.lock", ".sft2.lock"]
 
 
-def fork(work: Callable[..., object], *arguments: object) -> int:
-    """Starts a fork; its exit code is 0, 1 when it raised, or 3 if the cursor was taken."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work(*arguments)
-            code = 0
-        except CursorTaken:
-            code = 3
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(code)
-    return pid
-
-
 @pytest.mark.parametrize("locks", [True, False])
 def test_of_many_runs_at_once_one_writes_on(locks: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not locks:
@@ -455,7 +436,7 @@ def test_of_many_runs_at_once_one_writes_on(locks: bool, tmp_path: Path, request
             (tmp_path / f"taken{index}").touch()
             raise
 
-    pids = [fork(run, index) for index in range(6)]
+    pids = [streams.fork(run, index, expected=CursorTaken) for index in range(6)]
     go.touch()
     wait_until(lambda: len(list(tmp_path.glob("taken*"))) >= 5 and list(tmp_path.glob("own*")), "one that is left")
     stop.touch()
@@ -470,7 +451,6 @@ CALLS = ("write", "fsync", "ftruncate", "replace", "mkdir", "unlink")
 
 
 def killed_at(number: int, when: When, stream: Path) -> None:
-    """A run that is killed at a call that changes files."""
     KillPoint(number, when, among=CALLS).install()
     owner = CursorOwner(stream, "sft")
     owner.begin(at(2))
@@ -526,7 +506,7 @@ def test_hung_run_that_wakes_up_after_its_successor_has_begun_is_refused(tmp_pat
     for number in range(1, 100):
         stream = tmp_path / f"{number}"
         stream.mkdir()
-        pid = fork(hang_at, number, stream)
+        pid = streams.fork(hang_at, number, stream, expected=CursorTaken)
         status = os.waitpid(pid, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             assert os.waitstatus_to_exitcode(status) == 0

@@ -1,13 +1,4 @@
-"""What people see of a damaged chunk directory: every case, by the reader, the data set and the commands.
-
-The table is the list of damages to a directory. Told elsewhere, and not here again:
-
-    names past 99999, odd padding, doubled names      test_stream, inspection/test_verification_names, cli/test_inspect
-    gap, missing marker of a foreign one, torn head   test_stream
-    unreadable: path and uid, as another user         test_lock, cli/test_verify, cli/test_status
-    files that appear late, or never                  test_reader
-    every byte, and several damages at once           faults/test_fuzz
-"""
+"""What people see of a damaged chunk directory: every case, by the reader, the data set and the commands."""
 
 import os
 import shutil
@@ -29,7 +20,7 @@ from lazyshard.stream.retention import retire
 from tests.harness.fuzz.damage import replace_by
 from tests.stream.consuming import cursor
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, move, put, stream
-from tests.stream.streams import foreign, needs_root, raised
+from tests.stream.streams import foreign, needs_root, raised, refusal_of
 
 C0, C1, C2 = (f"chunk_0000{number}.jsonl" for number in range(3))
 S0, S1, S2 = (f"{name}.completed" for name in (C0, C1, C2))
@@ -62,12 +53,10 @@ class Case:
 
 
 def seal_case(what: str, damage: Damage, **fields: Any) -> Case:
-    """A seal that cannot be used."""
     return Case(what, damage, errors.SealInvalid, fields, (("invalid", S1),))
 
 
 def kind_case(kind: str, found: str, name: str) -> Case:
-    """Something that is no plain file, in the place of one."""
     marks: tuple[pytest.MarkDecorator, ...] = (needs_root,) if kind == "device" else ()
     if name != C1 and kind != "link to itself":
         # In the quick tier each kind once, and each name once.
@@ -160,15 +149,14 @@ def place(whole: Path, tmp_path: Path) -> Path:
 @by_case
 def test_reader_and_data_set_raise_the_same_error(case: Case, place: Path) -> None:
     case.damage(place)
-    with pytest.raises(case.error) as caught:
-        StreamReader(place, max_wait=0).read(3)
-    assert type(caught.value) is case.error
-    assert str(place) in str(caught.value)
-    assert {name: getattr(caught.value, name) for name in case.fields} == case.fields
+    caught = raised(case.error, lambda: StreamReader(place, max_wait=0).read(3))
+    assert type(caught) is case.error
+    assert str(place) in str(caught)
+    assert {name: getattr(caught, name) for name in case.fields} == case.fields
     with pytest.raises(case.error) as again:
         dataset = LazyShardedDataset(place, dp_rank=0, dp_size=1, max_wait=0, bad_rows=BadRows("raise"))
         dataset[3]
-    assert str(again.value) == str(caught.value)
+    assert str(again.value) == str(caught)
 
 
 @pytest.mark.few(13)
@@ -203,8 +191,7 @@ def test_another_samples_per_chunk_is_refused_at_the_start(place: Path, capsys: 
 
 def test_file_with_a_hole_is_not_read_into_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(place / S1, 1 << 39)
-    with pytest.raises(FileRefused, match="4294967296"):
-        StreamReader(place, max_wait=0).read(3)
+    refusal_of(FileRefused, "4294967296", StreamReader(place, max_wait=0).read, 3)
     # Nor is a line without an end, in a foreign directory.
     monkeypatch.setattr("lazyshard.stream.chunk.MAX_ROW_BYTES", 1 << 20)
     others = foreign(place / "foreign", b'{"id":0}\n', end=True)

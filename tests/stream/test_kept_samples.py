@@ -50,7 +50,6 @@ def taken(directory: Path) -> int:
 
 
 def refused(kept: KeptSamples) -> None:
-    """Nothing is found, kept or claimed there."""
     for call in (lambda: find(kept, 1, 2), lambda: keep(kept, 1, 2), lambda: kept.claim(key(1), 2)):
         raised(FileRefused, call)
 

@@ -23,22 +23,9 @@ from lazyshard.stream import lock
 from lazyshard.stream.head import own_process, process_ended, process_gone
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.writer import ChunkWriter as Writer
+from tests.stream import streams
 from tests.stream.damage import edit
-from tests.stream.streams import (
-    add,
-    fail_when,
-    forked,
-    go_on,
-    head,
-    names,
-    open_descriptors,
-    produce,
-    python,
-    raised,
-    refusal_of,
-    rows,
-    seal,
-)
+from tests.stream.streams import add, fail_when, forked, go_on, head, names, produce, raised, refusal_of, rows
 
 OPEN = "import sys\nfrom lazyshard import ChunkWriter\nwriter = ChunkWriter(sys.argv[1], 2)\n"
 
@@ -152,19 +139,18 @@ def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_
     def child() -> None:
         lines = [b"{}"]
         for call in (lambda: writer.write({}), lambda: writer.write_lines(lines), writer.heartbeat, writer.close):
-            with pytest.raises(RuntimeError, match=f"belongs to process {os.getppid()}"):
-                call()
+            refusal_of(RuntimeError, f"belongs to process {os.getppid()}", call)
         writer.close(end=False)
         writer._lock._lock.__del__()
         raised(ProducerFenced, ChunkWriter, tmp_path, 3)
 
     assert forked(child) == 0
     raised(ProducerFenced, ChunkWriter, tmp_path, 3)
-    assert python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerFenced: ") == 1
+    assert streams.python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerFenced: ") == 1
     add(writer, 1, 4)
     writer.close()
     assert list(StreamReader(tmp_path)) == rows(0, 4)
-    assert [seal(tmp_path, n).samples for n in range(2)] == [3, 1]
+    assert [streams.seal(tmp_path, n).samples for n in range(2)] == [3, 1]
 
 
 def test_fork_that_lives_on_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
@@ -301,10 +287,10 @@ def test_link_out_of_the_stream_is_refused_and_one_within_it_is_followed(tmp_pat
     # Without blocking, and without leaving it open; other things that are no plain files are told in test_damage.
     os.mkfifo(stream / "pipe")
     (stream / "to_pipe").symlink_to("pipe")
-    before = open_descriptors()
+    before = streams.open_descriptors()
     refused = raised(FileRefused, read_file, stream / "to_pipe")
     assert (refused.kind, refused.file) == ("a named pipe", str(stream / "to_pipe"))
-    assert open_descriptors() == before
+    assert streams.open_descriptors() == before
 
 
 def test_unreadable_names_path_and_uid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,14 +306,14 @@ def test_unreadable_names_path_and_uid(tmp_path: Path, monkeypatch: pytest.Monke
 def test_stale_file_is_opened_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That readers go on after once is told in faults/test_network_stale.py."""
     (tmp_path / "file").write_bytes(b"data")
-    before = open_descriptors()
+    before = streams.open_descriptors()
     stale = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Stale"):
         patch.setattr(os, "pread", stale)
         read_file(tmp_path / "file")
     assert stale.call_count == 5
     stale.reset_mock(side_effect=True)
-    assert open_descriptors() == before
+    assert streams.open_descriptors() == before
 
 
 def test_listing_passes_over_other_names_counts_to_the_gap_and_refuses_two_files_of_one_number(tmp_path: Path) -> None:

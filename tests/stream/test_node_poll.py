@@ -25,17 +25,7 @@ from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import head, node_poll
 from lazyshard.stream.head import next_poll
 from lazyshard.stream.listing import Published, has_unpublished_rows
-from lazyshard.stream.node_poll import (
-    ASKING_S,
-    HEAD_SLOT,
-    RETIRED_SLOT,
-    Answer,
-    NodeFile,
-    NodePoll,
-    decode_answer,
-    encode_answer,
-    file_name,
-)
+from lazyshard.stream.node_poll import HEAD_SLOT, Answer, NodeFile, NodePoll, file_name
 from lazyshard.stream.waiting import Waker
 from tests.stream import streams
 from tests.stream.damage import edit
@@ -218,13 +208,13 @@ def test_the_answer_of_another_is_waited_for_but_not_for_long(node: Node, tmp_pa
         waiter.renew(5.0)
         assert waiter.asked == []
         assert 0 < waiter.looks.pause(HEAD_SLOT, 5.0) < 0.1
-        node.now += ASKING_S
+        node.now += node_poll.ASKING_S
         waiter.renew(5.0)
-        assert waiter.asked == [1000.0 + ASKING_S]
+        assert waiter.asked == [1000.0 + node_poll.ASKING_S]
     # Its end has freed the right, and who has asked gives it back.
     node.now += 5
     waiter.renew(5.0)
-    assert waiter.asked == [1000.0 + ASKING_S, 1005.0 + ASKING_S]
+    assert waiter.asked == [1000.0 + node_poll.ASKING_S, 1005.0 + node_poll.ASKING_S]
     name = file_name(ID, os.stat(node.directory))
     assert streams.forked(lambda: os._exit(not NodeFile(name).lock(0))) == 0
 
@@ -316,18 +306,18 @@ answers = st.tuples(st.floats(allow_nan=False), st.binary(max_size=300))
 
 @given(st.binary(max_size=400))
 def test_other_bytes_are_no_answer_and_no_head(data: bytes) -> None:
-    assert decode_answer(data, NAME) is None
+    assert node_poll.decode_answer(data, NAME) is None
     assert node_poll.decode_head(data, 2) is None
 
 
 @given(answers, answers, st.data())
 def test_half_an_answer_over_another_one_is_none_or_whole(new: Answer, old: Answer, data: st.DataObject) -> None:
-    after, before = encode_answer(new, NAME), encode_answer(old, NAME)
+    after, before = node_poll.encode_answer(new, NAME), node_poll.encode_answer(old, NAME)
     # Whole, it is read whatever lies behind it, in the file of its name alone.
-    assert decode_answer(after + before[len(after) :], NAME) == new
-    assert decode_answer(after, "e" * 32) is None
+    assert node_poll.decode_answer(after + before[len(after) :], NAME) == new
+    assert node_poll.decode_answer(after, "e" * 32) is None
     cut = data.draw(st.integers(0, len(after)))
-    assert decode_answer(after[:cut] + before[cut:], NAME) in (None, new, old)
+    assert node_poll.decode_answer(after[:cut] + before[cut:], NAME) in (None, new, old)
 
 
 def head_of(chunks: int, samples: int, ended: bool = False) -> bytes:
@@ -413,7 +403,7 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path, answ
     node = Node(tmp_path / "s")
     node.now = 0.0
     other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
-    other.renew(RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
+    other.renew(node_poll.RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
     assert list(reader._chunks) == left
@@ -468,8 +458,7 @@ def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) 
     beat = {"state": "running", "rate": 100.0, "host": socket.gethostname(), "updated_at": time.time() - 100}
     for pid, told in ((killed, f"pid {killed} on .* is not there any more"), (os.getpid(), "is running")):
         edit("head.json", **beat, pid=pid)(tmp_path)
-        with pytest.raises(WaitTimeout, match=told):
-            StreamReader(tmp_path, max_wait=0).read(5)
+        streams.refusal_of(WaitTimeout, told, StreamReader(tmp_path, max_wait=0).read, 5)
 
 
 @pytest.mark.parametrize(("arrays", "overlap"), [(False, True), (True, False)])
@@ -479,8 +468,7 @@ def test_silent_producer_may_hold_rows(tmp_path: Path, per_chunk: int, words: st
     for row in rows(0, 50):
         writer.write(row)
         writer.settle()
-    with pytest.raises(WaitTimeout, match=f"for 20 s, {words}"):
-        StreamReader(tmp_path, max_wait=0).read(50)
+    streams.refusal_of(WaitTimeout, f"for 20 s, {words}", StreamReader(tmp_path, max_wait=0).read, 50)
     assert has_unpublished_rows(tmp_path, writer.published_chunks) is (words == "with rows")
     writer.close(end=False)
     assert has_unpublished_rows(tmp_path, writer.published_chunks) is None

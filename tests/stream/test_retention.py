@@ -33,7 +33,6 @@ from tests.stream.streams import foreign, head, names, produce, raised, raising,
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Five chunks of two rows, that goes on."""
     return produce(tmp_path / "s", 10, end=False)
 
 
@@ -116,15 +115,13 @@ def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
     (stream / "retired.json").write_bytes(data)
     for call in (lambda: retire(stream, 3, 5), lambda: ChunkWriter(stream), lambda: read_retired(stream)):
         refusal_of(error, str(stream / "retired.json"), call)
-    with pytest.raises(error):
-        StreamReader(stream).read(0)
+    raised(error, StreamReader(stream).read, 0)
     assert chunk_files(stream) == files(2, 3, 4)
 
 
 def test_mark_of_another_stream_deletes_no_chunk_of_this_one(stream: Path) -> None:
     # The stream was removed to begin anew, but for this file.
-    old = Retired("f" * 32, 3, 0.0).encode()
-    (stream / "retired.json").write_bytes(old)
+    (stream / "retired.json").write_bytes(Retired("f" * 32, 3, 0.0).encode())
     assert read_retired(stream) == 0
     produce(stream, 12, end=False)
     assert chunk_files(stream) == files(*range(6))
@@ -221,8 +218,7 @@ def test_sample_of_a_retired_chunk_is_an_error_at_once(stream: Path, monkeypatch
             assert caught.file == str(stream / seal_name(sample // 2))
     assert isinstance(caught, FileNotFoundError)
     assert [reader.read(sample)["id"] for sample in range(6, 10)] == [6, 7, 8, 9]
-    with pytest.raises(ChunkRetired):
-        next(iter(reader))
+    raised(ChunkRetired, lambda: next(iter(reader)))
 
 
 def test_data_that_goes_after_its_seal_was_read_is_retired(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,6 @@ def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tupl
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The directories that were listed so far."""
     listed: list[Any] = []
 
     def noted(call: Callable[[Any], Any], path: Any) -> Any:
@@ -184,9 +183,8 @@ def test_rows_past_an_end(gap: int, missing: str, behind: str, tmp_path: Path, m
     (tmp_path / f"chunk_{gap:05d}.jsonl{missing}").unlink()
     for end in ("", ".completed"):
         (tmp_path / f"chunk_00003.jsonl{end}").rename(tmp_path / f"{behind}{end}")
-    with pytest.raises((StreamInvalid, ChunkMissing)) as caught:
-        list(StreamReader(tmp_path, 1, max_wait=0))
-    assert isinstance(caught.value, StreamInvalid | ChunkMissing) and caught.value.chunk == gap
+    caught = raised((StreamInvalid, ChunkMissing), lambda: list(StreamReader(tmp_path, 1, max_wait=0)))
+    assert isinstance(caught, StreamInvalid | ChunkMissing) and caught.chunk == gap
 
 
 def test_foreign_chunks_are_counted_by_lookups(tmp_path: Path, listings: list[Any]) -> None:

@@ -15,7 +15,6 @@ class World:
         self.watchdog._clock = lambda: self.now
 
     def look_at(self, now: float) -> list[str]:
-        """Returns what it tells at that moment."""
         self.now = now
         self.watchdog.look()
         told, self.told[:] = list(self.told), []

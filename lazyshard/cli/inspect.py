@@ -75,7 +75,8 @@ def command(
         lines = _row_page(opened, sample or 0, 1 if rows is None else rows, full, as_json)
     console, colour = Console(), JSONHighlighter()
     for line in lines:
-        if console.is_terminal:
+        # What --json prints a program may read by a terminal, too: `ssh -t`, FORCE_COLOR.
+        if console.is_terminal and not as_json:
             console.print(colour(output.one_line(line)), soft_wrap=True)
         else:
             output.say(line)

@@ -224,6 +224,14 @@ def test_control_characters_do_not_reach_the_terminal_and_colours_do(tmp_path: P
     assert text.splitlines()[3] == "}"
 
 
+@pytest.mark.parametrize("options", [(), (0,), ("--chunk", 0)])
+def test_json_on_a_terminal_is_plain(options: tuple[object, ...], tmp_path: Path) -> None:
+    written(tmp_path)
+    code, shown = on_terminal("inspect", tmp_path, *options, "--json")
+    assert code == 0
+    assert json.loads(shown)
+
+
 def test_what_to_change_stands_at_the_end(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 50) as writer:
         for number in range(400):

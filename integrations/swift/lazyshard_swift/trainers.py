@@ -7,7 +7,6 @@ samples, and keeps its sampler; of it only what is the same in ms-swift 4.0 to 4
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -188,7 +187,8 @@ def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
                     return
                 # Workers start reading here, so not before the gate has let the first step through.
                 batches = batches or super().__iter__()
-                yield from itertools.islice(batches, size)
+                for _ in range(size):
+                    yield next(batches)  # one that is not there is a RuntimeError, not a short step
                 number += size
 
     return GatedLoader

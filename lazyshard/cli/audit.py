@@ -23,8 +23,12 @@ from lazyshard.stream.stream import open_now
 
 # What becomes of a sample that is not trained once, in words
 _FATES: Final = {
-    **{"to_come": "to come", "left_over": "left over", "skipped": "skipped on purpose", "twice": "TRAINED TWICE"},
-    **{"again": "TRAINED AND COMING AGAIN", "missing": "PASSED OVER"},
+    "to_come": "to come",
+    "left_over": "left over",
+    "skipped": "skipped on purpose",
+    "twice": "TRAINED TWICE",
+    "again": "TRAINED AND COMING AGAIN",
+    "missing": "PASSED OVER",
 }
 
 

@@ -48,8 +48,18 @@ def _later(run: Callable[..., int]) -> Callable[..., Callable[[], int]]:
 
 
 for _one in (
-    *(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify),
-    *(verify_filesystem, watch),
+    audit,
+    check_config,
+    doctor,
+    export,
+    forget,
+    inspect,
+    simulate,
+    status,
+    trace,
+    verify,
+    verify_filesystem,
+    watch,
 ):
     _help, _epilog = help_of(_one.command)
     app.command(_one.__name__.rpartition(".")[2].replace("_", "-"), help=_help, epilog=_epilog)(_later(_one.command))
@@ -78,7 +88,8 @@ def execute(arguments: Sequence[str]) -> int:
 def _report(error: Exception) -> int:
     code, text = exits.exit_code(error), str(error)
     if code == exits.OUT_OF_MEMORY:
-        text = f"not enough memory: {error or 'the system has no more'}; give it more, and run the same command again"
+        remedy = "give it more, or see whether the numbers in the stream's files can be true"
+        text = f"not enough memory: {error or 'the system has no more'}; {remedy}, and run the same command again"
     elif isinstance(error, OSError) and not isinstance(error, LazyShardError):
         where = f"{error.filename}: " if error.filename is not None else ""
         text = f"{where}{error.strerror or error}; fix that, and run the same command again"

@@ -31,10 +31,15 @@ _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 _AREA: Final = "lazyshard"
 
 PURPOSES: Final = {
-    **{"torch": "training", "cli": "the command lazyshard", "producer": "the command lazyshard-producer"},
-    **{"arrow": "Parquet, Arrow and Hugging Face data sets as sources", "objects": "streams in an object store"},
-    **{"config": "configurations in YAML", "plots": "pictures of lazyshard watch"},
-    **{"ray": "a stream as the sink of Ray Data", "torchdata": "a stream as a source of torchdata.nodes"},
+    "torch": "training",
+    "cli": "the command lazyshard",
+    "producer": "the command lazyshard-producer",
+    "arrow": "Parquet, Arrow and Hugging Face data sets as sources",
+    "objects": "streams in an object store",
+    "config": "configurations in YAML",
+    "plots": "pictures of lazyshard watch",
+    "ray": "a stream as the sink of Ray Data",
+    "torchdata": "a stream as a source of torchdata.nodes",
     "megatron": "lazyshard export",
 }
 """What each extra is for."""

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.output import count, duration
-from lazyshard.cli.status import checkpoint_words
+from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.inspection.survey import take_survey
 from lazyshard.stream.cursor import Consumer, forget_consumer, list_consumers

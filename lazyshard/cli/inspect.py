@@ -25,7 +25,8 @@ from lazyshard.stream.stream import Stream, open_now
 
 _SHOWN: Final = 100  # Characters of a fact about the encoding: a system prompt may have pages; --json has all of them
 _LENGTHS: Final = {
-    **{"row_bytes": "row length in bytes", "row_arrays_bytes": "arrays of a row in bytes"},
+    "row_bytes": "row length in bytes",
+    "row_arrays_bytes": "arrays of a row in bytes",
     "row_tokens": "row length in tokens",
 }
 
@@ -209,13 +210,25 @@ def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Adv
     encoding = None if manifest is None or manifest.encoding is None else dict(manifest.encoding)
     arrays = {"row_arrays_bytes": _length_values(found.arrays)} if found.arrays.count else {}
     return {
-        **{"stream": str(found.directory), "stream_id": manifest and manifest.stream_id},
-        **{"samples_per_chunk": found.samples_per_chunk, "retired": found.retired},
-        **{"chunks": found.published.chunks, "samples": found.published.samples},
-        **{"bytes": found.size, "bytes_exact": found.complete, "begun_at": manifest and manifest.created_at},
-        **{"last_sealed_at": found.last_sealed_at, "ended": found.published.ended, "state": head and head.state},
-        **{"looked_at": found.looked_at, "unread": found.unread, **_lengths(found.lengths, found.tokens), **arrays},
-        **{"encoding": encoding, "packs": packs, "keys": {"rows": keys.rows, "by_name": by_name}},
+        "stream": str(found.directory),
+        "stream_id": manifest and manifest.stream_id,
+        "samples_per_chunk": found.samples_per_chunk,
+        "retired": found.retired,
+        "chunks": found.published.chunks,
+        "samples": found.published.samples,
+        "bytes": found.size,
+        "bytes_exact": found.complete,
+        "begun_at": manifest and manifest.created_at,
+        "last_sealed_at": found.last_sealed_at,
+        "ended": found.published.ended,
+        "state": head and head.state,
+        "looked_at": found.looked_at,
+        "unread": found.unread,
+        **_lengths(found.lengths, found.tokens),
+        **arrays,
+        "encoding": encoding,
+        "packs": packs,
+        "keys": {"rows": keys.rows, "by_name": by_name},
         "source_rows": rows and {"read": rows.read, "refused": rows.refused, "exact": rows.exact},
         "dealt": dealt and {"ranks": dealt.ranks, "micro_batch_size": dealt.micro_batch_size},
         "advice": [one._asdict() for one in advice],

@@ -48,7 +48,9 @@ SamplesPerChunkOption: TypeAlias = Annotated[
 
 _CODES: Final = {
     1: "typer or rich is missing: pip install 'lazyshard\\[cli]'",
-    **{70: "unexpected error", 71: "not enough memory", 130: "Ctrl-C"},
+    70: "unexpected error",
+    71: "not enough memory",
+    130: "Ctrl-C",
 }
 """Exit codes of every command."""
 

@@ -17,10 +17,27 @@ from lazyshard.stream.head import format_seconds
 
 _MAX_WAIT_S: Final = 600.0  # A reader gives up after so long, unless it is told otherwise
 _SHOWN: Final = (
-    *("limited_by", "first_step_s", "end_s", "stalled_s", "stall_share", "waits", "longest_wait_s", "peak_chunks"),
-    *("peak_bytes", "peak_at_s", "cursor_writes", "metadata_a_second", "metadata_operations", "nodes"),
-    *("metadata_a_second_and_node", "processes", "polls_a_second", "stripe_operations", "tail_chunks"),
-    *("tail_openings", "neighbour_draws"),
+    "limited_by",
+    "first_step_s",
+    "end_s",
+    "stalled_s",
+    "stall_share",
+    "waits",
+    "longest_wait_s",
+    "peak_chunks",
+    "peak_bytes",
+    "peak_at_s",
+    "cursor_writes",
+    "metadata_a_second",
+    "metadata_operations",
+    "nodes",
+    "metadata_a_second_and_node",
+    "processes",
+    "polls_a_second",
+    "stripe_operations",
+    "tail_chunks",
+    "tail_openings",
+    "neighbour_draws",
 )
 
 

@@ -57,7 +57,8 @@ def command(
     facts = [
         count(found.chunks - found.retired, "chunk"),
         *([f"from {found.retired:,} on"] if found.retired else []),
-        *(count(found.samples, "sample"), size(found.size)),
+        count(found.samples, "sample"),
+        size(found.size),
         "ended" if found.ended else "live" if found.running else "open",
         *([] if found.native else ["without stream.json, so there are no digests"]),
     ]

@@ -143,18 +143,27 @@ class _Sight(NamedTuple):
 # Each in a folder of its own, so that one way of looking does not refresh what another one has cached
 SIGHTS: Final = {
     "replaced, by open": _Sight(
-        *("open", "replaced/file", 9, True),
+        "open",
+        "replaced/file",
+        9,
+        True,
         "every look of a reader at head.json is so late, and so is the word that another producer has taken over",
         _CACHES,
     ),
     "new, by open": _Sight("open", "fresh/new", 7, True, "each chunk is so late", _CACHES),
     "new, by open, asked for before": _Sight(
-        *("open", "asked/new", 7, True),
+        "open",
+        "asked/new",
+        7,
+        True,
         "so long may the start of a reader that came before its producer take; readers wait 60 s for a file",
         "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0",
     ),
     "new, by listing": _Sight(
-        *("list", "list/new", 7, False),
+        "list",
+        "list/new",
+        7,
+        False,
         "so late come new chunks of directories without head.json, and consumers that --consumers does not name",
         "sshfs: dir_cache=no; NFS: actimeo=1",
     ),

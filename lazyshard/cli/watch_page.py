@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from lazyshard import __version__
 from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
-from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
+from lazyshard.cli.status_view import consumer_facts, producer_facts, rate_words, told_words
 from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths
@@ -35,8 +35,14 @@ BEGINNING: Final = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="gener
 
 _POINTS: Final = 60  # Of a picture: rates, and bins of lengths
 _STYLE: Final = {
-    **{"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "axes.grid": True, "axes.grid.axis": "y"},
-    **{"axes.axisbelow": True, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False},
+    "svg.fonttype": "path",
+    "svg.hashsalt": "lazyshard",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
 }
 # Of text, of lines, and of what is shown: "C0" and "C1"
 _COLOURS: Final = {
@@ -90,8 +96,14 @@ class WatchPage:
     ) -> bytes:
         """Returns the page or a part; the status of the values is that of `outlook`; one not `live` has no script."""
         context = {
-            **{"part": part, "values": values, "status": values["status"], "shown": shown, "live": live},
-            **{"style": self._style, "script": self._script, "beginning": Markup(BEGINNING)},  # noqa: S704 - ours
+            "part": part,
+            "values": values,
+            "status": values["status"],
+            "shown": shown,
+            "live": live,
+            "style": self._style,
+            "script": self._script,
+            "beginning": Markup(BEGINNING),  # noqa: S704 - ours
             "policy": f"default-src 'none'; style-src '{_digest(self._style)}'; img-src data:",
         }
         return self._template.render(context | _now(values["status"], outlook)).encode()

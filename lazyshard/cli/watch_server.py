@@ -51,8 +51,11 @@ _REQUEST_S: Final = 10.0  # A connection is closed so long after it was accepted
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 
 _HEADERS: Final = {
-    **{"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"},
-    **{"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"},
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
@@ -62,13 +65,13 @@ MAX_LABELS: Final = 100  # Values of a label: as many as people look at, and far
 
 # Fields of `lazyshard status --json`, of the stream and of each consumer, that are metrics
 _STREAM: Final = (
-    *("published_chunks", "published_samples", "retired_chunks", "ended", "published_samples_per_s", "used_bytes"),
-    *("free_bytes", "growth_bytes_per_s", "full_in_s", "quarantined_rows"),
-)
+    "published_chunks", "published_samples", "retired_chunks", "ended", "published_samples_per_s", "used_bytes",
+    "free_bytes", "growth_bytes_per_s", "full_in_s", "quarantined_rows",
+)  # fmt: skip
 _CONSUMER: Final = (
-    *("consumed_samples", "checkpoint_age_s", "lag_chunks", "lag_samples", "lag_s", "ahead_chunks"),
-    *("read_samples_per_s", "starving_in_s"),
-)
+    "consumed_samples", "checkpoint_age_s", "lag_chunks", "lag_samples", "lag_s", "ahead_chunks",
+    "read_samples_per_s", "starving_in_s",
+)  # fmt: skip
 
 T = TypeVar("T")
 

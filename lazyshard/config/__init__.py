@@ -37,8 +37,13 @@ _VERSION_0: Final = (
 )
 
 _MEANT: Final = {
-    **{"drop_last": "dataloader.at_end", "shuffle": "shuffle_window", "source": "path", "directory": "path"},
-    **{"filter": "filter_fn", "filter_kwargs": "with_indices", "workers": "num_workers"},
+    "drop_last": "dataloader.at_end",
+    "shuffle": "shuffle_window",
+    "source": "path",
+    "directory": "path",
+    "filter": "filter_fn",
+    "filter_kwargs": "with_indices",
+    "workers": "num_workers",
     **dict.fromkeys(("on_bad_sample", "max_bad_samples"), "max_error_count"),
 }
 """Keys of other libraries, and of ours elsewhere, and what they are here."""

@@ -220,9 +220,14 @@ class Config(_Section):
 
 
 _SECTIONS: Final[dict[str, type[_Section]]] = {
-    **{"tokenizer": TokenizerConfig, "datasets": DatasetConfig, "steps": StepConfig, "dataloader": LoaderConfig},
+    "tokenizer": TokenizerConfig,
+    "datasets": DatasetConfig,
+    "steps": StepConfig,
+    "dataloader": LoaderConfig,
     "sequences": SequencesConfig,
-    **{"message_transform": _CallSection, "filter_fn": _IndexedCall, "map": _MapCall},
+    "message_transform": _CallSection,
+    "filter_fn": _IndexedCall,
+    "map": _MapCall,
 }
 
 

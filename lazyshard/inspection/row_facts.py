@@ -40,8 +40,13 @@ _LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5
 MAX_BINS: Final = 12
 
 _KINDS: Final[dict[type, str]] = {
-    **{str: "string", int: "integer", float: "number", bool: "true or false"},
-    **{dict: "object", list: "array", type(None): "null"},
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    dict: "object",
+    list: "array",
+    type(None): "null",
 }
 
 _MOST_CHUNKS: Final = 256  # Looked at of a stream: the mean of some hundred chunks is that of all, within a percent

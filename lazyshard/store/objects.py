@@ -30,8 +30,14 @@ _MOST_BYTES: Final = 4 << 30
 _DRIVERS: Final = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "adlfs", "requests", "urllib3")
 
 _NO_CREDENTIALS: Final = (
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"),
-    *("ProfileNotFound", "ConfigNotFound", "DefaultCredentialsError", "ClientAuthenticationError"),
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "ProfileNotFound",
+    "ConfigNotFound",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
 )
 _OWN_MISTAKES: Final = ("ParamValidationError", "InvalidEndpointURLError", "NoRegionError", "UnknownServiceError")
 _NO_PLACE: Final = (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS)

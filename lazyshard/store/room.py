@@ -170,7 +170,10 @@ def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool
                     "%s: %d bytes of chunks are being read on this node, more than the %d that the cache may take; it "
                     "grows past that, and chunks may have to be fetched again: let it have room for all chunks that "
                     "the ranks of a node read at a time (their shuffle windows), with %s",
-                    *(root, total + size, most, BYTES_VARIABLE),
+                    root,
+                    total + size,
+                    most,
+                    BYTES_VARIABLE,
                 )
         os.ftruncate(part, size)
     return True

@@ -90,8 +90,16 @@ def _value(value: str | int | float) -> str:
 
 
 _LOGGED: Final = (
-    *("samples", "published", "chunks", "rate", "seconds", "bytes", "bytes_total"),
-    *("blank_lines", "duplicate_key_rows", "refused_rows"),
+    "samples",
+    "published",
+    "chunks",
+    "rate",
+    "seconds",
+    "bytes",
+    "bytes_total",
+    "blank_lines",
+    "duplicate_key_rows",
+    "refused_rows",
 )
 
 

@@ -26,13 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
+from lazyshard.cli import output
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.retention import read_retired, retire
-from lazyshard_producer.configuration.settings import Amount, Limits, show_bytes
+from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.wording import count, one_line
 
 SILENT_S: Final = 600.0  # not heard of for so long it may be dead; only what is said depends on it: clocks differ
@@ -298,14 +299,14 @@ class Holdback:
         wanted = max(map(needs, waiting), default=0)
         if free is None:
             room, chunks = (wanted - stock.first + 1) * chunk, stock.stop - stock.first
-            take = f"{count(chunks, 'chunk')} on disk {'takes' if chunks == 1 else 'take'} {show_bytes(stock.size)}"
-            text = f"--max-disk {show_bytes(limit)}: {take}"
-            way = f"raise --max-disk to {room} bytes ({show_bytes(room)}) or more"
+            take = f"{count(chunks, 'chunk')} on disk {'takes' if chunks == 1 else 'take'} {output.size(stock.size)}"
+            text = f"--max-disk {output.size(limit)}: {take}"
+            way = f"raise --max-disk to {room} bytes ({output.size(room)}) or more"
         else:
             room = (wanted - published) * chunk + limit - free
-            text = f"--min-free-disk {show_bytes(limit)}: {show_bytes(free)} {_are(free)} free"
-            way = f"make {room} bytes ({show_bytes(room)}) of room or more"
-        text += f", the next chunk may take {show_bytes(chunk)}"
+            text = f"--min-free-disk {output.size(limit)}: {output.size(free)} {_are(free)} free"
+            way = f"make {room} bytes ({output.size(room)}) of room or more"
+        text += f", the next chunk may take {output.size(chunk)}"
         if waiting:
             wait = f"{'waits' if len(waiting) == 1 else 'wait'} for {count(wanted, 'chunk')}"
             text += f"; {_quoted([one.name for one in waiting])} {wait}, {published:,} {_are(published)} published"

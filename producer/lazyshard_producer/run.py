@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import errors
+from lazyshard.cli import output
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY
 from lazyshard.format.records import End, Head
@@ -375,7 +376,7 @@ def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
     yield _field("sources", f"{count(len(sources), 'source')}{order if len(sources) > 1 else ''}")
     for number, source in enumerate(sources[:MAX_SOURCES_SHOWN], 1):
         size = source_size(source)
-        parts = [source.path, source_kind(source), *([] if size is None else [known.show_bytes(size)])]
+        parts = [source.path, source_kind(source), *([] if size is None else [output.size(size)])]
         yield one_line(f"  {number:>6}  {', '.join([*parts, *_told(known.SOURCE_OPTIONS, source)])}")
     if len(sources) > MAX_SOURCES_SHOWN:
         yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"

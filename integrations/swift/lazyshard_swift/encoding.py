@@ -32,9 +32,22 @@ from lazyshard_swift.errors import refused
 
 # Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null.
 _ATTRIBUTES: Final = (
-    *("max_length", "truncation_strategy", "_loss_scale", "is_binary_loss_scale", "mode", "task_type"),
-    *("use_chat_template", "template_backend", "_agent_template", "norm_bbox", "max_pixels", "response_prefix"),
-    *("enable_thinking", "preserve_thinking", "add_non_thinking_prefix", "remove_unused_columns"),
+    "max_length",
+    "truncation_strategy",
+    "_loss_scale",
+    "is_binary_loss_scale",
+    "mode",
+    "task_type",
+    "use_chat_template",
+    "template_backend",
+    "_agent_template",
+    "norm_bbox",
+    "max_pixels",
+    "response_prefix",
+    "enable_thinking",
+    "preserve_thinking",
+    "add_non_thinking_prefix",
+    "remove_unused_columns",
 )
 
 # How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals.

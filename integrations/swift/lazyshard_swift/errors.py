@@ -75,8 +75,17 @@ def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
 
 
 _REFUSALS: Final = (
-    *(SettingsRefused, ResumeRefused, PositionInvalid, StreamTooShort, library.StreamMismatch, library.ConfigInvalid),
-    *(library.ChunkRetired, library.CursorTaken, library.StateInvalid, library.StateMismatch, library.AccessRefused),
+    SettingsRefused,
+    ResumeRefused,
+    PositionInvalid,
+    StreamTooShort,
+    library.StreamMismatch,
+    library.ConfigInvalid,
+    library.ChunkRetired,
+    library.CursorTaken,
+    library.StateInvalid,
+    library.StateMismatch,
+    library.AccessRefused,
 )
 
 

@@ -188,7 +188,10 @@ def _unknown(where: str, names: Iterable[str], table: str) -> Iterator[Problem]:
 
 
 _FOLLOWS_FROM: Final = {
-    **{"max_bad_rows": "on_bad_row", "consumers": "retain", "marker": "finished_by", "idle_seconds": "finished_by"},
+    "max_bad_rows": "on_bad_row",
+    "consumers": "retain",
+    "marker": "finished_by",
+    "idle_seconds": "finished_by",
     **{option.name: option.needs for option in OPTIONS if option.needs},
 }
 """What may be wrong only because something else could not be read."""

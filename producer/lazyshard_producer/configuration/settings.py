@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
-from rich import filesize
 
+from lazyshard.cli.output import size
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, parse_size
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
@@ -38,11 +38,6 @@ PANELS: Final = {
 """Headings of the help, by TOML table: "" for the top of the file, "source" for each ``[[source]]``."""
 
 
-def show_bytes(number: int) -> str:
-    """Returns a number of bytes for people: 999 bytes, 20.5 GB."""
-    return filesize.decimal(number)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """An amount of data, 0 or more."""
@@ -53,7 +48,7 @@ class Amount:
     def __str__(self) -> str:
         """Returns the amount for people."""
         if self.unit == "bytes":
-            return show_bytes(self.number)
+            return size(self.number)
         return f"{self.number:,} {self.unit if self.number != 1 else self.unit[:-1]}"
 
 
@@ -417,7 +412,7 @@ class Option(NamedTuple):
         if isinstance(value, tuple):
             return ", ".join(one if isinstance(one, str) else "=".join(one) for one in value) or "none"
         if value is not None and self.metavar.startswith("SIZE"):
-            return show_bytes(value)
+            return size(value)
         return "none" if value is None else str(value)
 
 

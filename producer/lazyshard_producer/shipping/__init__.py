@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from lazyshard.cli import output
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
 from lazyshard.format.records import Head, Manifest
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import is_url, stream_name
 from lazyshard.stream.retention import list_kept
-from lazyshard_producer.configuration.settings import Settings, show_bytes
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
@@ -168,9 +169,9 @@ class _ObjectDestination(Destination):
         if (pending := shipper.pending_bytes) and pending + shipper.largest > most:
             trouble = shipper.store.trouble
             left = count(shipper.announced - shipper.shipped, "chunk")
-            waiting = f"{left} ({show_bytes(pending)}) wait in {shipper.spool.folder}"
+            waiting = f"{left} ({output.size(pending)}) wait in {shipper.spool.folder}"
             why = f"to be put to {self._settings.out}; {trouble or 'the store takes them more slowly than rows come'}"
-            reason = f"--max-spool {show_bytes(most)}: {waiting} {why}"
+            reason = f"--max-spool {output.size(most)}: {waiting} {why}"
             return Hold(reason=reason, retry_s=0.2, stalled=trouble is not None)
         return None if self._holdback is None else self._holdback.before_chunk(published_chunks, published_samples)
 

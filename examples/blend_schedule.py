@@ -3,8 +3,8 @@
     python examples/blend_schedule.py [FOLDER]
 
 A run begins on web text alone. Until step 40 the share of maths grows to a fifth, from step 60 to step 80 that of code
-to a half. After step 30, on the way, the run is stopped, and goes on from its state with another micro batch. For every
-ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by more
+to a half. After step 30, on the way, the run is stopped, and continues from its state with another micro batch. For
+every ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by more
 than the three samples that the rule of the blend allows.
 """
 
@@ -77,7 +77,7 @@ def train(batches: Batches, stop: int, mixture: Mixture, blend: BlendedDataset) 
 
 
 def main() -> None:
-    """Writes three streams, trains on the blend, stops, goes on, and checks."""
+    """Writes three streams, trains on the blend, stops, continues, and checks."""
     folder = Path(*sys.argv[1:] or ["runs/blend_schedule"])
     if folder.exists():
         sys.exit(f"{folder} is there already: remove it, or give another folder")
@@ -94,7 +94,7 @@ def main() -> None:
     train(batches, STOPPED_AFTER, mixture, blend)
     (folder / "state.json").write_text(json.dumps(batches.state_dict()))
 
-    print("           stopped; goes on with micro batches of 4")
+    print("           stopped; continues with micro batches of 4")
     blend = open_blend(folder, batch_size=4)
     batches = blend.batches(collate_fn=list)
     batches.load_state_dict(json.loads((folder / "state.json").read_bytes()))

@@ -1,10 +1,10 @@
-"""Resuming on fewer GPUs: four ranks are killed in the middle of a run, three go on, each sample is trained once.
+"""Resuming on fewer GPUs: four ranks are killed in the middle of a run, three continue, each sample is trained once.
 
     python examples/fewer_gpus.py [FOLDER]
 
 Four processes train on a stream that is still being produced, with a checkpoint every ten steps. After step 25 all of
-them get SIGKILL. Three processes go on from the newest checkpoint, with nothing said about the change: what steps 21 to
-25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it from
+them get SIGKILL. Three processes continue from the newest checkpoint, with nothing said about the change: what steps 21
+to 25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it from
 the checkpoints alone, `lazyshard trace` tells when a sample was trained, and what the ranks have written down
 themselves has to agree.
 
@@ -122,7 +122,7 @@ def lazyshard(*arguments: str | Path) -> str:
 
 
 def main() -> None:
-    """Trains with four ranks, kills them, goes on with three, and checks."""
+    """Trains with four ranks, kills them, continues with three, and checks."""
     folder = Path(*sys.argv[1:] or ["runs/fewer_gpus"]).absolute()
     if folder.exists():
         sys.exit(f"{folder} is there already: remove it, or give another folder")
@@ -147,7 +147,7 @@ def main() -> None:
     if any(process.exitcode for process in three):
         sys.exit("a rank has failed")
     second = trained(folder, 3)
-    print(f"three ranks: went on with step {min(second)} and finished after step {max(second)}\n")
+    print(f"three ranks: continued with step {min(second)} and finished after step {max(second)}\n")
 
     last = max(run.glob("checkpoint-*"), key=step_of)
     audit = lazyshard("audit", stream, run)

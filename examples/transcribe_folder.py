@@ -73,7 +73,7 @@ def transcribe(path: Path) -> tuple[str, Features]:
 
 
 def publish(folder: Path, stream: Path) -> None:
-    """Publishes a row for each recording until there is a file `_END`; started again, it goes on after the last.
+    """Publishes a row for each recording until there is a file `_END`; started again, it continues after the last.
 
     Takes recordings in the order of their names, so those that appear later have to have later names.
     """

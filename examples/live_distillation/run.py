@@ -80,7 +80,7 @@ def main() -> None:
         most = max(most, learn(stream, folder, STEPS))
         wait_until_held(stream, producer, trained=STEPS * 16 // PER_CHUNK)
     finally:
-        producer.send_signal(signal.SIGTERM)  # the same command would go on with the next text
+        producer.send_signal(signal.SIGTERM)  # the same command would continue with the next text
         code = producer.wait()
 
     lines = (folder / "student.txt").read_text().splitlines()

@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
 
 
 def rows(position: int | None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields (row, position after it) without end; asked again with a position it goes on with the rows after it."""
+    """Yields (row, position after it) without end; asked again with a position it continues with the rows after it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     teacher = Model(width=16)

@@ -40,7 +40,7 @@ _VECTOR: Final = 240_000
 
 @dataclass(frozen=True)
 class Stop:
-    """A run that goes on with another number of ranks.
+    """A run that continues with another number of ranks.
 
     Attributes:
         draws: samples that each of the ranks before has drawn.
@@ -122,7 +122,7 @@ def rescale(before: int, after: int, total: int, seeds: itertools.count[int]) ->
 
 
 class Resumes:
-    """Other loaders that go on after so many of the same rows, and ours."""
+    """Other loaders that continue after so many of the same rows, and ours."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -155,7 +155,7 @@ class Resumes:
             found = self._child(settings, package)
             expected = self._expected(settings)
             if found["ids"] != expected:
-                raise (Missing if package else Failed)(f"{loader} went on with {found['ids']}, expected {expected}")
+                raise (Missing if package else Failed)(f"{loader} continued with {found['ids']}, expected {expected}")
             return {unit: found[unit] for unit in ("ms", "processor ms")}
 
         return turn

@@ -1,4 +1,4 @@
-"""How each loader is stopped after so many rows and goes on: ours, and the others, each as its documentation shows.
+"""How each loader is stopped after so many rows and continues: ours, and the others, each as its documentation shows.
 
 All read the same rows in order, in batches of 8 parsed rows, without worker processes. For each there is a way to leave
 the state of a run that has consumed a number of rows, and one to construct it anew, load that state and get the next
@@ -22,7 +22,7 @@ BATCH: Final = 8
 
 Settings = dict[str, Any]
 """`data`: directory of the rows; `offsets`: file that says where each of them begins; `state`: file of the state;
-`consumed`: rows; `save`: whether to leave the state or to go on; `saved`: ranks before; `rank`, `ranks`: after it."""
+`consumed`: rows; `save`: whether to leave the state or continue; `saved`: ranks before; `rank`, `ranks`: after it."""
 
 Made = tuple[Callable[[], Any], Callable[[Any], Iterator[list[Row]]]]
 """Makes a loader that has `state_dict` and `load_state_dict`; returns its batches."""
@@ -121,7 +121,7 @@ LOADERS: Final[dict[str, Callable[[Settings], Made]]] = {
 
 
 def resume(settings: Settings) -> dict[str, Any]:
-    """In a process of that loader: leaves the state, or goes on and returns the ids of the first batch."""
+    """In a process of that loader: leaves the state, or continues and returns the ids of the first batch."""
     make, batches = LOADERS[settings["loader"]](settings)
     if settings["save"]:
         if settings["loader"] == "ours":
@@ -151,7 +151,7 @@ def _ms(work: Callable[[], None]) -> dict[str, float]:
 
 
 def first_sample(directory: str, window: int, arguments: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
-    """In a fresh process: ours goes on and reads one sample; memory counts from before the import of ours."""
+    """In a fresh process: ours continues and reads one sample; memory counts from before the import of ours."""
     for name in ("numpy", "torch"):
         importlib.import_module(name)
     idle = memory_mb()["resident"]

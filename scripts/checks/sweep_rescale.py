@@ -1,4 +1,4 @@
-"""Chains of real trainings that are killed and go on with other ranks. Run by `scripts/sweep_rescale`."""
+"""Chains of real trainings that are killed and continue with other ranks. Run by `scripts/sweep_rescale`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trains a small language model on data while it is still being produced, and checks what was trained.
 
-Run by `scripts/demo`; see its ``--help``. Three things go on at once, each in processes of its own: the producer's
+Run by `scripts/demo`; see its ``--help``. Three things run at once, each in processes of its own: the producer's
 command, which publishes at a limited rate; the training job under torchrun; and this, which watches the two.
 """
 
@@ -49,7 +49,7 @@ class Stopped(BaseException):
 
 
 class DemoFailed(Exception):
-    """It cannot go on: why, and the log of the process that died, if that is why."""
+    """It cannot continue: why, and the log of the process that died, if that is why."""
 
     def __init__(self, text: str, log: Path | None = None) -> None:
         super().__init__(text)

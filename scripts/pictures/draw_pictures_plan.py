@@ -85,14 +85,14 @@ DRAWN: Final = 3
 
 
 def rescaling() -> str:
-    """Draws a run of 8 ranks that goes on with 6: chunks of 2 samples, the cursor in the middle of a stripe."""
+    """Draws a run of 8 ranks that continues with 6: chunks of 2 samples, the cursor in the middle of a stripe."""
     rules = Rules(unit=2)
     shown, columns = 56, BEFORE * rules.unit
     before = Course(rules, [Part(BEFORE, draws=DRAWN)])
     after = Course(rules, [Part(BEFORE, draws=DRAWN), Part(AFTER)])
     trained = {before.draw(lane, position, None).sample: lane for position in range(DRAWN) for lane in range(BEFORE)}
     place = {sample: after.place(sample, None, 0) for sample in range(shown) if sample not in trained}
-    drawing = Drawing("Eight ranks have trained 24 samples; six ranks go on with exactly the other ones", 462)
+    drawing = Drawing("Eight ranks have trained 24 samples; six ranks continue with exactly the other ones", 462)
     drawing.words(MARGIN, 26, f"{BEFORE} ranks, until the cursor", 13, bold=True)
     drawing.words(MARGIN, 44, f"each has trained {DRAWN} samples; a chunk holds {rules.unit}", colour=FAINT)
 
@@ -153,7 +153,7 @@ def watermark() -> str:
         MARGIN,
         270,
         [
-            "All ranks go on together, a whole stripe at a time. Once the",
+            "All ranks continue together, a whole stripe at a time. Once the",
             "stream has ended, what is left is dealt row by row.",
         ],
     )

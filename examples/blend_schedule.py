@@ -4,8 +4,8 @@
 
 A run begins on web text alone. Until step 40 the share of maths grows to a fifth, from step 60 to step 80 that of code
 to a half. After step 30, on the way, the run is stopped, and continues from its state with another micro batch. For
-every ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by more
-than the three samples that the rule of the blend allows.
+every ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by
+more than the three samples that the rule of the blend allows.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Four processes train on a stream that is still being produced, with a checkpoint every ten steps. After step 25 all of
 them get SIGKILL. Three processes continue from the newest checkpoint, with nothing said about the change: what steps 21
-to 25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it from
-the checkpoints alone, `lazyshard trace` tells when a sample was trained, and what the ranks have written down
+to 25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it
+from the checkpoints alone, `lazyshard trace` tells when a sample was trained, and what the ranks have written down
 themselves has to agree.
 
 Ranks are processes on the CPU here, which talk through gloo; `train` is what each process of torchrun would run.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -122,27 +122,18 @@ class Setting:
         return once + workers * max(0.0, size / workers - 1) * (1 - min(1.0, held / self.window))
 
     def needed_chunks(self, step: int) -> int:
-        """Returns how many chunks must be published before a step: `Course.needed` of its end in closed form."""
-        spans = -(-(step + 1) * self.draws // self.span)
-        return min(spans * self.span_rows // self.samples_per_chunk, self.chunks)
+        """Returns how many chunks must be published before a step."""
+        return min(self.course.needed((step + 1) * self.draws - 1) // self.samples_per_chunk, self.chunks)
 
     def first_step_after(self, chunks: int) -> int:
         """Returns the first step that needs more than so many chunks; `steps` where none does."""
-        if chunks >= self.chunks:
-            return self.steps
-        spans = chunks * self.samples_per_chunk // self.span_rows
-        return min(self.steps, spans * self.span // self.draws)
+        drawn = self.course.drawable(chunks * self.samples_per_chunk) // self.draws
+        return self.steps if chunks >= self.chunks else min(self.steps, drawn)
 
 
 def retry_s(held_s: float) -> float:
     """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.holding`)."""
     return min(2.0, max(0.2, held_s / 10))
-
-
-# When a held producer looks, in seconds since it is held, up to where the pauses grow no more
-_LOOKS: Final = [0.0]
-while retry_s(_LOOKS[-1]) < retry_s(math.inf):
-    _LOOKS.append(_LOOKS[-1] + retry_s(_LOOKS[-1]))
 
 
 class Producer:
@@ -178,10 +169,10 @@ class Producer:
 
 def first_look(held_s: float) -> float:
     """Returns when a producer looks that is held: its first look after so many seconds or just then."""
-    last, longest = _LOOKS[-1], retry_s(math.inf)
-    if held_s > last:
-        return last + math.ceil((held_s - last) / longest) * longest
-    return _LOOKS[bisect_left(_LOOKS, held_s)]
+    at, longest = 0.0, retry_s(math.inf)
+    while at < held_s and (pause := retry_s(at)) < longest:
+        at += pause
+    return at + math.ceil(max(0.0, held_s - at) / longest) * longest
 
 
 class WaitEnd(NamedTuple):
@@ -337,11 +328,6 @@ class Disk(NamedTuple):
     deleted: int
 
 
-def done_chunks(setting: Setting, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns how many chunks are done with once every rank has drawn so many positions: `Course.done_before`."""
-    return positions // setting.span * setting.span_rows // setting.samples_per_chunk
-
-
 def disk_use(timeline: Timeline) -> Disk:
     """Returns what a run took on disk."""
     setting, published, every = timeline.setting, timeline.published, timeline.setting.checkpoint_steps
@@ -352,7 +338,9 @@ def disk_use(timeline: Timeline) -> Disk:
         newest = np.arange(setting.keep_checkpoints, commits + 1) * every
         oldest = newest - (setting.keep_checkpoints - 1) * every
         committed = timeline.ends(newest - 1) + setting.visibility_s
-        done = np.concatenate(([0], done_chunks(setting, oldest * setting.draws)))
+        # How many chunks every rank is done with: `Course.done_before`.
+        spans = oldest * setting.draws // setting.span
+        done = np.concatenate(([0], spans * setting.span_rows // setting.samples_per_chunk))
         # At its last look before each chunk the producer deletes what is committed, but never the newest chunk.
         deleted = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
     kept = count - deleted

@@ -74,10 +74,8 @@ class Audit(NamedTuple):
         """Samples of a step, where too few for one are to come in the newest epoch: no state tells their fate."""
         part, epoch = self.head.state.parts[-1], self.epochs[-1]
         step = part.dp * part.draws_per_step
-        counted = self.head.member is None and self.head.sequences is None
-        if self.tracing.total is None or not counted or not part.trained:
-            return None
-        return step if 0 < epoch.to_come.samples < step else None
+        known = self.tracing.total is not None and self.head.member is None and self.head.sequences is None
+        return step if known and part.trained and 0 < epoch.to_come.samples < step else None
 
 
 def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
@@ -96,9 +94,8 @@ def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
     chosen = max(files, key=trained)
     if dated or len(files) == 1:
         return chosen, None
-    what = f"audited as the one that has trained the most {'steps' if known else 'samples'}: not every state says when"
-    what += " it was saved, and the times of files tell nothing where they were copied; name another one by --state"
-    return chosen, what
+    most = f"has trained the most {'steps' if known else 'samples'}"
+    return chosen, f"audited as the one that {most}: not every state says when it was saved; name another by --state"
 
 
 def audit(
@@ -117,18 +114,15 @@ def audit(
     audited = [_related(saved, head, tracing, found) for saved in states]
     epochs = count_epochs(tracing, _branches(audited), report)
     if isinstance(tracing, SequenceTracing) and (first := tracing.first.position):
-        what = f"its rows before row {first:,}, whose chunks are deleted, count as trained unseen"
-        found.append(Remark("note", name, what))
+        found.append(Remark("note", name, f"the rows before row {first:,}, whose chunks are deleted, count as trained"))
     for one in epochs:
-        counted: list[tuple[_Kind, int, str]] = [("twice", one.twice.samples, "trained more than once")]
-        counted.append(("twice", one.again.samples, "trained and come again"))
-        counted.append(("missing", one.missing.samples, "passed over"))
-        for kind, samples, what in counted:
-            if samples:
-                found.append(Remark(kind, name, f"epoch {one.epoch}: {samples:,} samples were {what}"))
+        told = {"trained more than once": one.twice, "trained and come again": one.again, "passed over": one.missing}
+        for what, those in told.items():
+            if those.samples:
+                kind: _Kind = "missing" if those is one.missing else "twice"
+                found.append(Remark(kind, name, f"epoch {one.epoch}: {those.samples:,} samples were {what}"))
         if not one.whole:
-            what = f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside"
-            found.append(Remark("count", name, what))
+            found.append(Remark("count", name, f"epoch {one.epoch}: draws overlap, or lie outside of the epoch"))
     kept = [(one.saved, one.tracing) for one in audited if one.tracing is not None]
     found += (Remark("steps", str(saved.file), what) for saved, run in kept for what in _of_steps(saved, run))
     found += _of_chunks(kept, (head, newest(states)[0]), cursors, tracing)
@@ -155,8 +149,7 @@ def _related(saved: SavedState, head: SavedState, tracing: Tracing, found: list[
         values = [(name, getattr(state, name), getattr(head.state, name)) for name in SETTINGS]
         values += [(name, rules.get(name), others.get(name)) for name in rules.keys() | others.keys()]
         differ = ", ".join(f"{name} {its}, not {audited}" for name, its, audited in values if its != audited)
-        what = f"{differ}: it drew in another order, so it is of another run on the stream"
-        found.append(Remark("other-settings", file, what))
+        found.append(Remark("other-settings", file, f"{differ}: it is of another run on the stream"))
         own, ahead = None, []
     found += ahead
     return AuditedState(saved, own, relation, shared_draws(state, head.state))
@@ -167,8 +160,7 @@ def _branches(states: Sequence[AuditedState]) -> list[AuditedState]:
     chosen: list[AuditedState] = []
     left = [one for one in states if one.relation == "abandoned" and one.tracing is not None]
     for one in sorted(left, key=lambda one: -one.saved.state.consumed):
-        covered = (relate(one.saved.state, other.saved.state) for other in chosen)
-        if "on the course" not in covered:
+        if "on the course" not in (relate(one.saved.state, other.saved.state) for other in chosen):
             one.trained = 0
             chosen.append(one)
     return chosen
@@ -202,10 +194,8 @@ def _of_steps(saved: SavedState, tracing: Tracing) -> Iterator[str]:
         yield f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank"
     told = _told_steps(saved)
     if told is not None and steps.unknown is None and steps.trained != told:
-        which, name = "is of", ""
-        if saved.step is None:
-            which, name = f"lies in {folder}, so it is of", ": call folders by their step"
-        yield f"it {which} step {told}, but the state has trained {steps.trained} steps{name}"
+        which = "is of" if saved.step is not None else f"lies in {folder}, named after the step, so it is of"
+        yield f"it {which} step {told}, but the state has trained {steps.trained} steps"
     elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
         yield f"it is of step {saved.step}, but its folder is called {folder}"
 
@@ -224,13 +214,12 @@ def _of_chunks(
             older[file] = need
             continue
         if need < retired:
-            what = f"it cannot be gone on from: that needs chunk {need}, and those below {retired} are deleted"
-            yield Remark("deleted", file, what)
+            yield Remark("deleted", file, f"to resume from it needs chunk {need}; those below {retired} are deleted")
         for cursor, name in named:
             if cursor.chunks_before > need:
-                what = f"it lets the chunks below {cursor.chunks_before} be deleted, but {file} needs chunk {need}"
-                yield Remark("cursor", name, what)
-    fate, free = "no longer be gone on from", max((cursor.chunks_before for cursor in cursors), default=0)
+                below = f"the chunks below {cursor.chunks_before}"
+                yield Remark("cursor", name, f"it lets {below} be deleted, but {file} needs chunk {need}")
+    fate, free = "no longer be resumed from", max((cursor.chunks_before for cursor in cursors), default=0)
     lost = {file: need for file, need in older.items() if need < retired}
     yield from _in_one_note(where, lost, f"can {fate}", f"below {retired} are deleted")
     soon = {file: need for file, need in older.items() if retired <= need < free}

@@ -25,18 +25,19 @@ import numpy.typing as npt
 
 from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Tracing
-from lazyshard.inspection.tracing_sequences import SequenceTracing, rows_at
+from lazyshard.inspection.tracing_sequences import ROWS_AT_ONCE, SequenceTracing
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.plan.sequences import Split, SplitSequence
-from lazyshard.stream.sequences import PlannedWindow, RowDraws
+from lazyshard.stream.sequences import PlannedWindow
 
 _LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
 _MAX_RANGES: Final = 1000  # Ranges that are kept of each kind; how many samples there are is counted in any case
 
-TRAINED, SKIPPED, TO_COME, LEFT_OVER, LEFT_OUT = range(5)
-_KINDS: Final[dict[str, int]] = {"trained": 0, "skipped": 1, "to come": 2, "left over": 3}
+TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT = range(5)
+_KINDS: Final[dict[str, int]] = {"trained": TRAINED, "to come": TO_COME, "left over": LEFT_OVER, "skipped": SKIPPED}
 
 _Mask = npt.NDArray[np.bool_]
+Report = Callable[[str, int, int], None]  # Is told a phase, how much of it is done, and of how much
 
 SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 
@@ -94,9 +95,7 @@ class AuditedState:
 
 
 def count_epochs(
-    tracing: Tracing,
-    branches: Sequence[AuditedState] = (),
-    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    tracing: Tracing, branches: Sequence[AuditedState] = (), report: Report = lambda *_: None
 ) -> list[EpochAudit]:
     """Counts every draw of a run, and of branches that left it; `report` is told a phase, chunks done, and all."""
     if isinstance(tracing, SequenceTracing):
@@ -136,12 +135,18 @@ class Counts:
         self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
         self.drawn = self.marked = 0
 
+    def grow(self, total: int) -> None:
+        """Takes in the samples up to [0, total)."""
+        if (more := total - len(self.trained)) > 0:
+            more = max(more, len(self.trained))
+            self.trained, self.kinds = np.pad(self.trained, (0, more)), np.pad(self.kinds, (0, more))
+        self.total = max(self.total, total)
+
     def mark(self, samples: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], kind: int) -> None:
         """Counts what is drawn in these epochs: as trained, or why it is not."""
         wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
-        bad = int(np.count_nonzero(wrong))
-        self.impossible += bad
-        self.add(samples[~wrong] if bad else samples, kind)
+        self.impossible += int(np.count_nonzero(wrong))
+        self.add(samples[~wrong], kind)
 
     def add(self, samples: npt.NDArray[np.int64], kind: int) -> None:
         """Counts samples that were trained, or why they were not."""
@@ -168,22 +173,18 @@ class Counts:
 
     def audit(self) -> EpochAudit:
         """Returns what was counted."""
+        trained, kinds = self.trained, self.kinds
 
-        def found(which: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], _Mask]) -> Ranges:
-            return ranges_where(self.total, lambda a, b: which(self.trained[a:b], self.kinds[a:b]))
+        def untrained(low: int, top: int) -> Ranges:
+            return ranges_where(
+                self.total, lambda a, b: (trained[a:b] == 0) & (kinds[a:b] >= low) & (kinds[a:b] <= top)
+            )
 
-        return EpochAudit(
-            self.epoch,
-            self.total,
-            int(np.count_nonzero(self.trained)),
-            to_come=found(lambda trained, kinds: (kinds == TO_COME) & (trained == 0)),
-            left_over=found(lambda trained, kinds: (kinds == LEFT_OVER) & (trained == 0)),
-            skipped=found(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
-            twice=found(lambda trained, kinds: trained > 1),
-            again=found(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
-            missing=found(lambda trained, kinds: (kinds == 0) & (trained == 0)),
-            whole=self.is_whole(),
-        )
+        twice = ranges_where(self.total, lambda a, b: trained[a:b] > 1)
+        again = ranges_where(self.total, lambda a, b: (trained[a:b] > 0) & (kinds[a:b] > 0) & (kinds[a:b] < LEFT_OUT))
+        come, over, missing = (untrained(kind, kind) for kind in (TO_COME, LEFT_OVER, TRAINED))
+        skipped, once = untrained(SKIPPED, LEFT_OUT), int(np.count_nonzero(trained))
+        return EpochAudit(self.epoch, self.total, once, come, over, skipped, twice, again, missing, self.is_whole())
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -236,14 +237,9 @@ def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
     return tuple(shared)
 
 
-def _count_sequences(
-    tracing: SequenceTracing, branches: Sequence[AuditedState], report: Callable[[str, int, int], None]
-) -> list[EpochAudit]:
+def _count_sequences(tracing: SequenceTracing, branches: Sequence[AuditedState], report: Report) -> list[EpochAudit]:
     """Counts the samples of the sequences of a run, by the epochs of the stream; and those of branches that left it."""
-    counting = _Counting(tracing, report)
-    for number, sequence in tracing.sequences(counting.see):
-        counting.count(number, sequence)
-    counting.finish()
+    found = _by_epoch(tracing, _count_rows(tracing, report))
     for branch in branches:
         own = branch.tracing
         assert isinstance(own, SequenceTracing)
@@ -252,87 +248,66 @@ def _count_sequences(
         made = (sequence for number, sequence in own.sequences() if any(number in numbers for numbers in beyond))
         samples = [sample for sequence in made for sample in own.samples_of(sequence)]
         branch.trained = sum(map(len, beyond))
-        for counts in counting.counts.values():
+        for counts in found.values():
             marks = np.zeros(counts.total, np.bool_)
             marks[samples] = True
             branch.count_again(counts, marks)
-    return [counts.audit() for _, counts in sorted(counting.counts.items())]
+    return [counts.audit() for _, counts in sorted(found.items())]
 
 
-class _Counting:
-    """Counts by epoch of the stream: a run over sequences may pass over several in one of its own."""
+def _count_rows(tracing: SequenceTracing, report: Report) -> Counts:
+    """Counts rows in place of samples, by the sequences that they end in."""
+    epoch, size, form, known = tracing.of.epoch, tracing.rows.rows, tracing.form, set[SplitSequence]()
+    counts, last = Counts(0, epoch), tracing.row_ended()
 
-    def __init__(self, tracing: SequenceTracing, report: Callable[[str, int, int], None]) -> None:
-        self._tracing, self._report, self._epoch = tracing, report, tracing.of.epoch
-        # The first one also before the rows of a window are known.
-        self.counts = {self._epoch: Counts(tracing.end, self._epoch)}
-        self._seen = {self._epoch: np.zeros(tracing.end, np.bool_)}
-        # Rows that are to be counted, by kind; the sequences of the micro batch at hand, and the row that ended last.
-        self._rows: dict[int, list[int]] = {}
-        self._known: set[SplitSequence] = set()
-        self._last = -1 if (row := tracing.row_ended()) is None else row
-        # Where what is left over begins, and the windows from there on.
-        self._behind = tracing.first.position
-        self._windows: list[tuple[int, RowDraws]] = []
-        for drawn in tracing.before():
-            self._add(drawn, TRAINED)
+    def see(window: PlannedWindow) -> None:
+        for first, names, fresh in tracing.rows_met(window):
+            counts.grow(first + len(names))
+            lengths = tracing.rows.lengths(first // size, epoch)[names - first]
+            none = lengths == 0 if isinstance(form, Split) else (lengths == 0) | (lengths > form.size)
+            counts.add(names[fresh & none], LEFT_OUT)
+        report("counting samples", min(first, tracing.facts.samples), tracing.facts.samples)
 
-    def see(self, window: PlannedWindow) -> None:
-        """Takes note of the rows of a window."""
-        self._flush()
-        tracing, size = self._tracing, self._tracing.rows.rows
-        for first, names, drawn, fresh in tracing.rows_met(window):
-            lengths = tracing.rows.lengths(first // size, self._epoch)[names - first]
-            none = lengths == 0 if isinstance(tracing.form, Split) else (lengths == 0) | (lengths > tracing.form.size)
-            self._add(rows_at(drawn, fresh & none), LEFT_OUT)
-            self._add(rows_at(drawn, fresh), None)
-            self._windows.append((first, drawn))
-        self._behind = first + len(names) if window.after is None else window.after.position
-        self._windows = [one for one in self._windows if one[0] + size > self._behind]
-        self._report("counting samples", min(first, tracing.facts.samples), tracing.facts.samples)
-
-    def count(self, number: int, sequence: SplitSequence) -> None:
-        """Counts the rows that end in a sequence."""
-        tracing = self._tracing
+    for rows in tracing.before():
+        counts.grow(int(rows.max(initial=-1)) + 1)
+        counts.add(rows, TRAINED)
+    for number, sequence in tracing.sequences(see):
+        # Of a micro batch that is completed sequences come once more.
         if tracing.begins_batch(number):
-            self._known.clear()
-        if sequence not in self._known:
-            self._known.add(sequence)
-            ended = [row for row in tracing.ends_in(sequence) if row != self._last]
-            self._rows.setdefault(_KINDS[tracing.fate_of(number, 0).became], []).extend(ended)
-            self._last = ended[-1] if ended else self._last
+            known.clear()
+        if sequence not in known:
+            known.add(sequence)
+            ended = [row for row in tracing.ends_in(sequence) if row != last]
+            counts.add(np.array(ended, np.int64), _KINDS[tracing.fate_of(number, 0).became])
+            last = ended[-1] if ended else last
+    return counts
 
-    def finish(self) -> None:
-        """Counts what is in no sequence so far."""
-        self._flush()
-        tracing, rest = self._tracing, TO_COME if self._tracing.count is None else LEFT_OVER
-        for counts in self.counts.values():
-            for start, stop in tracing.gaps(self._epoch):
-                counts.leave_out(start, stop)
-        for first, drawn in self._windows:
-            self._add(rows_at(drawn, np.arange(len(drawn.samples)) + first >= self._behind), rest, unknown=True)
-        for epoch, counts in self.counts.items():
-            counts.add(np.flatnonzero(~self._seen[epoch] & (counts.kinds == 0)), rest)
 
-    def _flush(self) -> None:
-        size = self._tracing.rows.rows
-        for kind, rows in self._rows.items():
-            numbers = np.array(rows, np.int64)
-            for window in np.unique(numbers // size).tolist():
-                drawn = self._tracing.rows.of_window(window, self._epoch)
-                self._add(rows_at(drawn, numbers[numbers // size == window] - window * size), kind)
-        self._rows.clear()
-
-    def _add(self, drawn: RowDraws, kind: int | None, *, unknown: bool = False) -> None:
-        """Counts those of this stream as of a kind, None for having been seen; if `unknown` those of no kind so far."""
-        own = drawn.streams == self._tracing.stream
-        for epoch in np.unique(drawn.epochs[own]).tolist():
-            if epoch not in self.counts:
-                self.counts[epoch] = Counts(self._tracing.end, epoch)
-                self._seen[epoch] = np.zeros(self._tracing.end, np.bool_)
-            samples, counts = drawn.samples[own & (drawn.epochs == epoch)], self.counts[epoch]
-            self._seen[epoch][samples] = True
-            if unknown:
-                samples = samples[(counts.kinds[samples] == 0) & (counts.trained[samples] == 0)]
-            if kind is not None:
-                counts.add(samples, kind)
+def _by_epoch(tracing: SequenceTracing, rows: Counts) -> dict[int, Counts]:
+    """Returns the samples of counted rows by epochs of the stream: a run may pass over several in one of its own."""
+    epoch, size, rest = tracing.of.epoch, tracing.rows.rows, TO_COME if tracing.count is None else LEFT_OVER
+    # The first one also before the rows of a window are known.
+    found, seen = {epoch: Counts(tracing.end, epoch)}, {epoch: np.zeros(tracing.end, np.bool_)}
+    # Of whole windows: of one that the state cuts more rows may be known than were counted.
+    windows, behind = -(-rows.total // size), tracing.behind
+    passed = np.ones(windows * size, np.bool_)
+    for window in range(behind // size, windows):
+        passed[tracing.planner.in_order(window, epoch)[max(behind - window * size, 0) :]] = False
+    for start in range(0, rows.total, ROWS_AT_ONCE):
+        drawn = tracing.drawn(np.arange(start, min(start + ROWS_AT_ONCE, rows.total)))
+        own = drawn.streams == tracing.stream
+        for of in np.unique(drawn.epochs[own]).tolist():
+            if of not in found:
+                found[of], seen[of] = Counts(tracing.end, of), np.zeros(tracing.end, np.bool_)
+            places = np.flatnonzero(own & (drawn.epochs == of))
+            samples, places = drawn.samples[places], places + start
+            found[of].add(np.repeat(samples, rows.trained[places]), TRAINED)
+            for kind in (SKIPPED, TO_COME, LEFT_OVER, LEFT_OUT):
+                found[of].add(samples[rows.kinds[places] == kind], kind)
+            seen[of][samples[passed[places]]] = True
+    for of, counts in found.items():
+        counts.impossible += not rows.is_whole()
+        for begin, stop in tracing.gaps(epoch):
+            counts.leave_out(begin, stop)
+        counts.add(np.flatnonzero(~seen[of] & (counts.kinds == 0) & (counts.trained == 0)), rest)
+    return found

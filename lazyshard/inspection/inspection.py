@@ -69,11 +69,6 @@ class Overview:
     course: list[At] = field(default_factory=list)  # rows by the ends of these chunks; none of a foreign directory
 
     @property
-    def chunks(self) -> int:
-        """Chunks that are there."""
-        return self.published.chunks - self.retired
-
-    @property
     def samples(self) -> int:
         """Rows in them."""
         return max(0, self.published.samples - self.retired * self.samples_per_chunk)
@@ -81,7 +76,7 @@ class Overview:
     @property
     def complete(self) -> bool:
         """Whether every chunk was looked at."""
-        return self.looked_at == self.chunks
+        return self.looked_at == self.published.chunks - self.retired
 
     @property
     def size(self) -> int:
@@ -252,11 +247,9 @@ def _of_lengths(found: Overview) -> Iterator[Advice]:
         text = "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them"
         yield Advice(text, f"{run} --source {shlex.quote(str(found.directory))} --out NEW --measure TOKENIZER …")
     elif made.form == "pad" and full < 0.95:
-        text = f"{100 - 100 * full:.0f} % of the padded sequences is padding: pack the rows in place of padding them"
-        yield Advice(text, f"{run} … --pack {made.size}")
+        yield Advice(f"{100 - 100 * full:.0f} % of sequences is padding: pack the rows", f"{run} … --pack {made.size}")
     elif made.form == "pack" and full < 0.95:
-        text = f"packs are {100 * full:.0f} % full: let each choose from more rows"
-        yield Advice(text, f"{run} … --pack-buffer 100000")
+        yield Advice(f"packs are {100 * full:.0f} % full: choose from more rows", f"{run} … --pack-buffer 100000")
     elif made.form is None and not found.packs:
         # The power of two, from 512 on, that holds the longest row.
         size = max(512, 1 << (max(1, tokens.largest) - 1).bit_length())
@@ -276,8 +269,7 @@ def _of_order(found: Overview, training: Training) -> Iterator[Advice]:
         # The default of ms-swift, where a stream has enough chunks
         window = min(8, chunks)
         now, then = (expected_neighbours(ranks, size, width * size, None) for width in (0, window))
-        text = "neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a"
-        text += f" window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
+        text = f"nothing shuffles the rows: a window puts {then:,.0f} draws of a rank between neighbours, not {now:.1f}"
         yield Advice(text, f"shuffle_window={window}")
 
 
@@ -285,8 +277,7 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
     chunks, rows, told = found.published.chunks, found.samples_per_chunk, found.source_rows
     size, text = found.lengths.mean * rows, ""
     if found.published.ended and chunks < training.ranks:
-        text = f"there are fewer chunks ({chunks:,}) than ranks ({training.ranks:,}), so each row is dealt, and read,"
-        text += " by itself: make smaller chunks"
+        text = f"fewer chunks ({chunks:,}) than ranks ({training.ranks:,}): rows are read singly; make smaller chunks"
         rows = found.samples // (2 * training.ranks)
     elif size > 2e9 and rows > 1:
         text = f"a chunk has {size / 1e9:,.1f} GB, and no row of it is trained before all is there: make smaller chunks"

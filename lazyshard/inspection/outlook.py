@@ -277,9 +277,8 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
     # One of which chunks are still to come is waited for, on all ranks: none reads in it.
     read = [(window.first, window.stop) for window in windows.values() if window.stop <= census.chunks]
     cuts = {0, census.retired, done, taken, census.chunks, stop, *itertools.chain(*read)}
-    first = max(0, min(stop, census.chunks + _BEHIND) - close_up)
-    if firsts:
-        first = max(0, min(min(firsts.values()) - _BEHIND, stop - close_up))
+    first = min(firsts.values()) - _BEHIND if firsts else census.chunks + _BEHIND - close_up
+    first = max(0, min(first, stop - close_up))
     stretches, cells = list[ChunkStretch](), list[Cell]()
     for begin, end in itertools.pairwise(sorted(cut for cut in cuts if 0 <= cut <= stop)):
         state: ChunkState = "done" if begin < done else "taken" if begin < taken else "ready"
@@ -327,9 +326,7 @@ def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
     if dp != reading.dp_size or dp > 1 << 20 or len(state.parts) > 64 or left_out:
         return None
     size, limit, needs_chunks = state.samples_per_chunk, state.max_total_samples, reading.needs_chunks
-    total = census.samples if census.ended else None
-    if total is not None and limit is not None:
-        total = min(total, limit)
+    total = min(census.samples, limit or census.samples) if census.ended and census.samples is not None else None
     try:
         course = course_of(state)
         begin, span = course.begin(total), course.rules.span

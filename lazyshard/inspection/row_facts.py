@@ -93,8 +93,7 @@ class Lengths:
 
     def quantile(self, share: float) -> int:
         """Returns the least length that this share does not exceed; above 2,048 too low by a thousandth at the most."""
-        rank = max(1, math.ceil(share * self.count))
-        bucket = int(np.searchsorted(np.cumsum(self._buckets), rank))
+        bucket = int(np.searchsorted(np.cumsum(self._buckets), max(1, math.ceil(share * self.count))))
         return min(max(int(_LOWEST[min(bucket, len(_LOWEST) - 1)]), self.smallest), self.largest)
 
     def spread(self, most: int) -> list[Bin]:
@@ -108,23 +107,18 @@ class Lengths:
         """Returns at most `MAX_BINS` bins, the more evenly spaced the logarithms of their edges, from the least on."""
         if not self.count:
             return []
+        powers = [10**power for power in range(len(str(self.largest)) + 1)]
         for ladder in _LADDERS:
+            edges = sorted({0, *(int(step * power) for power in powers for step in ladder)})
             # Such that the first bin holds the smallest length and the last one the largest.
-            edges, power = [0], 1
-            while edges[-1] <= self.largest:
-                for step in ladder:
-                    if edges[-1] < int(step * power) and edges[-1] <= self.largest:
-                        edges.append(int(step * power))
-                power *= 10
-            edges = edges[bisect_right(edges, self.smallest) - 1 :]
+            edges = edges[bisect_right(edges, self.smallest) - 1 : bisect_right(edges, self.largest) + 1]
             if len(edges) <= MAX_BINS + 1:
                 break
         return self._bins(edges)
 
     def _bins(self, edges: Sequence[int]) -> list[Bin]:
         """Returns the bins between edges that enclose all lengths."""
-        before = np.concatenate(([0], np.cumsum(self._buckets)))
-        marks = before[np.searchsorted(_LOWEST, edges)].tolist()
+        marks = np.concatenate(([0], np.cumsum(self._buckets)))[np.searchsorted(_LOWEST, edges)].tolist()
         # Of the first and the last bucket an edge may leave a part outside.
         marks[0], marks[-1] = 0, self.count
         return [Bin(*one) for one in zip(edges, edges[1:], np.diff(marks).tolist(), strict=False)]
@@ -223,14 +217,13 @@ def _lines(fd: int, most_bytes: int, most_line: int) -> Iterator[bytes]:
 def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
     """Counts the rows of the file's lines, which hold their ends; `complete` where they are all of it."""
     groups: dict[str, RefusedFor] = {}
-    rows = unreadable = 0
+    unreadable = 0
     for line in lines:
         if not line.endswith(b"\n"):
             continue
         if (one := _decode(line)) is None:
             unreadable += 1
             continue
-        rows += 1
         # A reason may hold a place or a value of the row.
         key = re.sub(r"\d+", "0", one.reason)
         if key not in groups and len(groups) >= MOST_TOLD_APART:
@@ -240,7 +233,7 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
         if len(group.names) < MOST_TOLD_APART:
             group.names.add(one.source)
     ordered = sorted(groups.values(), key=lambda group: (group.reason == OTHERS, -group.rows, group.reason))
-    return RefusedRows(rows, tuple(ordered), unreadable, complete)
+    return RefusedRows(sum(group.rows for group in ordered), tuple(ordered), unreadable, complete)
 
 
 def _decode(line: bytes) -> RefusedRow | None:

@@ -121,8 +121,7 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     try:
         manifest = tolerate(lambda: read_manifest(directory, None), problems)
     except NotADirectoryError as cause:
-        what = f"{directory}: expected the directory of a stream, found a file"
-        raise errors.StreamMissing(what, directory=str(directory)) from cause
+        raise errors.StreamMissing(f"{directory}: a file, not a directory", directory=str(directory)) from cause
     head = tolerate(lambda: _read_head(directory / HEAD, manifest), problems)
     native = any(is_there(directory / name) for name in (MANIFEST, HEAD, names.OWNER))
     if native and manifest is None and not is_there(directory / MANIFEST):
@@ -263,10 +262,9 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
     known, others = sum(sizes.values()), len(sizes) - (last in sizes)
     if len(sizes) >= count:
         return known
-    if not others:
-        return known * count
-    mean = (known - sizes.get(last, 0)) / others
-    return round(mean * (count - 1) + sizes[last] if last in sizes else mean * count)
+    part = sizes.get(last, 0)
+    mean = (known - part) / others if others else known
+    return round(mean * (count - (last in sizes)) + part)
 
 
 class LostChunks:
@@ -316,8 +314,7 @@ def measure_disk(
             # What is being written is renamed at any moment.
             with contextlib.suppress(OSError):
                 size += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
-    mean = sum(sizes.values()) / len(sizes) if sizes else None
-    return DiskUse(size, exact, mean, tuple(sorted(missing)))
+    return DiskUse(size, exact, sum(sizes.values()) / len(sizes) if sizes else None, tuple(sorted(missing)))
 
 
 def count_lines(path: Path) -> Lines | None:

@@ -69,10 +69,8 @@ class Stretch(NamedTuple):
 
     def blocks(self, total: int) -> Iterator[tuple[_Integers, _Integers]]:
         """Yields what is drawn, in blocks: samples and their epochs."""
-        if self.start >= self.stop:
-            return
         # Whole windows where that is possible: the permutation of one that is cut would be made twice.
-        long = min(self.stop - self.start, _BLOCK)
+        long = max(1, min(self.stop - self.start, _BLOCK))
         lanes = max(1, _BLOCK // long)
         for lane in range(0, self.course.dp, lanes):
             numbers = np.arange(lane, min(lane + lanes, self.course.dp))[:, None]
@@ -104,8 +102,7 @@ class Tracing:
         self.left_out = saved.member is not None and not saved.member.blended  # of the blend that the run is over
         if len(state.parts) > MAX_PARTS:
             raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
-        here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
-        check_fits(state, here, where)
+        check_fits(state, replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk), where)
         limit = state.max_total_samples
         self.end = total = facts.samples if limit is None else min(facts.samples, limit)
         self.total = total if facts.ended or total == limit else None
@@ -113,10 +110,8 @@ class Tracing:
         for number, part in enumerate(state.parts if self.total is None else ()):
             needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
             if needed > facts.samples:
-                what = f"{saved.file}: the state has drawn what needs {needed} samples, but {facts.samples} are"
-                raise self._mismatch(
-                    f"{what} published in {where}: it is ahead of the stream, which may be an older copy"
-                )
+                what = f"{saved.file}: the state has drawn what needs {needed} samples, but {where} has {facts.samples}"
+                raise self._mismatch(f"{what}: it is ahead of the stream, which may be an older copy")
         try:
             self.sections = tuple(_sections_of(self.course, self.total))
             first = min(section.first_epoch for section in self.sections)
@@ -131,12 +126,9 @@ class Tracing:
         """Returns what a step took or will take. Raises StateMismatch: not known, or not certain before more comes."""
         place, unknown = self.steps.place(step), self.steps.unknown
         if place is None:
-            why = "it begins after that step"
-            if unknown is not None:
-                why = f"part {unknown} of {len(self.state.parts)} does not say how many samples a step had"
-            what = f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a"
-            what += " checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones"
-            raise self._mismatch(what, field="draws_per_step")
+            why = "it begins later" if unknown is None else f"part {unknown} does not say how many samples a step had"
+            what = f"the state does not tell what step {step + 1} took: {why}; use --sample, or a state of a run"
+            raise self._mismatch(f"{what} with Order(micro_batches_per_step=...)", field="draws_per_step")
         self._check_certain(step, place)
         return place
 
@@ -145,8 +137,7 @@ class Tracing:
         if self.total is None and place.start < place.stop:
             needed, published = self.course.until(place.part).needed(place.stop - 1), self.facts.samples
             if needed > published:
-                what = f"{self.where}: what step {step + 1} takes is certain once {needed:,} samples are published, or"
-                what += f" the stream has ended; {published} are published"
+                what = f"{self.where}: step {step + 1} needs {needed:,} samples or an end, {published:,} are there"
                 raise self._mismatch(what, expected=str(needed), actual=str(published))
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
@@ -155,8 +146,7 @@ class Tracing:
         course = self.course.until(place.part)
         ranks = range(course.dp) if rank is None else range(rank, rank + 1)
         if (draws := len(ranks) * (place.stop - place.start)) > MAX_STEP_DRAWS:
-            what = f"by the state step {step + 1} has {draws} draws; at most {MAX_STEP_DRAWS} are traced"
-            raise self._mismatch(f"{self.where}: {what}")
+            raise self._mismatch(f"{self.where}: step {step + 1} has {draws} draws, and {MAX_STEP_DRAWS} are the most")
         positions = np.arange(place.start, place.stop)
         epochs, samples = course.draws(np.array(ranks)[:, None], positions, self.total)
         draws = self.state.parts[place.part].draws

@@ -31,7 +31,7 @@ from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder,
 
 _Numbered = tuple[int, SplitSequence]  # A sequence, and its number in the epoch
 _Integers = npt.NDArray[np.int64]
-_ROWS_AT_ONCE: Final = 1 << 20  # Rows before the first window that are looked at together: some 60 MB
+ROWS_AT_ONCE: Final = 1 << 20  # Rows before the first window that are looked at together: some 60 MB
 
 
 def traced(saved: SavedState, facts: StreamFacts, where: str) -> Tracing:
@@ -81,16 +81,12 @@ def _form(rule: dict[str, Any]) -> Form:
     return made
 
 
-def rows_at(drawn: RowDraws, which: Any) -> RowDraws:
-    """Returns some of the rows: those at these places, or of this mask."""
-    return RowDraws(*(one[which] for one in drawn))
-
-
 class SequenceTracing(Tracing):
     """A run over sequences: as `Tracing`, but positions and draws are sequences, samples those of this stream in them.
 
     `first` is the place from which sequences can be made again: where chunks are deleted, that of the state. `count` is
-    how many there are in the epoch, None until its end was met. Raises StateMismatch: the state is not of this stream,
+    how many there are in the epoch, None until its end was met. Rows from `behind` on, in the order in which sequences
+    are made of them, are in none that was made so far. Raises StateMismatch: the state is not of this stream,
     or does not say enough; or another stream of its blend is not there.
     """
 
@@ -109,6 +105,7 @@ class SequenceTracing(Tracing):
         deleted = any(read_retired(one.directory, one.stream_id) for one in self.rows.readers)
         self.first = of.place if deleted else WindowPlace()
         self.count: int | None = None
+        self.behind = self.first.position
         self._places = [self.first]  # Where windows begin, in order
         self.end, parts = facts.samples, self.state.parts
         self.total = self.end if facts.ended else None
@@ -135,6 +132,8 @@ class SequenceTracing(Tracing):
                     expected = f"{place.before} sequences made before window {place.window}, by the lengths of its rows"
                     raise self._mismatch(f"{self.where}: the state is of other sequences: there are {expected}")
                 window = self.planner.plan(place, self.of.epoch)
+                ended = place.window * self.rows.rows + len(self.rows.lengths(place.window, self.of.epoch))
+                self.behind = ended if window.after is None else window.after.position
                 see(window)
                 for number, sequence in enumerate(window.sequences, place.before):
                     if self.begins_batch(number):
@@ -150,8 +149,7 @@ class SequenceTracing(Tracing):
         if tail and self.count is not None:
             batch = self._batch_of(first := tail[0][0])[1]
             if self.fate_of(first, 0).became != "left over" and len(tail) < len(batch) and first == batch.start:
-                made = completed([sequence for _, sequence in tail], len(batch), self.form)
-                tail = list(enumerate(made, first))
+                tail = list(enumerate(completed([one for _, one in tail], len(batch), self.form), first))
         yield from tail
 
     def begins_batch(self, number: int) -> bool:
@@ -203,15 +201,15 @@ class SequenceTracing(Tracing):
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample: once for each sequence that has tokens of it."""
-        epoch, rows, last, whole = self.of.epoch, set[int](), -1, self.first.position
+        epoch, rows, last = self.of.epoch, set[int](), -1
 
         def see(window: PlannedWindow) -> None:
-            nonlocal last, whole
-            for first, names, drawn, fresh in self.rows_met(window):
-                own = (drawn.streams == self.stream) & (drawn.samples == sample) & fresh
+            nonlocal last
+            for first, names, fresh in self.rows_met(window):
+                drawn = self.rows.of_window(first // self.rows.rows, epoch)
+                own = ((drawn.streams == self.stream) & (drawn.samples == sample))[names - first] & fresh
                 rows.update(names[own].tolist())
                 last = max((np.flatnonzero(own) + first).tolist(), default=last)
-            whole = first + len(names) if window.after is None else window.after.position
 
         numbers = []
         for number, sequence in self.sequences(see):
@@ -224,7 +222,7 @@ class SequenceTracing(Tracing):
             batch = self._batch_of(numbers[-1])[1]
             drawn = self.fate_of(numbers[-1], 0).rank is not None
             apart = batch.start < self.first.before and batch.stop > self.count and drawn
-        before = (sample in drawn.samples[drawn.streams == self.stream] for drawn in self.before(cut=True))
+        before = (sample in one.samples[one.streams == self.stream] for one in map(self.drawn, self.before(cut=True)))
         if sample >= self.facts.samples:
             yield Fate.undrawn(epoch, sample, "not published")
         elif numbers and not apart:
@@ -234,7 +232,7 @@ class SequenceTracing(Tracing):
             yield Fate.undrawn(epoch, sample, "before")
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
-        elif rows and last < whole:
+        elif rows and last < self.behind:
             yield Fate.undrawn(epoch, sample, "in no sequence")
         else:
             # Rows may end before all samples are drawn.
@@ -253,18 +251,22 @@ class SequenceTracing(Tracing):
 
     def gaps(self, epoch: int) -> list[tuple[int, int]]:
         """Returns the ranges of samples that are left out."""
-        own = [one for part in self.of.parts for one in part.skip]
-        return [*own, *self.rows.gaps[self.stream].ranges]
+        return [*(one for part in self.of.parts for one in part.skip), *self.rows.gaps[self.stream].ranges]
 
-    def before(self, *, cut: bool = False) -> Iterator[RowDraws]:
+    def before(self, *, cut: bool = False) -> Iterator[_Integers]:
         """Yields rows before `first`, if `cut` also the one it cuts: that they were trained the state alone says."""
         window, within = divmod(self.first.position, self.rows.rows)
         within += (cut and self.first.offset > 0) or self.row_ended() is not None
         stop = window * self.rows.rows
-        for row in range(0, stop, _ROWS_AT_ONCE):
-            yield self.rows.draws(row, min(row + _ROWS_AT_ONCE, stop), self.of.epoch)
+        yield from (np.arange(row, min(row + ROWS_AT_ONCE, stop)) for row in range(0, stop, ROWS_AT_ONCE))
         if within:
-            yield rows_at(self.in_order(window)[1], slice(within))
+            yield self.planner.in_order(window, self.of.epoch)[:within]
+
+    def drawn(self, rows: _Integers) -> RowDraws:
+        """Returns what rows are that lie close to each other."""
+        first, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+        draws = self.rows.draws(first, stop, self.of.epoch)
+        return RowDraws(*(one[rows - first] for one in draws))
 
     def row_ended(self) -> int | None:
         """Returns the row that `first` cuts if its last token is before, too, and comes once more by an overlap."""
@@ -273,23 +275,17 @@ class SequenceTracing(Tracing):
         if not begun or not isinstance(form, Split) or not form.overlap:
             return None
         window, within = divmod(first.position, self.rows.rows)
-        row = next(iter(self.in_order(window)[0][within:].tolist()), None)
+        row = next(iter(self.planner.in_order(window, self.of.epoch)[within:].tolist()), None)
         whole = 0 if row is None else form.framed([self.planner.length_of(row, self.of.epoch)])[0]
         return row if first.offset == whole - 1 else None
 
-    def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, _Integers, RowDraws, npt.NDArray[np.bool_]]]:
+    def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, _Integers, npt.NDArray[np.bool_]]]:
         """Yields the rows that come with a window: the first number, all in order, which do not come before `first`."""
         own = window.place.window
         # With the first window those come, too, of what was left over for it.
         for number in range(self.planner.first_window(self.first) if window.place == self.first else own, own + 1):
-            names, drawn = self.in_order(number)
-            begin = number * self.rows.rows
-            yield begin, names, drawn, np.arange(begin, begin + len(names)) >= self.first.position
-
-    def in_order(self, window: int) -> tuple[_Integers, RowDraws]:
-        """Returns the rows of a window in the order in which its sequences are made: numbers, and what they are."""
-        names, drawn = self.planner.in_order(window, self.of.epoch), self.rows.of_window(window, self.of.epoch)
-        return names, rows_at(drawn, names - window * self.rows.rows)
+            names, begin = self.planner.in_order(number, self.of.epoch), number * self.rows.rows
+            yield begin, names, np.arange(begin, begin + len(names)) >= self.first.position
 
     def ends_in(self, sequence: SplitSequence) -> list[int]:
         """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""

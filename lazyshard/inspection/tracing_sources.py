@@ -79,8 +79,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        amount = f"{reached(chunks[-1])} {('bytes', 'lines')[which]}"
-        raise _unknown(f"{place}: of this source {amount} are published so far")
+        raise _unknown(f"{place}: {reached(chunks[-1])} {('bytes', 'lines')[which]} are published of it so far")
     first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
     if at > chunks.start:
         first, begin = at, mark(at - 1)
@@ -100,10 +99,8 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     for chunk in range(max(first, chunks.start), last + 1):
         rows = np.flatnonzero(np.isin(read_seal(directory, chunk).digests, digests))
         found += (chunk * samples_per_chunk + rows).tolist()
-    why = "no row there equals that line, so"
-    if first < chunks.start:
-        why = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them; if not,"
-    why += " rows are not published as the lines are, or the file has changed since"
+    gone = f"the chunks below {chunks.start} are deleted, " if first < chunks.start else ""
+    why = f"no row there equals that line: {gone}rows are not published as the lines are, or the file has changed since"
     return PlaceRows(within, tuple(found), None if found else why)
 
 
@@ -213,8 +210,7 @@ class Origins:
 
     def _look(self, seal: Seal) -> Iterator[_Lines]:
         if not _entries(seal):
-            what = f"the seal of chunk {seal.chunk} does not say which sources it was read from"
-            raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
+            raise StateMismatch(f"{self._directory}: seal {seal.chunk} names no source; leave out --origins")
         begin = read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
         end, known = self._end(seal), _entries(begin)
         for name, entry in _entries(end).items():

@@ -70,12 +70,10 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
         data = read_given_file(file)
         # How files of torch.save begin: a zip archive; those of old releases, a pickle.
         if data[:2] in (b"PK", b"\x80\x02"):
-            way = f"as reading it would run what is in it; write the state beside it, with {_WRITE}, as"
-            raise _refused(file, "a JSON object", "a file of torch.save", f"{way} checkpoint-N/{NAME}")
+            raise _refused(file, "a JSON object", "a file of torch.save", f"write the state beside it, with {_WRITE}")
         value = loads(data)
     except FileNotFoundError as cause:
-        what = f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds"
-        what += f" {NAME} (`lazyshard audit` takes the folder of all checkpoints as an argument)"
+        what = f"{file}: there is no such file; give the file of a state, or a checkpoint's folder that holds {NAME}"
         raise StateInvalid(what, file=str(file)) from cause
     except orjson.JSONDecodeError as cause:
         raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
@@ -128,9 +126,8 @@ def _in_sequences(state: SequenceState, directory: Path, file: str) -> RunState:
 
 
 def _of_others(file: str, what: str, names: Sequence[str], directory: Path, actual: str | None) -> StateMismatch:
-    what = f"{file}: the state is of {what}, and {directory} is none of these streams, or was added later: give the"
-    what += " directory of one of them, or a later state"
-    return StateMismatch(what, directory=str(directory), field="names", expected=", ".join(names), actual=actual)
+    text = f"{file}: the state is of {what}, without {directory}: give one of these, or a state from after it was added"
+    return StateMismatch(text, directory=str(directory), field="names", expected=", ".join(names), actual=actual)
 
 
 def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | None, SequenceState | None]:
@@ -138,12 +135,12 @@ def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | N
         raise _refused(file, "a JSON object with the state of a run", type(value).__name__)
     layout = value.get("layout")
     if isinstance(layout, str) and layout in _OWN_ORDERS:
-        what = f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the whole data set in this run (layout"
-        what += f" {layout}), so its order does not follow from the state; runs without that can be traced"
+        what = f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the data (layout {layout}): not to be traced"
         raise StateInvalid(what, file=file, field="layout")
     places = {"": value, "state": value.get("state"), "data": value.get("data")}
     objects = {within: one for within, one in places.items() if isinstance(one, dict)}
     made = next((one for one in objects.values() if one.get("kind") in (KIND, BLEND)), None)
+    within = "state" if "state" in value else next((name for name, one in objects.items() if "parts" in one), None)
     member: Member | None = None
     if made is not None and made["kind"] == KIND:
         sequences = SequenceState.from_dict(made, file)
@@ -151,16 +148,13 @@ def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | N
     if made is not None:
         member = _member_of(BlendState.from_dict(made, file), directory, file)
         state = member.blend.members[member.number]
-    elif "state" in value:
-        state = RunState.from_dict(value["state"], file, within="state")
-    elif (within := next((name for name, one in objects.items() if "parts" in one), None)) is not None:
-        state = RunState.from_dict(objects[within], file, within=within)
+    elif within is not None:
+        state = RunState.from_dict(places[within], file, within=within)
     elif "dp_size" in value and "consumed" in value:
         state = _of_format_1(value, file)
     else:
         keys = ", ".join(sorted(map(str, value))[:8]) + (", ..." if len(value) > 8 else "")
-        expected = "the state of a run in its field 'state' (or 'data')"
-        raise _refused(file, expected, f"the fields {keys or 'none'}", f"write it with {_WRITE}", "state")
+        raise _refused(file, "a state in the field 'state'", f"the fields {keys or 'none'}", f"use {_WRITE}", "state")
     consumed, trained = _count(value.get("consumed")), state.consumed if member is None else member.blend.consumed
     if consumed not in (None, trained):
         raise _refused(file, f"consumed = {trained} as in the state", str(consumed), field="consumed")
@@ -206,10 +200,8 @@ class Member(NamedTuple):
     def share(self) -> float:
         """What it gives of the samples that come next; 0 if it is blended no more."""
         part = self.blend.parts[-1]
-        if not self.blended:
-            return 0.0
         _, parts, _ = [piece for piece in part.pieces if piece[0] <= part.draws][-1]
-        return parts[part.members.index(self.number)] / sum(parts)
+        return parts[part.members.index(self.number)] / sum(parts) if self.blended else 0.0
 
 
 def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
@@ -226,14 +218,13 @@ def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
 
 
 class _MemberPart(NamedTuple):
-    """A part of the blend for one stream: its place there, if any, and positions [begin, stop) of its own `part`."""
+    """A part of the blend for one stream: its place there, if any, and from where on it draws in its own `part`."""
 
     steps: PartSteps
     course: BlendCourse
     place: int | None
     part: int
     begin: int
-    stop: int | None
 
     def drawn(self, position: int) -> int:
         return self.begin + (0 if self.place is None else self.course.counts(position)[self.place])
@@ -244,16 +235,15 @@ class MemberSteps(Steps):
 
     def __init__(self, member: Member) -> None:
         self._own: list[_MemberPart] = []
-        part, stop, last = 0, 0, len(member.blend.parts) - 1
-        for number, state in enumerate(member.blend.parts):
+        part = stop = 0
+        for state in member.blend.parts:
             steps = PartSteps(state.first_step, state.draws, state.draws_per_step)
             course, place, begin = BlendCourse(state.pieces), None, stop
             if member.number in state.members:
                 place = state.members.index(member.number)
                 part, begin = state.begins[place]
                 stop = begin + course.counts(state.draws)[place]
-            end = None if number == last and place is not None else stop
-            self._own.append(_MemberPart(steps, course, place, part, begin, end))
+            self._own.append(_MemberPart(steps, course, place, part, begin))
         self._blend = Steps([one.steps for one in self._own])
         super().__init__([self._of_part(number) for number in range(len(member.blend.members[member.number].parts))])
 
@@ -271,9 +261,8 @@ class MemberSteps(Steps):
 
     def step_of(self, part: int, position: int) -> int | None:
         """As of `Steps`."""
-        for own in self._own:
-            inside = own.begin <= position and (own.stop is None or position < own.stop)
-            if own.place is not None and own.part == part and inside:
+        for own in reversed(self._own):
+            if own.place is not None and own.part == part and own.begin <= position:
                 at = own.course.position(own.place, position - own.begin)
                 return None if at is None else own.steps.step_of(at)
         return None

@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
 from lazyshard.stream.listing import are_whole, read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
+from lazyshard.stream.waiting import Parent
 
 _LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear
 _START: Final = "start the producer again, it puts that right"
@@ -101,10 +101,9 @@ def verify(
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
     chunks, verdicts = facts.chunks_to_check(files), dict[int, ChunkVerdict]()
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
-    batches = [chunks[at : at + size] for at in range(0, len(chunks), size)]
     report("verifying", 0, len(chunks))
-    for checked in check_in_order(directory, quick, batches, jobs):
-        verdicts.update((one.chunk, one) for one in checked)
+    for found in check_in_order(directory, quick, [chunks[at : at + size] for at in range(0, len(chunks), size)], jobs):
+        verdicts.update((one.chunk, one) for one in found)
         report("verifying", len(verdicts), len(chunks))
     while files.running and (left := until - time.monotonic()) > 0:
         # Files get time to appear that a running producer has published, and has not deleted since.
@@ -114,8 +113,8 @@ def verify(
             break
         time.sleep(min(_LOOK_S, left))
         verdicts.update((one.chunk, check_chunk(directory, quick, one)) for one in absent)
-    found = None if files.manifest is None else read_manifest(directory, None)
-    if (now := None if found is None else found.stream_id) != files.stream_id:
+    manifest = None if files.manifest is None else read_manifest(directory, None)
+    if (now := None if manifest is None else manifest.stream_id) != files.stream_id:
         what = f"{directory}: the stream was replaced while it was looked at; run the same command again"
         raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
     return _judge(files, verdicts, per_chunk, quick)
@@ -166,12 +165,10 @@ def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
         yield Fault("manifest-missing", MANIFEST, "the manifest", "no such file")
     mark = files.retired
     if mark is not None and files.stream_id not in (None, mark.stream_id):
-        expected, remedy = f"stream {files.stream_id}", "remove the file: nobody heeds it"
-        yield leftover("other-stream", RETIRED, expected, f"stream {mark.stream_id}", remedy)
+        yield leftover("other-stream", RETIRED, f"stream {files.stream_id}", f"stream {mark.stream_id}", "remove it")
     elif mark is not None and files.stop <= mark.chunks_before and not files.running:
         # A running producer may have published and deleted more since the look at its head.
-        expected = "at least the newest chunk kept, as its producer does"
-        yield Fault("retired", RETIRED, expected, f"all chunks below {mark.chunks_before} deleted")
+        yield Fault("retired", RETIRED, "the newest chunk kept", f"all chunks below {mark.chunks_before} deleted")
     yield from _judge_head(files, per_chunk, rows)
     if files.end is not None and per_chunk and rows is not None:
         samples = (files.stop - 1) * per_chunk + rows
@@ -215,19 +212,16 @@ def _judge_consumers(files: StreamFiles, published: int) -> Iterator[Fault]:
         if stream_id is not None and told.stream_id != stream_id:
             other = "a stream without manifest" if told.stream_id is None else f"stream {told.stream_id}"
             if isinstance(told, ReadingHint):
-                fix = "nothing to do: it is a hint, which nobody heeds"
-                yield leftover("other-stream", file, expected, other, fix)
+                yield leftover("other-stream", file, expected, other, "nothing to do: it is only a hint")
             else:
                 yield Fault("other-stream", file, expected, other, forget)
         elif isinstance(told, ReadingHint):
             continue
         elif told.chunks_before > files.stop:
-            found = f"done with the chunks below {told.chunks_before:,}"
-            yield Fault("ahead", file, f"at most the {files.stop:,} published chunks", found, forget)
+            yield Fault("ahead", file, f"at most {_chunks(files.stop)}", f"{_chunks(told.chunks_before)} done", forget)
         elif stream_id is not None and not files.ended and told.consumed > published:
             # Past the end of a stream a run may be in another epoch.
-            found = f"{told.consumed:,} samples consumed"
-            yield Fault("ahead", file, f"at most the {published:,} published samples", found, forget)
+            yield Fault("ahead", file, f"at most {published:,} samples", f"{told.consumed:,} samples consumed", forget)
 
 
 def _chunks(number: int) -> str:
@@ -364,8 +358,7 @@ def check_in_order(
                 results.send(batches[number + 2 * jobs])
             yield found
     except (EOFError, ConnectionError) as cause:
-        why = "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
-        raise ChildProcessError(why) from cause
+        raise ChildProcessError("a process has ended early; if memory was short, use fewer --jobs") from cause
     finally:
         # Unless all is done, nobody wants what they do, and a share that gives no answer would hold them up.
         for process, results in workers:
@@ -392,7 +385,7 @@ def _start(directory: Path, quick: bool) -> tuple[BaseProcess, Connection]:
 
 def _work(directory: Path, quick: bool, results: Connection) -> None:
     """Looks at the batches that are sent, one after the other, and ends with the process that has started this one."""
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    Parent().follow()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             batch = results.recv()
@@ -400,8 +393,3 @@ def _work(directory: Path, quick: bool, results: Connection) -> None:
                 results.send([check_chunk(directory, quick, files) for files in batch])
             except Exception as error:
                 results.send(error)
-
-
-def _end_with(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)

@@ -78,8 +78,7 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
     """Returns the fault of a file that cannot be opened, read or used as a whole."""
     expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
     if isinstance(error, errors.VersionUnsupported):
-        way = "install a newer lazyshard"
-        return Fault("version", file, f"stream format {expected}", f"format {found}", way, chunk)
+        return Fault("version", file, f"format {expected}", f"format {found}", "install a newer lazyshard", chunk)
     if isinstance(error, errors.FormatInvalid):
         return Fault("invalid", file, expected, found, chunk=chunk, field=error.field)
     if isinstance(error, errors.ChunkCorrupt):
@@ -89,8 +88,7 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
     found, fix = getattr(error, "strerror", None) or str(error), "fix the filesystem"
     if isinstance(error, errors.AccessRefused) and error.uid is not None:
         found, fix = f"that uid {error.uid} may not read it", "check the permissions"
-    way = f"{fix}, and run the same command again"
-    return Fault("unreadable", file, "a readable file", found, way, chunk, "unchecked")
+    return Fault("unreadable", file, "a readable file", found, f"{fix}, and run this again", chunk, "unchecked")
 
 
 @dataclass(slots=True)
@@ -294,12 +292,10 @@ def leftovers(files: StreamFiles) -> Iterator[Fault]:
     """Yields a finding for each chunk file outside of what is published."""
     for chunk, name in (*files.seals.items(), *files.data.items(), *files.arrays.items()) if not files.running else ():
         if chunk < files.first:
-            expected = f"no chunk below {files.first}, which {names.RETIRED} says are deleted"
-            yield leftover("retired", name, expected, "the file", _REMOVED, chunk)
+            yield leftover("retired", name, f"no chunk below {files.first}: deleted", "the file", _REMOVED, chunk)
         elif chunk >= files.stop and name.endswith(SEAL_SUFFIX):
-            expected = f"no chunk from {files.stop} on, as {names.END} says"
             remedy = f"restore {names.END} from a copy, or remove the file with its data if it is not of this stream"
-            yield Fault("beyond-end", name, expected, "a seal", remedy, chunk)
+            yield Fault("beyond-end", name, f"no chunk from {files.stop} on, by {names.END}", "a seal", remedy, chunk)
         elif chunk >= files.stop and chunk not in files.seals:
             found = "none, so it was never published"
             mark = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer is to do so"

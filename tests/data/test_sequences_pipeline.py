@@ -399,6 +399,19 @@ def test_rows_of_a_stream_whose_first_window_is_not_published_are_to_come(tmp_pa
     assert [fate.became for fate in tracing_of(stream, checkpoint).fates(0)] == ["to come"]
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_window_that_the_state_cuts_is_counted_before_the_next_one_is_published(tmp_path: Path, seed: Any) -> None:
+    stream = write_rows(tmp_path / "s", [4] * 6, end=False)
+    run = open_sequences(stream, Split(9), seed=seed, window=1, micro_batches_per_step=1, consumer="run", max_wait=0)
+    assert len(all_written(itertools.islice(run, 2))) == 2
+    checkpoint = save(tmp_path / "out", 2, run.state_dict(2))
+    for deleted in (0, 1):
+        (epoch,) = audit_of(stream, checkpoint).epochs
+        assert epoch.proven and (epoch.trained, epoch.to_come.ranges) == (4, ((4, 6),)), deleted
+        run.commit(2, last_epoch=True)
+        retire(stream, 1, 50)
+
+
 def test_rows_that_a_window_leaves_over_are_told_where_chunks_before_are_deleted(tmp_path: Path) -> None:
     # Of the second window row 3 is cut, and row 5 whole, for a last sequence; row 4 has no token.
     stream = write_rows(tmp_path / "s", [6, 6, 6, 2, 0, 4])

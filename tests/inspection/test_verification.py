@@ -48,7 +48,7 @@ def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
         (cut(C1, 10), "size", C1, "18 bytes as sealed", "10 bytes"),
         (put(C2, b'{"id":4}\n{"id":5}\n'), "size", C2, "9 bytes as sealed", "18 bytes"),
         (cut(S1, 0), "invalid", S1, "a JSON object", "b'' (Input is a zero-length, empty document: line 1 "),
-        (edit(S1, format=3), "version", S1, "stream format 2", "format 3"),
+        (edit(S1, format=3), "version", S1, "format 2", "format 3"),
         (edit(S1, samples=1), "invalid", f"{S1} offsets", "2 numbers of 8 bytes", "24 bytes"),
         (edit(S1, bytes=7), "invalid", f"{S1} bytes", "18, where the last row ends", "7"),
         (delete(C1), "data-missing", C1, "the rows of the chunk", "no such file although a seal is there"),
@@ -59,7 +59,7 @@ def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
         (copy(S1, "chunk_1.jsonl.completed"), "doubled", S1, "one file for chunk 1", "also chunk_1.jsonl.completed"),
         (move(C1, "chunk_1.jsonl"), "misnamed", "chunk_1.jsonl", f"the name {C1}", None),
         (move(S1, "chunk_000001.jsonl.completed"), "misnamed", "chunk_000001.jsonl.completed", f"the name {S1}", None),
-        (put(S3), "beyond-end", S3, "no chunk from 3 on, as stream.end says", "a seal"),
+        (put(S3), "beyond-end", S3, "no chunk from 3 on, by stream.end", "a seal"),
         (delete("stream.json"), "manifest-missing", "stream.json", "the manifest", "no such file"),
         (put("stream.json", b"{}"), "invalid", "stream.json format", "an integer from 1 to 2147483648", None),
         (edit("head.json", samples=4), "head", "head.json", "3 chunks of 2 rows", "4 rows"),
@@ -173,8 +173,8 @@ def test_cursors(tmp_path: Path) -> None:
     reading(tmp_path, "d", needs_chunks=1, stream_id=None)
     stream_id = verify(tmp_path).stream_id
     assert found(tmp_path) == [
-        ("damage ahead", "cursors/b.json", "at most the 2 published chunks", "done with the chunks below 3"),
-        ("damage ahead", "cursors/c.json", "at most the 4 published samples", "5 samples consumed"),
+        ("damage ahead", "cursors/b.json", "at most 2 chunks", "3 chunks done"),
+        ("damage ahead", "cursors/c.json", "at most 4 samples", "5 samples consumed"),
         ("damage other-stream", "cursors/d.json", f"stream {stream_id}", f"stream {'0' * 32}"),
         ("leftover other-stream", "cursors/d.reading.json", f"stream {stream_id}", "a stream without manifest"),
     ]

@@ -269,6 +269,10 @@ class Waker:
         ):
             self._woken.set()
 
+    def _events(self) -> list[type[FileSystemEvent]] | None:
+        """Returns which events are asked for; None: all."""
+        return None
+
     def _start(self) -> bool:
         # Where no inotify instance is left, or another platform's observer fails, polling alone will do. It is not
         # tried again, since watchdog up to 6 loses three descriptors each time.
@@ -281,7 +285,7 @@ class Waker:
         try:
             self._observer = Observer()
             self._observer.daemon = True
-            self._observer.schedule(self, str(self._directory), recursive=False)  # type: ignore[arg-type]
+            self._observer.schedule(self, str(self._directory), event_filter=self._events())  # type: ignore[arg-type]
             self._observer.start()
         except (OSError, RuntimeError):
             Waker._refused = True

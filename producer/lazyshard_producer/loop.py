@@ -29,7 +29,7 @@ from lazyshard_producer.position import plain_name
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
 from lazyshard_producer.shipping import Destination
-from lazyshard_producer.sources.files import file_size
+from lazyshard_producer.sources.source import file_size
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count
 
@@ -107,7 +107,7 @@ class RowLoop:
             sources.callback(watchdog.close)
             self._started = self._figures_due = self.clock()
             self._show_due = self._started + display.every_s
-            self._before, self._refused = writer.samples, pipeline.stats.refusals.count
+            self._before, self._refused = writer.samples, pipeline.mixer.refusals.count
             self._pace: Pace | None = None
             self._gate = self.destination.gate(None)
             self._take_settings(settings, replace(settings, rate=None, limits=Limits()))
@@ -126,17 +126,17 @@ class RowLoop:
 
     def _end(self) -> Outcome:
         """Ends the stream, all rows being in it."""
-        writer, stats = self.writer, self._pipeline.stats
+        writer, mixer = self.writer, self._pipeline.mixer
         with self._watched():
-            last = stats.reached()
+            last = mixer.position(mixer.here(mixer.counts()))
         if not self.rows and not writer.published_samples:
             # A stream without a row is not to pass for what was asked for.
-            stats.refusals.check_empty(stats.rows)
-            if stats.rows:
-                left_out = f"--where or --transform left out all of {count(stats.rows, 'row')}"
+            mixer.refusals.check_empty(mixer.rows)
+            if mixer.rows:
+                left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
         with self._watched():
-            writer.close(end=True, source=last.encode(self._pipeline.names, end=True))
+            writer.close(end=True, source=last.encode(self._pipeline.mixer.names, end=True))
         clear_journals(writer.directory)
         since = "since its end was read; they are not in the stream"
         for entry, one in zip(last.sources, self.settings.sources, strict=False):
@@ -159,24 +159,24 @@ class RowLoop:
             self._gate = self.destination.gate(holdback)
         if new.log_every_s != old.log_every_s:
             self.display.log_every(new.log_every_s)
-        self._pipeline.stats.refusals.most = new.max_bad_rows
+        self._pipeline.mixer.refusals.most = new.max_bad_rows
 
     def _tally(self) -> Tally:
         """Returns how far the run is."""
-        stats, writer = self._pipeline.stats, self.writer
-        read, there, blank = stats.mixer.totals()
+        mixer, writer = self._pipeline.mixer, self.writer
+        read, there, blank = mixer.totals()
         return Tally(
             samples=writer.samples,
             published=writer.published_samples,
             chunks=writer.published_chunks,
             new=writer.samples - self._before,
             blank_lines=blank,
-            duplicate_key_rows=stats.duplicate,
+            duplicate_key_rows=mixer.duplicate,
             bytes=read,
             bytes_total=there,
             seconds=self.clock() - self._started,
-            refused_rows=stats.refusals.count,
-            sources=len(self._pipeline.names),
+            refused_rows=mixer.refusals.count,
+            sources=len(self._pipeline.mixer.names),
         )
 
     def move(self) -> bool:
@@ -190,7 +190,7 @@ class RowLoop:
                 if len(batch.lines):
                     self._tell(None)
                     self._write(batch)
-                elif reason := self._pipeline.stats.mixer.wait(SLICE_S):
+                elif reason := self._pipeline.mixer.wait(SLICE_S):
                     size = self.writer.samples_per_chunk
                     if held := size - self.writer.room:
                         reason += f"; {held:,} of the {count(size, 'row')} of the next chunk are there"
@@ -203,7 +203,7 @@ class RowLoop:
             raise _SignalCame
         if self.stop.end_requested and not self._ending:
             self._ending = True
-            self._pipeline.stats.mixer.end()
+            self._pipeline.mixer.end()
         if self.stop.take_reload():
             self._take_settings(reload_settings(self.settings, self.load, self.display), self.settings)
         self.destination.check()
@@ -214,7 +214,7 @@ class RowLoop:
         if self.display.metrics.address is None or now < self._figures_due:
             return
         self._figures_due, metrics = now + FIGURES_S, self.display.metrics
-        before, self._refused = self._refused, self._pipeline.stats.refusals.count
+        before, self._refused = self._refused, self._pipeline.mixer.refusals.count
         kind: Literal["skipped", "quarantined"] = "skipped" if self.settings.on_bad_row == "skip" else "quarantined"
         metrics.refused(kind, self._refused - before)
         # What cannot be had now is left as it was.
@@ -242,12 +242,12 @@ class RowLoop:
         written = len(checked)
         if written:
             for index in () if batch.checked else checked.duplicates:
-                self._pipeline.stats.count_duplicate(batch.place(at + index))
+                self._pipeline.mixer.count_duplicate(batch.place(at + index))
             if batch.tokens is not None:
                 checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
             fills, source = written == self.writer.room, None
             if fills:
-                source = batch.position(at + written - 1).encode(self._pipeline.stats.mixer.names)
+                source = batch.position(at + written - 1).encode(self._pipeline.mixer.names)
             with contextlib.suppress(RowInvalid):  # that of `checked`
                 self.writer.write_lines(checked, source=source)
             self.rows += written

@@ -19,12 +19,12 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.directory import FollowedDirectory
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.files import open_source_file, read_magic, refuse_os_error, refuse_source, refusing
+from lazyshard_producer.sources import source as files
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.lines import JsonLinesFile
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
-from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source, open_regular, refuse_source
 from lazyshard_producer.sources.stream import StreamSource, is_stream, open_reader
 from lazyshard_producer.sources.tables import TableSource, is_hugging_face
 
@@ -50,7 +50,9 @@ def source_kind(settings: SourceSettings) -> str:
         if glob.has_magic(path):
             hint = "; put the pattern right, or follow their directory"
             raise refuse_source(path, "files that match", "none", hint) from cause
-        raise refuse_os_error(path, cause, "a readable directory" if settings.follow else "a readable file") from cause
+        raise files.refuse_os_error(
+            path, cause, "a readable directory" if settings.follow else "a readable file"
+        ) from cause
     if settings.follow:
         if not stat.S_ISDIR(status.st_mode):
             raise refuse_source(path, "a directory", "something else", "; give a file with --source")
@@ -61,7 +63,8 @@ def source_kind(settings: SourceSettings) -> str:
         return _directory_kind(path)
     if path.endswith(_TABLES):
         return os.path.splitext(path)[1].removeprefix(".")
-    start = read_magic(path)
+    with open_regular(path, 0) as file:
+        start = files.read_at(file.fileno(), path, 8, 0)
     is_text = bool(start) and start.removeprefix(_BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
     if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not is_text):
         return "megatron"
@@ -72,7 +75,7 @@ def source_kind(settings: SourceSettings) -> str:
 
 def _directory_kind(path: str) -> str:
     try:
-        with refusing(path):
+        with files.refusing(path):
             if is_stream(path):
                 return "stream"
             names = os.listdir(path)
@@ -119,7 +122,7 @@ def check_sources(settings: Settings) -> None:
     for source in settings.sources:
         kind = source_kind(source)
         if kind == "jsonl":
-            open_source_file(source.path).close()
+            open_regular(source.path, text=True).close()
         elif kind not in ("stdin", "follow"):  # these are not opened for a try
             open_source(source, None, context).close()
     for source in settings.sources:

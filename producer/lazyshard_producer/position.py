@@ -8,7 +8,8 @@ is the affair of its kind. Unknown fields are ignored, a later version is refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -74,10 +75,9 @@ class RunPosition:
         """
         given = [entry or {"kind": None, "path": name} for entry, name in zip(self.sources, names, strict=True)]
         entries = [{key: one[key] for key in one if end or key != PACKED_SIZE} for one in given]
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        lists = {name: list(values[name]) for name in ("drawn", "finished", "unit")}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         values = {name: value for name, value in values.items() if value or name not in ("lead", "cut")}
-        return {"version": VERSION, **values, "sources": entries, **lists}
+        return {"version": VERSION, **values, "sources": entries}
 
 
 _READER: Final = TypeAdapter(RunPosition)
@@ -121,8 +121,7 @@ def source_names(value: Any) -> list[str]:
 
 def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
     """Returns the position to start from, with every source that was appended to the list at its start."""
-    difference = compare_sources(committed, given)
-    if difference is not None:
+    if (difference := compare_sources(committed, given)) is not None:
         number, expected, actual = difference
         text = f"source {number} was {expected}, now it is {actual}; give the sources of the first start in the same"
         advice = "order (more may follow them), or another --out"
@@ -140,11 +139,8 @@ def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]
 
 def compare_sources(committed: Sequence[str], given: Sequence[str]) -> tuple[int, str, str] | None:
     """Returns (number from 1, path expected, path given or "missing") of the first difference, or None."""
-    for number, path in enumerate(committed, 1):
-        actual = plain_name(given[number - 1]) if number <= len(given) else "missing"
-        if actual != path:
-            return number, path, actual
-    return None
+    names = zip_longest(committed, map(plain_name, given[: len(committed)]), fillvalue="missing")
+    return next(((number, path, now) for number, (path, now) in enumerate(names, 1) if path != now), None)
 
 
 EMPTY: Final = xxhash.xxh3_64_hexdigest(b"")
@@ -184,8 +180,10 @@ class FilePosition(NamedTuple):
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def decode(cls, entry: dict[str, Any], kinds: Sequence[str], name: str, names: Sequence[str]) -> FilePosition:
-        """Reads what `encode` returned. Raises SourceRefused."""
+    def decode(cls, entry: dict[str, Any] | None, name: str, names: Sequence[str], *kinds: str) -> FilePosition:
+        """Reads what `encode` returned, None as the start. Raises SourceRefused."""
+        if entry is None:
+            return cls()
         types = {known: type(cls._field_defaults[known]) for known in names}
         return cls(**dict(zip(names, read_entry(entry, name, *kinds, **types), strict=True)))
 

@@ -46,8 +46,7 @@ from lazyshard_producer.rows.pipeline import Pipeline, changes, describe
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_destination
 from lazyshard_producer.shipping.store import GivenUp
-from lazyshard_producer.sources.files import file_size
-from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count, explain, holding, one_line
 
@@ -409,7 +408,7 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
                 except errors.RowInvalid as error:
                     batch.refuse(index, error)
             left = deadline - time.monotonic()
-            if not batch.lines and pipeline.stats.mixer.wait(max(0.0, left)) and left <= 0:
+            if not batch.lines and pipeline.mixer.wait(max(0.0, left)) and left <= 0:
                 break
     yield _field("next", count(len(found), "row") if found else "no rows")
     for place, row, refused in found:

@@ -32,8 +32,7 @@ from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray import piece_path
 from lazyshard_producer.rows.refusals import Quarantine
-from lazyshard_producer.sources.files import open_regular
-from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_producer.sources.source import RowOrigin, open_regular
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
 from tests.security import guards

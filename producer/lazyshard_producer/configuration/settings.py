@@ -158,34 +158,6 @@ _encoding = partial(_stream, table="encoding")
 _limit = partial(_stream, table="limits", reload=True)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodingSettings:
-    """How rows are encoded: `encode` is "swift" or "MODULE:FUNCTION". Can be pickled.
-
-    Of ms-swift are the others but `form`: "split" or "pad" where what was encoded is cut or padded, else None.
-    """
-
-    encode: str
-    model: str | None = None
-    template: str | None = None
-    max_length: int | None = None
-    options: tuple[tuple[str, str], ...] = ()
-    form: Literal["split", "pad"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureSettings:
-    """How the lengths of rows are measured that are published as they are. Can be pickled.
-
-    `measure`: "swift", as `encoding` says, "MODULE:FUNCTION" or a tokenizer's folder; of this `field` is the text, None
-    for `messages` by the chat template, or else `text`.
-    """
-
-    measure: str
-    field: str | None = None
-    encoding: EncodingSettings | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
     """Where rows come from: `path` is as the user gave it, `follow` a directory that other programs write into."""
@@ -348,23 +320,16 @@ class Settings:
     there: truncation_strategy=left, loss_scale=last_round. Repeat it for several."""
 
     @property
-    def encoding(self) -> EncodingSettings | None:
-        """How rows are encoded; None where they are not."""
-        return None if self.encode is None else self._encoding(self.encode)
+    def form(self) -> Literal["split", "pad"] | None:
+        """Whether rows are cut or padded: then they are no longer what an encoder has made."""
+        return "split" if self.split else "pad" if self.pad else None
 
     @property
-    def measuring(self) -> MeasureSettings | None:
-        """How lengths are measured; None where they are not."""
-        if self.measure is None:
-            return None
-        swift = self._encoding(SWIFT) if self.measure == SWIFT else None
-        return MeasureSettings(self.measure, self.measure_field, swift)
-
-    def _encoding(self, encode: str) -> EncodingSettings:
+    def swift(self) -> dict[str, Any]:
+        """By what ms-swift encodes."""
         # Rows that are cut may be longer than what the model takes.
-        longest = MAX_LENGTH if self.max_length is None and self.split and encode == SWIFT else self.max_length
-        form: Literal["split", "pad"] | None = "split" if self.split else "pad" if self.pad else None
-        return EncodingSettings(encode, self.model, self.template, longest, self.encode_option, form)
+        longest = MAX_LENGTH if self.max_length is None and self.split else self.max_length
+        return {"model": self.model, "template": self.template, "max_length": longest, "options": self.encode_option}
 
     @property
     def splitting(self) -> Split | None:

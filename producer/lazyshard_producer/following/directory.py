@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,12 +22,11 @@ from typing import Any, Final
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
-from lazyshard_producer.following.listing import DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.listing import Clock, DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
-from lazyshard_producer.sources.files import open_regular, refuse_source
 from lazyshard_producer.sources.lines import LineSplitter
-from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source
+from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source, open_regular, refuse_source
 from lazyshard_producer.wording import count
 
 # So many unfinished files, whose size a network share may know late, and finished ones are looked at each time
@@ -43,11 +41,7 @@ class FollowedDirectory(Source):
     live = True
 
     def __init__(
-        self,
-        settings: SourceSettings,
-        position: dict[str, Any] | None,
-        context: Context,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: SourceSettings, position: dict[str, Any] | None, context: Context, clock: Clock = time.monotonic
     ) -> None:
         self.name = plain_name(settings.path)
         self.start = self.reached = FollowPosition(0)
@@ -56,7 +50,7 @@ class FollowedDirectory(Source):
         self._plan = deque(known.plan)  # lines of the journal: what an earlier run read next
         self._ledger = Ledger(self.name, context.out / DIRECTORY, known, position, context.check_owner)
         self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
-        self._listing = DirectoryListing(settings.path, self._rules, known.state.finished.copy())
+        self._listing = DirectoryListing(settings.path, self._rules, known.finished.copy())
         self._watch = DirectoryWatch(settings.path, clock)
         self._files: dict[str, PlainFile | PackedFile] = {}  # that are not read to their end
         self._turns: OrderedDict[str, None] = OrderedDict()  # names of those that may have something to read
@@ -66,7 +60,7 @@ class FollowedDirectory(Source):
         self._next = 0  # of the files that are read without regard to their size
         self._asked = self._marker_seen = self._last = False
         self._reach()
-        for name, state in known.state.files.items():
+        for name, state in known.files.items():
             file = self._open(name, state)
             if isinstance(file, PlainFile):
                 try:
@@ -299,8 +293,7 @@ class FollowedDirectory(Source):
     def _forget(self, name: str) -> None:
         self._files.pop(name).close()
         self._listing.settled.discard(name)
-        if name == self._current:
-            self._current = None
+        self._current = None if name == self._current else self._current
 
     def _take_turn(self, name: str) -> None:
         if self._files[name].begun:
@@ -328,8 +321,8 @@ def list_unread(
     A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
     """
     known = resume(entry, directory, plain_name(settings.path))
-    known.state.apply_all(known.plan, plain_name(settings.path))
-    begun, finished = known.state.files, known.state.finished
+    known.apply_all(known.plan, plain_name(settings.path))
+    begun, finished = known.files, known.finished
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
     look = DirectoryListing(settings.path, rules, finished).look(begun)
     read = {name: begun[name].offset for name in look.sizes if not is_packed(name)} | dict.fromkeys(look.new, 0)

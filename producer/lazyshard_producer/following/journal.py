@@ -23,8 +23,8 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -53,12 +53,18 @@ _LONG_BYTES: Final = 1 << 19
 _KEPT_ENTRIES: Final = 16
 
 
+@dataclass(slots=True)
 class FollowState:
-    """How far all files are read: those begun and not read to their end, by name, and those that were."""
+    """How far all files are read: those begun and not read to their end, by name, and those that were.
 
-    def __init__(self) -> None:
-        self.files: dict[str, FilePosition] = {}
-        self.finished = FinishedFiles()
+    `totals` are bytes and blank lines up to there, `plan` is what was read next, as the `journal` has it.
+    """
+
+    files: dict[str, FilePosition] = field(default_factory=dict)
+    finished: FinishedFiles = field(default_factory=FinishedFiles)
+    totals: tuple[int, int] = (0, 0)
+    plan: Sequence[dict[str, Any]] = ()
+    journal: Path | None = None
 
     def apply(self, line: dict[str, Any]) -> None:
         """Takes over what a line of the journal says."""
@@ -82,25 +88,20 @@ class FollowState:
 
 def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
     """Returns the line that says that a file was read from byte `begin` up to a position."""
-    fields = {field: value for field, value in end._asdict().items() if value}
-    return {"file": encode_name(name), "from": begin} | fields
+    return {"file": encode_name(name), "from": begin} | {key: value for key, value in end._asdict().items() if value}
 
 
 def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
     """Returns which file a line is about, how far it was read, and at which size it was read to its end, if it was."""
-    name, size = decode_name(line.get("file")), line.get("finished")
+    size = line.get("finished")
     if "finished" in line and (type(size) is not int or size < 0):
         raise ValueError(f"finished = {size!r}")
-    return name, FilePosition.of(line), size
+    return decode_name(line.get("file")), FilePosition.of(line), size
 
 
 def encode_name(name: str) -> str:
     """Returns a file's name as JSON can hold it."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return _BYTES + os.fsencode(name).hex()
-    return name
+    return _BYTES + os.fsencode(name).hex() if re.search("[\ud800-\udfff]", name) else name
 
 
 def decode_name(value: Any) -> str:
@@ -156,9 +157,9 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 def list_journals(directory: Path, source: str | None = None) -> list[Path]:
@@ -217,43 +218,33 @@ def read_journal(path: Path, place: _Place, source: str) -> tuple[list[dict[str,
 
 def _whole(data: bytes) -> list[dict[str, Any]]:
     # What was written after the last seal may be torn.
-    lines = []
-    for line in data.splitlines(keepends=True):
-        try:
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(orjson.JSONDecodeError):
+        for line in data.splitlines(keepends=True):
             value = loads(line)
-        except orjson.JSONDecodeError:
-            break
-        if not line.endswith(b"\n") or not isinstance(value, dict):
-            break
-        lines.append(value)
+            if not line.endswith(b"\n") or not isinstance(value, dict):
+                break
+            lines.append(value)
     return lines
 
 
-class Resumed(NamedTuple):
-    """What an entry says: how far all files are read, bytes and blank lines up to there, and what was read next."""
-
-    state: FollowState
-    totals: tuple[int, int] = (0, 0)
-    plan: Iterable[dict[str, Any]] = ()
-    journal: Path | None = None
-
-
-def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
+def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> FollowState:
     """Returns what an entry says, None for the very start."""
     state = FollowState()
     if entry is None:
-        return Resumed(state)
-    fields: dict[str, type] = {"bytes": int, "digest": str, "read": int, "blank": int, "journal": str}
-    size, digest, read, blank, journal = read_entry(entry, name, KIND, **fields)
+        return state
+    size, digest, journal = read_entry(entry, name, KIND, bytes=int, digest=str, journal=str)
+    read, blank = read_entry(entry, name, KIND, read=int, blank=int)
+    state.totals = read, blank
     if journal and not is_journal_name(journal):
         raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
     if not isinstance(at := entry.get("at", {}), dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])
-    if not journal:
-        return Resumed(state, (read, blank))
-    before, behind = read_journal(directory / journal, (size, digest), name)
-    state.apply_all([*before, *([at] if "at" in entry else [])], name)
-    return Resumed(state, (read, blank), behind, directory / journal)
+    if journal:
+        state.journal = directory / journal
+        before, state.plan = read_journal(state.journal, (size, digest), name)
+        state.apply_all([*before, *([at] if "at" in entry else [])], name)
+    return state
 
 
 class FollowPosition(NamedTuple):
@@ -280,13 +271,13 @@ class Ledger:
     """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
 
     def __init__(
-        self, name: str, folder: Path, known: Resumed, entry: dict[str, Any] | None, check_owner: Callable[[], object]
+        self, name: str, folder: Path, known: FollowState, entry: dict[str, Any] | None, check: Callable[[], object]
     ) -> None:
         self.serial, self.totals = 0, known.totals
-        self._name, self._folder, self._check_owner = name, folder, check_owner
+        self._name, self._folder, self._check_owner = name, folder, check
         self._pieces: deque[_Read] = deque()  # behind the last position
-        # Up to there: how far all files are read, as a state, in sums, and as a place in the journal.
-        self._state, self._state_totals, self._at = known.state, known.totals, (0, "")
+        # Up to there: how far all files are read, as a state, and as a place in the journal.
+        self._state, self._at = known, (0, "")
         self._journal: Journal | None = None
         self._begun_bytes = self._entries = 0
         # As long as nothing is read.
@@ -328,7 +319,7 @@ class Ledger:
         while self._pieces and (not self._pieces[0].rows or self._pieces[0].serial < after):
             piece = self._pieces.popleft()
             self._state.apply(piece.line)
-            self._state_totals, self._at = piece.totals, piece.place
+            self._state.totals, self._at = piece.totals, piece.place
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
             self._begin()
         assert self._journal is not None
@@ -338,7 +329,7 @@ class Ledger:
             # from here on has none among them.
             self._check_owner()
             remove(self._replaced.popleft()[0])
-        at, totals = None, self._state_totals
+        at, totals = None, self._state.totals
         if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
             end = position.piece.rows.position(position.row)
             at, totals = segment_line(self._pieces[0].name, end.offset, end), _add(totals, position.piece.begin, end)

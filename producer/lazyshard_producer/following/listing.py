@@ -12,20 +12,25 @@ import logging
 import os
 import re
 import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import compress, islice
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pybase64
 import xxhash
 
+from lazyshard.format.records import pack
+from lazyshard.stream.waiting import Waker
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.files import file_size, refusing
+from lazyshard_producer.sources.source import file_size, refusing
+
+if TYPE_CHECKING:
+    from watchdog.events import FileSystemEvent
 
 PACKED: Final = (".gz", ".zst")  # endings of compressed files
 # Endings that programs give to files that they are still writing
@@ -46,9 +51,7 @@ class NameRules:
 
     def is_data(self, name: str) -> bool:
         """Returns whether a file of this name holds rows."""
-        plain = name
-        for ending in PACKED:
-            plain = plain.removesuffix(ending)
+        plain = name.removesuffix(PACKED[0]).removesuffix(PACKED[1])
         passed_over = name.startswith(".") or name.endswith(_TEMPORARY) or name == self.end_marker
         return not passed_over and any(map(self._data.match, (name, plain))) and self.data_of(name) is None
 
@@ -58,8 +61,7 @@ class NameRules:
 
     def data_of(self, name: str) -> str | None:
         """Returns which file a marker of this name says to be complete, "" if all; None if it is no marker."""
-        found = self._marks.fullmatch(name)
-        return None if found is None else "".join(found.groups())
+        return (found := self._marks.fullmatch(name)) and "".join(found.groups())
 
 
 def is_packed(name: str) -> bool:
@@ -88,14 +90,12 @@ class FinishedFiles:
 
     def get(self, name: str) -> FilePosition | None:
         """Returns how far a file was read, its size as the offset; None if it is not among them."""
+        self._merge()
         key, keys = _key(name), self._table[0]
-        row = self._recent.get(key)
-        if row is None:
-            at = int(np.searchsorted(keys, np.uint64(key)))
-            if at == len(keys) or int(keys[at]) != key:
-                return None
-            row = tuple(self._table[1:, at].tolist())
-        size, line, tail = row
+        at = int(np.searchsorted(keys, np.uint64(key)))
+        if at == len(keys) or int(keys[at]) != key:
+            return None
+        size, line, tail = self._table[1:, at].tolist()
         return FilePosition(size, line & ~_OPEN_END, open_end=bool(line & _OPEN_END), seen=size, tail=f"{tail:016x}")
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
@@ -119,8 +119,7 @@ class FinishedFiles:
     def encode(self) -> dict[str, Any]:
         """Returns all of them as JSON: packed columns, as in seals."""
         self._merge()
-        columns = zip(_COLUMNS, self._table.astype("<u8"), strict=True)
-        return {name: pybase64.b64encode(column.tobytes()).decode() for name, column in columns}
+        return {name: pack(column, "<u8") for name, column in zip(_COLUMNS, self._table, strict=True)}
 
     @classmethod
     def decode(cls, value: Any) -> FinishedFiles:
@@ -230,21 +229,19 @@ class DirectoryListing:
 
 
 FIRST_PAUSE_S: Final = 0.2
+Clock: TypeAlias = Callable[[], float]
 
 
-class DirectoryWatch:
+class DirectoryWatch(Waker):
     """Says when to look at a directory, ever more seldom while nothing changes.
 
     watchdog (inotify) never tells of another machine's writes, and of an open file only the last.
     """
 
-    def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._directory, self._clock = directory, clock
-        self._woken = threading.Event()
-        self._pause = FIRST_PAUSE_S
+    def __init__(self, directory: str, clock: Clock = time.monotonic) -> None:
+        super().__init__(Path(directory))
+        self._clock, self._pause = clock, FIRST_PAUSE_S
         self._began = self._earliest = self._latest = clock()
-        self._observer: Any = None
-        self._tried = False
 
     def due(self) -> bool:
         """Returns whether it is time to look."""
@@ -272,10 +269,7 @@ class DirectoryWatch:
     def wait(self, seconds: float) -> None:
         """Waits until it is time to look, or so many seconds have passed."""
         if not self._tried:
-            self._tried = True
-            # No inotify instance left, for example: looking now and then will do.
-            with contextlib.suppress(OSError, RuntimeError):
-                self._start()
+            self._start()
         until = min(self._clock() + seconds, self._latest)
         if self._woken.wait(max(0.0, until - self._clock())):
             # Something happened, but perhaps too soon after the last look.
@@ -283,21 +277,13 @@ class DirectoryWatch:
 
     def close(self) -> None:
         """Ends the watching thread. May be called twice."""
-        observer, self._observer = self._observer, None
-        if observer is not None:
-            observer.stop()
-            if observer.is_alive():
-                observer.join()
+        self.__exit__()
 
-    def _start(self) -> None:
-        # It takes long to import, and whoever follows no directory has no need of it.
-        from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent, FileSystemEventHandler
-        from watchdog.observers import Observer
+    def dispatch(self, event: FileSystemEvent) -> None:
+        """Called by watchdog's thread."""
+        self._woken.set()
 
-        handler = FileSystemEventHandler()
-        handler.on_any_event = lambda event: self._woken.set()  # type: ignore[method-assign]
-        self._observer = Observer()
-        self._observer.daemon = True
-        events = [FileCreatedEvent, FileMovedEvent, FileClosedEvent]
-        self._observer.schedule(handler, self._directory, event_filter=events)
-        self._observer.start()
+    def _events(self) -> list[type[FileSystemEvent]]:
+        from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent
+
+        return [FileCreatedEvent, FileMovedEvent, FileClosedEvent]

@@ -7,18 +7,17 @@ before that place must be what they were; the fingerprint is made of the bytes i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_hexdigest as digest
 
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition, plain_name
-from lazyshard_producer.sources import files
-from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
+from lazyshard_producer.sources import source
 from lazyshard_producer.sources.lines import DigestedText, LineSplitter
 from lazyshard_producer.sources.sequential import PackedText
-from lazyshard_producer.sources.source import PIECE_BYTES, Rows
+from lazyshard_producer.sources.source import FINGERPRINT_BYTES, PIECE_BYTES, Rows
 
 
 class FollowedLines(NamedTuple):
@@ -53,16 +52,6 @@ class _FollowedFile:
         self.size, self.still_since = state.seen, now  # at the last look, and when (monotonic) that was found first
         self._path, self._max_row_bytes = path, max_row_bytes
 
-    @property
-    def seen(self) -> int:
-        """Bytes that are known to be there of a plain file."""
-        return 0
-
-    @property
-    def end(self) -> int:
-        """The size of a file that was read to its end."""
-        return self.state.offset
-
 
 class PlainFile(_FollowedFile):
     """A plain file. Memory: nothing of the file between two reads, unless within a line."""
@@ -81,24 +70,31 @@ class PlainFile(_FollowedFile):
         """Bytes that are known to be there."""
         return max(self.state.seen, self._looked)
 
+    @property
+    def end(self) -> int:
+        """The size of a file that was read to its end."""
+        return self.state.offset
+
     def check(self) -> None:
         """Checks that the part that was read is still what it was. Raises SourceRefused as `read`."""
-        with self._opened() as fd:
-            self._check_part(fd)
+        with source.open_regular(self._path, 0, links_out=False) as file, source.refusing(self._path):
+            self._check_part(file.fileno())
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines, of about 1 MiB, up to where an earlier run came; None where nothing is new.
 
         Where the file is gone, the cause of the error is FileNotFoundError.
         """
-        with self._opened() as fd:
+        # A link was looked at when the name came, and may lead elsewhere since.
+        with source.open_regular(self._path, 0, links_out=False) as file, source.refusing(self._path):
+            fd = file.fileno()
             status = os.fstat(fd)
             if self._identity != (identity := (status.st_dev, status.st_ino)):
                 self._splitter, self._identity = None, identity
             if status.st_size < self.seen:
                 # Some of what was seen behind the lines that were taken is not there any more.
                 if self._end is not None:
-                    raise files.refuse_truncated(self._path, self._end, status.st_size)
+                    raise source.refuse_truncated(self._path, self._end, status.st_size)
                 self._splitter, self._looked = None, self.state.offset
                 self.state = self.state._replace(seen=max(status.st_size, self.state.offset))
             if self._splitter is None:
@@ -113,30 +109,20 @@ class PlainFile(_FollowedFile):
         """Forgets what is known of the line in hand."""
         self._splitter = None
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        # A link was looked at when the name came, and may lead elsewhere since.
-        file = files.open_regular(self._path, 0, links_out=False, expected="the plain file that it was")
-        with file, files.refusing(self._path):
-            yield file.fileno()
-
     def _has_line_end(self, fd: int) -> bool:
         """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
         data = os.pread(fd, PIECE_BYTES, self._looked)
         if not data and os.fstat(fd).st_size < self._looked:
             self._check_part(fd)
             self._looked = self.state.offset  # what was cut is a line that nobody has seen
-        self.at_end = len(data) < PIECE_BYTES
-        if b"\n" in data:
-            return True
-        self._looked += len(data)
-        return False
+        self.at_end, found = len(data) < PIECE_BYTES, b"\n" in data
+        self._looked += 0 if found else len(data)
+        return found
 
     def _read_on(self, fd: int, splitter: LineSplitter, until: FilePosition | None) -> FollowedLines:
         fed = splitter.fed
         wanted = PIECE_BYTES if until is None else min(PIECE_BYTES, until.offset - fed)
-        data = os.pread(fd, wanted, fed)
-        short = len(data) < wanted
+        short = len(data := os.pread(fd, wanted, fed)) < wanted
         self.at_end, self.diverged = until is None and short, self.diverged or (until is not None and short)
         if data and self._end is not None:
             if self.completion in (Completion.SETTLING, Completion.FINAL):
@@ -178,16 +164,15 @@ class PlainFile(_FollowedFile):
             # Of another text it would be a line that is cut.
             taken = until.open_end and not self.diverged and digest(self._before) == until.tail
             self.diverged = not taken
-        if taken or self.completion is Completion.ASKED:
-            return splitter.finish(only_row=not taken)
-        return Rows()
+        asked = self.completion is Completion.ASKED
+        return splitter.finish(only_row=not taken) if taken or asked else Rows()
 
     def _check_part(self, fd: int) -> bytes:
         """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
-        head, tail = files.committed_ends(fd, self._path, self.state.offset)
+        head, tail = source.committed_ends(fd, self._path, self.state.offset)
         if head and not self.state.head:
             self.state = self.state._replace(head=digest(head))
-        files.check_ends(self._path, self.state, head, tail)
+        source.check_ends(self._path, self.state, head, tail)
         return tail
 
 
@@ -198,11 +183,13 @@ def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
         "when they are complete (or, with markers, the marker made last); to take the rest of this one, start again "
         "with --finished-by idle"
     )
-    return files.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
+    return source.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
 
 
 class PackedFile(_FollowedFile):
     """A compressed file. Memory: some MiB while it is open."""
+
+    seen: Final = 0
 
     def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         super().__init__(path, max_row_bytes, state, now)
@@ -218,8 +205,7 @@ class PackedFile(_FollowedFile):
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines; see `PlainFile.read`."""
-        if self._text is None:
-            self._text = PackedText(self._path, links_out=False)
+        self._text = self._text or PackedText(self._path, links_out=False)
         left = self._left or self._text.read()
         room = len(left) if until is None else max(0, until.offset - self._lines.read)
         block, self._left = left[:room], left[room:]

@@ -28,12 +28,11 @@ from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, Pad, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
-from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, Settings
+from lazyshard_producer.configuration.settings import SWIFT, Settings
 from lazyshard_producer.errors import SettingInvalid, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.files import load_extra
-from lazyshard_producer.sources.source import bad_row
+from lazyshard_producer.sources.source import bad_row, load_extra
 
 _SHOWN: Final = 60  # characters of a key or a value that are told
 MAX_TOKENS: Final = 2**32 - 1  # the longest row that a seal can tell of
@@ -41,33 +40,27 @@ _MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # how deep rows of packs are nested, a
 _BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")  # under which rows hold something else for each token
 
 
-class _EncodeTask(NamedTuple):
-    """An encoder that is ready, and what it encodes with."""
-
-    function: Callable[[dict[str, Any]], Any]
-    encoding: Encoding
-
-    def encode(self, row: dict[str, Any]) -> EncodedRow:
-        """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
-        found = call_user("--encode", self.function, row)
-        if not isinstance(found, Mapping):
-            raise bad_row(f"--encode returned {name_value(found, 2 * _SHOWN)}, expected a dict")
-        row = dict(found)
-        tokens, ids = row.get("length"), row.get("input_ids", ())
-        plain = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
-        if isinstance(tokens, np.integer):
-            # The number of an array's length: a whole number to whoever wrote it.
-            row["length"] = tokens = int(tokens)
-        if type(tokens) is not int:
-            tokens = None
-        elif not 0 <= tokens <= MAX_TOKENS:
-            raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
-        elif plain and len(ids) > tokens:
-            raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
-        try:
-            return EncodedRow(*pack_row(row), tokens)
-        except RowInvalid as cause:
-            raise bad_row(f"--encode made what is no row: {cause.reason or cause}") from cause
+def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> EncodedRow:
+    """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
+    found = call_user("--encode", function, row)
+    if not isinstance(found, Mapping):
+        raise bad_row(f"--encode returned {name_value(found, 2 * _SHOWN)}, expected a dict")
+    row = dict(found)
+    tokens, ids = row.get("length"), row.get("input_ids", ())
+    plain = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
+    if isinstance(tokens, np.integer):
+        # The number of an array's length: a whole number to whoever wrote it.
+        row["length"] = tokens = int(tokens)
+    if type(tokens) is not int:
+        tokens = None
+    elif not 0 <= tokens <= MAX_TOKENS:
+        raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
+    elif plain and len(ids) > tokens:
+        raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
+    try:
+        return EncodedRow(*pack_row(row), tokens)
+    except RowInvalid as cause:
+        raise bad_row(f"--encode made what is no row: {cause.reason or cause}") from cause
 
 
 def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -103,37 +96,38 @@ def form_of(settings: Settings) -> Form:
     forms = [(plain_name(source.path), *(stream_form(source) or (False, None))) for source in settings.sources]
     arrays = any(holds for _, holds, _ in forms)
     first, encoding = next(((name, encoding) for name, _, encoding in forms if encoding is not None), ("", None))
-    if settings.encoding is not None:
+    if settings.encode is not None:
         if encoding is not None:
             hint = "leave it out, or take the rows before they were encoded"
             raise _setting("--encode", f"the rows of {first} are encoded already; {hint}")
-        return Form(True, load_encoder(settings.encoding).encoding, arrays)
+        return Form(True, load_encoder(settings)[1], arrays)
     if encoding is None or settings.transform is not None or settings.columns:
         # What a function has made of encoded rows is no longer what the encoder made.
         return Form(arrays, None, arrays)
     if other := next((name for name, _, one in forms if one != encoding), None):
         alike = "and all rows of a stream are encoded alike; make a stream of each"
         raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {other}, {alike}")
-    cut = {"form": "split"} if settings.split else {"form": "pad"} if settings.pad else {}
-    return Form(arrays, {**encoding, **cut}, arrays)
+    return Form(arrays, _formed(encoding, settings), arrays)
 
 
-@functools.cache
-def load_encoder(settings: EncodingSettings) -> _EncodeTask:
-    """Returns the encoder; loading ms-swift takes seconds, so once in a process."""
+def _formed(encoding: Encoding, settings: Settings) -> Encoding:
     # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
-    form = {} if settings.form is None else {"form": settings.form}
+    return encoding if settings.form is None else {**encoding, "form": settings.form}
+
+
+def load_encoder(settings: Settings) -> tuple[Callable[[dict[str, Any]], Any], Encoding]:
+    """Returns the function of --encode, and what it encodes with."""
     if settings.encode == SWIFT:
-        function, encoding = open_swift(settings, "--encode")
-        return _EncodeTask(function, check_encoding({**encoding, **form}))
-    name, function = settings.encode, load_function(settings.encode, "--encode")
-    own: Encoding = {"kind": "function", "function": name, **form}
+        function, encoding = _open_swift(**settings.swift, option="--encode")
+        return function, check_encoding(_formed(encoding, settings))
+    name, function = str(settings.encode), load_function(str(settings.encode), "--encode")
+    own = _formed({"kind": "function", "function": name}, settings)
     told = getattr(function, "fingerprint", {})
     if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
         reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
         raise _setting("--encode", f"{name}: {reason}")
     try:
-        return _EncodeTask(function, check_encoding({**told, **own}, f"the attribute fingerprint of {name}"))
+        return function, check_encoding({**told, **own}, f"the attribute fingerprint of {name}")
     except TypeError as cause:
         reason = f"its fingerprint is a dict of plain values, got {name_value(told, 2 * _SHOWN)}"
         raise _setting("--encode", f"{name}: {reason}") from cause
@@ -141,11 +135,12 @@ def load_encoder(settings: EncodingSettings) -> _EncodeTask:
         raise _setting("--encode", str(cause)) from cause
 
 
-def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
-    """Returns what encodes a row as ms-swift would before training it, and what it encodes with."""
+@functools.cache
+def _open_swift(*, option: str, **swift: Any) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
+    """Returns what encodes a row as ms-swift would before training it; that takes seconds, so once in a process."""
     opener = load_function("lazyshard_swift.rows:open_encoder", option)
     try:
-        opened: tuple[Any, Encoding] = opener(settings.model, settings.template, settings.max_length, settings.options)
+        opened: tuple[Any, Encoding] = opener(**swift)
         return opened
     except KeyboardInterrupt:
         raise
@@ -225,14 +220,14 @@ class Measure:
     """Tells how many tokens rows have: as --measure counts them, as their encoder told, or as they say themselves."""
 
     def __init__(self, settings: Settings) -> None:
-        self._counter = load_counter(settings.measuring) if settings.measuring else None
+        self._counter = load_counter(settings) if settings.measure else None
         self._field, self._pack, self._encodes = settings.length_field, settings.pack, settings.encode is not None
         self._option = "--pack" if settings.pack else "--balance" if settings.balance is not None else None
 
     def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> int:
         """Returns the tokens of a row. Raises RowInvalid where they cannot be told, or are too many."""
-        field, where = self._field, f"under {self._field!r}"
-        tokens: Any
+        field, where, by = self._field, f"under {self._field!r}", ""
+        tokens = row.get(field)
         if self._counter is not None:
             tokens, by = self._counter(row), "--measure"
             if self._option is None:
@@ -244,7 +239,6 @@ class Measure:
                 raise bad_row(f"{self._option}: --encode returned no length: expected {expected}, found {found}")
             tokens, by = line.tokens, "--encode"
         else:
-            tokens, by = row.get(field), ""
             ids = row.get("input_ids")
             if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
                 option = self._option if self._pack else f"--length-field {field}"
@@ -271,26 +265,18 @@ class Measure:
                 raise bad_row(f"--pack: nested more than {_MAX_LEVELS} levels deep") from None
 
 
-def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
+def load_counter(settings: Settings) -> Callable[[dict[str, Any]], int]:
     """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told."""
     function: Callable[[dict[str, Any]], Any]
-    if settings.encoding is not None:
-        encode, _ = open_swift(settings.encoding, "--measure")
-
-        def longest(row: dict[str, Any]) -> int:
-            encoded = encode(row)
-            # As ms-swift groups rows: of one with several sequences the longest counts.
-            return int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
-
-        function = longest
-    elif FUNCTION.fullmatch(settings.measure):
-        function = load_function(settings.measure, "--measure")
+    if (name := str(settings.measure)) == SWIFT:
+        function = functools.partial(_longest, _open_swift(**settings.swift, option="--measure")[0])
+    elif FUNCTION.fullmatch(name):
+        function = load_function(name, "--measure")
     else:
-        function = _tokenizer(settings.measure, settings.field)
+        function = _tokenizer(name, settings.measure_field)
 
     def count(row: dict[str, Any]) -> int:
-        found = call_user("--measure", function, row)
-        tokens = -1
+        found, tokens = call_user("--measure", function, row), -1
         with contextlib.suppress(TypeError):
             tokens = -1 if isinstance(found, bool) else operator.index(found)
         if not 0 <= tokens <= MAX_TOKENS:
@@ -299,6 +285,12 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
         return tokens
 
     return count
+
+
+def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]], row: dict[str, Any]) -> int:
+    encoded = encode(row)
+    # As ms-swift groups rows: of one with several sequences the longest counts.
+    return int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
 
 
 def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:

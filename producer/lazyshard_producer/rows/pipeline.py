@@ -16,11 +16,11 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.configuration.settings import SWIFT, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
 from lazyshard_producer.rows.encoding import form_of
-from lazyshard_producer.rows.reader import Batch, Mixer, RowStats, by_length
+from lazyshard_producer.rows.reader import Batch, Mixer, by_length
 from lazyshard_producer.rows.recipe import Maker, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
@@ -74,33 +74,32 @@ class Pipeline:
             if settings.workers and makers is not None:
                 makers = Workers(settings, settings.workers, form.carried)
                 stack.callback(makers.close)
-            mixer = Mixer(settings, start, context, makers is not None, watchdog, warn)
+            mixer = Mixer(settings, start, context, makers is not None, watchdog, warn, refusals, described)
             stack.callback(mixer.close)
             self.close: Final = stack.pop_all().close
         if told is not None:
             # Behind the import of functions: where that fails, nothing goes on.
             warn(f"from here on rows are made or ordered in another way than before: {told}")
-        self.names: Final = mixer.names
-        self.stats: Final = RowStats(mixer, refusals, start, described, warn)
-        self.read: Callable[[], Batch | None] = partial(_read_batch, self.stats)
+        self.mixer: Final = mixer
+        self.read: Callable[[], Batch | None] = partial(_read_batch, mixer)
         """Returns the next rows, None when all is given; raises as `Mixer.read` and `Refusals.take` do."""
         if makers is not None:
             kind = Stripes if settings.balance is not None else Splitter if settings.split else Units
-            units = kind(self.stats, settings, samples, arrays=form.arrays)
-            self.read = partial(next, make_batches(settings, self.stats, makers, units, watchdog), None)
+            units = kind(mixer, settings, samples, arrays=form.arrays)
+            self.read = partial(next, make_batches(settings, mixer, makers, units, watchdog), None)
 
 
-def _read_batch(stats: RowStats) -> Batch | None:
+def _read_batch(mixer: Mixer) -> Batch | None:
     """Returns the next rows of the sources as they are; None when all is given. Raises as `Mixer.read` does."""
-    if (span := stats.mixer.read()) is None:
+    if (span := mixer.read()) is None:
         return None
-    before = stats.rows
-    stats.rows += len(span.lines)
+    before = mixer.rows
+    mixer.rows += len(span.lines)
 
     def after(index: int) -> RunPosition:
-        return stats.position(span.after(index, {**stats.counts(), "rows": before + index + 1}))
+        return mixer.position(span.after(index, {**mixer.counts(), "rows": before + index + 1}))
 
-    return Batch(stats, span.lines, span.place, after, checked=False)
+    return Batch(mixer, span.lines, span.place, after, checked=False)
 
 
 def describe(settings: Settings) -> dict[str, Any]:
@@ -108,8 +107,11 @@ def describe(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(settings, name, None) for name in _RECIPE}
     found["columns"] = [list(pair) for pair in settings.columns]
     found["weights"] = [source.weight for source in settings.sources if source.weight is not None]
-    # As JSON gives it back: pairs are lists there.
-    found["measure"] = settings.measuring and orjson.loads(orjson.dumps(asdict(settings.measuring)))
+    if settings.measure:
+        swift = {"encode": SWIFT, **settings.swift, "form": settings.form} if settings.measure == SWIFT else None
+        measuring = {"measure": settings.measure, "field": settings.measure_field, "encoding": swift}
+        # As JSON gives it back: pairs are lists there.
+        found["measure"] = orjson.loads(orjson.dumps(measuring))
     split = asdict(settings.splitting) if settings.splitting else {}
     found["split"] = {name: value for name, value in split.items() if value is not None}  # a token may be 0
     found["pad"] = settings.padding and asdict(settings.padding)
@@ -130,28 +132,22 @@ def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]
     >>> changes({"pack": 10, "seed": 3}, {"pack": 20, "seed": 3})
     {'pack': 'pack (was 10, now 20)'}
     """
-    return {
-        name: f"{name} (was {before.get(name)!r}, now {described.get(name)!r})"
-        for name in {**before, **described}
-        if before.get(name) != described.get(name)
-    }
+    each = ((name, before.get(name), described.get(name)) for name in {**before, **described})
+    return {name: f"{name} (was {was!r}, now {now!r})" for name, was, now in each if was != now}
 
 
 def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosition, str | None]:
     """Returns the start, and in which settings rows are made otherwise than before; None where in none."""
     before = start.recipe
-    told = changes(before, described)
-    if not told:
+    if not (told := changes(before, described)):
         return start, None
     names = ", ".join(told.values())
     # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
     if start.skip and (told.keys() != {"weights"} or goes_over):
-        why = "rows are to be made in another way than those of which the last chunk holds a part"
+        why = f"rows are to be made in another way than those of which the last chunk holds a part: {names}"
         option = f"--{next(iter(told)).replace('_', '-')}"
-        raise SettingInvalid(
-            f"{why}: {names}; go on with the settings of before, or choose another --out", option=option
-        )
+        raise SettingInvalid(f"{why}; go on with the settings of before, or choose another --out", option=option)
     was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"

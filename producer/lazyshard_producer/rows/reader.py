@@ -32,9 +32,8 @@ def by_length(settings: Settings) -> bool:
     return settings.pack > 0 or settings.balance is not None
 
 
-@dataclass(frozen=True, slots=True)
-class MixPosition:
-    """Where all sources stand between two rows, in memory; `RowStats.position` makes what seals keep of it.
+class MixPosition(NamedTuple):
+    """Where all sources stand between two rows, in memory; `Mixer.position` makes what seals keep of it.
 
     `again`: it is in a unit that an earlier run has begun, or at its end.
     """
@@ -46,8 +45,7 @@ class MixPosition:
     counts: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpan:
+class SourceSpan(NamedTuple):
     """Rows of one source that follow each other, of `rows` from `first` on; `before` is where all sources stand."""
 
     source: int
@@ -82,7 +80,7 @@ class _Input:
         self.position: Position = None
         self._known: tuple[Position, dict[str, Any] | None] = (None, entry)
         self._progress: tuple[int, int | None, int] = (0, size, 0)
-        self.read_before = self.read_after = 0  # bytes, without and with those of `rows`
+        self.read_before = 0  # bytes, without those of `rows`
 
     def entry_at(self, position: Position) -> dict[str, Any] | None:
         # By identity: a position that has not moved is the same object. Of a live source an entry also makes durable
@@ -114,7 +112,10 @@ class _Input:
 class Mixer:
     """Gives the rows of all sources in the run's order, by their shares; without weights one after another.
 
-    `ahead`: positions are asked for rows behind those read last, so a source at its end stays open.
+    Counts what becomes of them, those of earlier runs included, and makes the positions that seals keep.
+
+    `ahead`: positions are asked for rows behind those read last, so a source at its end stays open. By `recipe` rows
+    are made of those from `start` on.
     """
 
     settings: Settings
@@ -123,10 +124,14 @@ class Mixer:
     ahead: bool
     watchdog: Watchdog
     warn: Callable[[str], None]
+    refusals: Refusals
+    recipe: dict[str, Any]
 
     def __post_init__(self) -> None:
         """Opens the sources where they are mixed: one that cannot be read is refused before anything is published."""
         position, sources = self.start, self.settings.sources
+        self.rows, self.duplicate, self.blocks = position.rows, position.duplicate, position.blocks
+        self._warned: set[str] = set()
         self.names = [plain_name(source.path) for source in sources]
         self._weights = [source.weight for source in sources if source.weight is not None] or None
         # Rows of a unit, 0 for one: where sources that have grown come back. How many source rows a stripe or a pack
@@ -185,17 +190,33 @@ class Mixer:
                     self._set_finished(index, True)
                     self._unsure.append(index)
 
-    def position(self, counts: Mapping[str, Any]) -> MixPosition:
-        """Returns where all sources stand after the last span."""
+    def here(self, counts: Mapping[str, Any]) -> MixPosition:
+        """Returns where all sources stand after the last span, with so much counted up to there."""
         mixed = self._in_force is not None
         drawn, finished = (tuple(self._drawn), tuple(self._finished)) if mixed else ((), ())
-        return MixPosition(
-            tuple(one.position for one in self._inputs), drawn, finished, self._again is not None, counts
-        )
+        each = tuple(one.position for one in self._inputs)
+        return MixPosition(each, drawn, finished, self._again is not None, counts)
 
-    def entries(self, position: MixPosition) -> tuple[dict[str, Any] | None, ...]:
-        """Returns the entry of each source, as seals keep it. Does I/O."""
-        return tuple(one.entry_at(at) for one, at in zip(self._inputs, position.each, strict=True))
+    def position(self, at: MixPosition, **unit: Any) -> RunPosition:
+        """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
+        self.refusals.sync()
+        # In a unit that was begun before the recipe of then counts.
+        recipe = self.start.recipe if at.again else self.recipe
+        entries = tuple(one.entry_at(place) for one, place in zip(self._inputs, at.each, strict=True))
+        return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
+
+    def counts(self) -> dict[str, int]:
+        """Returns the counts of this moment, by their names in `RunPosition`."""
+        own = {"rows": self.rows, "duplicate": self.duplicate, "blocks": self.blocks}
+        return own | {"refused": self.refusals.count, "quarantine_bytes": self.refusals.kept_bytes}
+
+    def count_duplicate(self, place: RowOrigin) -> None:
+        """Counts a row that names a key twice; says so of the first of each source."""
+        self.duplicate += 1
+        if place.file not in self._warned:
+            self._warned.add(place.file)
+            what = "a key is named twice in one object (readers keep one of the values)"
+            self.warn(f"{place.file}:{place.line}: {what}; further such rows of this source are only counted")
 
     def wait(self, seconds: float) -> str:
         """Waits until the source that had nothing may have more, so many seconds at the most; says what for."""
@@ -239,7 +260,7 @@ class Mixer:
 
     def _nothing(self, index: int) -> SourceSpan:
         self._waiting = index
-        return SourceSpan(index, Rows(), 0, (), self.position({}))
+        return SourceSpan(index, Rows(), 0, (), self.here({}))
 
     def _leave_unit(self) -> None:
         """Goes on behind the unit: with the weights of now, and with all sources."""
@@ -263,7 +284,7 @@ class Mixer:
     def _take(self, index: int) -> SourceSpan:
         """Moves past the rows that follow each other: as many as are at hand, and as it is the source's turn."""
         one = self._inputs[index]
-        before, first, most = self.position({}), one.next, one.stop - one.next
+        before, first, most = self.here({}), one.next, one.stop - one.next
         if self.settings.rate is not None:
             # So finely `totals` tells how far it is.
             most = min(most, max(1, int(self.settings.rate)))
@@ -303,13 +324,12 @@ class Mixer:
         self.watchdog.ask(lambda: f"reading {self.names[index]}")
         try:
             source = self._opened(index)
-            rows = source.read()
+            one.read_before, rows = source.progress[0], source.read()
         finally:
             self.watchdog.answered()
         if rows is not None:
             one.rows, one.next, one.stop = rows, 0, len(rows.lines)
             one.is_empty &= not rows.lines
-            one.read_before, one.read_after = one.read_after, source.progress[0]
             return True
         one.position = source.reached
         if not self.ahead:
@@ -322,57 +342,10 @@ class Mixer:
         source = one.source
         if source is None:
             source = one.source = open_source(self.settings.sources[index], one.entry, self.context)
-            if one.position is None:
-                one.position = source.start
-            one.read_before = one.read_after = source.progress[0]
+            one.position = source.start if one.position is None else one.position
             if self._ending:
                 source.end()
         return source
-
-
-@dataclass(eq=False)
-class RowStats:
-    """What was counted of the rows of a run from `start` on, and the positions that seals keep."""
-
-    mixer: Mixer
-    refusals: Refusals
-    start: RunPosition
-    recipe: dict[str, Any]
-    warn: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        """Begins with the counts of earlier runs."""
-        self.rows, self.duplicate, self.blocks = self.start.rows, self.start.duplicate, self.start.blocks
-        self._warned: set[str] = set()
-
-    def count_duplicate(self, place: RowOrigin) -> None:
-        """Counts a row that names a key twice; says so of the first of each source."""
-        self.duplicate += 1
-        if place.file not in self._warned:
-            self._warned.add(place.file)
-            what = "a key is named twice in one object (readers keep one of the values)"
-            self.warn(f"{place.file}:{place.line}: {what}; further such rows of this source are only counted")
-
-    def counts(self) -> dict[str, int]:
-        """Returns the counts of this moment, by their names in `RunPosition`."""
-        own = {"rows": self.rows, "duplicate": self.duplicate, "blocks": self.blocks}
-        return own | {"refused": self.refusals.count, "quarantine_bytes": self.refusals.kept_bytes}
-
-    def here(self) -> MixPosition:
-        """Returns the place after all that the mixer gave."""
-        return self.mixer.position(self.counts())
-
-    def reached(self) -> RunPosition:
-        """Returns the position after all that a reader gave, which has nothing more. Does I/O."""
-        return self.position(self.here())
-
-    def position(self, at: MixPosition, **unit: Any) -> RunPosition:
-        """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
-        self.refusals.sync()
-        # In a unit that was begun before the recipe of then counts.
-        recipe = self.start.recipe if at.again else self.recipe
-        entries = self.mixer.entries(at)
-        return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
 
 
 @dataclass(slots=True)
@@ -382,7 +355,7 @@ class Batch:
     `after` returns the position after the row of an index. `checked`: they are known to be rows.
     """
 
-    stats: RowStats
+    mixer: Mixer
     lines: Sequence[Line | RowInvalid]
     place: Callable[[int], RowOrigin]
     after: Callable[[int], RunPosition]
@@ -395,7 +368,7 @@ class Batch:
 
     def refuse(self, index: int, error: RowInvalid) -> None:
         """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""
-        self.stats.refusals.take(error, self.place(index), self.lines[index])
+        self.mixer.refusals.take(error, self.place(index), self.lines[index])
 
 
 class MadeRow(NamedTuple):
@@ -421,20 +394,20 @@ class Unit:
     The sources stand `before` and `after` it.
     """
 
-    def __init__(self, stats: RowStats, before: MixPosition, made: list[MadeRow], of: Mapping[int, int]) -> None:
+    def __init__(self, mixer: Mixer, before: MixPosition, made: list[MadeRow], of: Mapping[int, int]) -> None:
         self.before = self.after = before
         self.made, self.of = made, dict(of)
-        self._stats, self._digest, self._digested = stats, xxhash.xxh3_64(), 0
+        self._mixer, self._digest, self._digested = mixer, xxhash.xxh3_64(), 0
 
     def position(self, skip: int, *, lead: int = 0, cut: int = 0) -> RunPosition:
         """Returns the position after so many of its rows; never fewer than in the last call. See `RunPosition`."""
         if not skip:
-            return self._stats.position(self.before)
+            return self._mixer.position(self.before)
         if skip == len(self.made) and not lead and not cut:
-            return self._stats.position(self.after)
+            return self._mixer.position(self.after)
         for row in self.made[self._digested : skip]:
             self._digest.update(row.data)
         self._digested = skip
-        unit = tuple(self.of.get(source, 0) for source in range(len(self._stats.mixer.names)))
+        unit = tuple(self.of.get(source, 0) for source in range(len(self._mixer.names)))
         digest = self._digest.hexdigest()
-        return self._stats.position(self.before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=digest)
+        return self._mixer.position(self.before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=digest)

@@ -29,7 +29,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
-from lazyshard_producer.rows.encoding import Measure, call_user, key_names, load_encoder, pad_row, read_document
+from lazyshard_producer.rows.encoding import Measure, call_user, encode, key_names, load_encoder, pad_row, read_document
 from lazyshard_producer.rows.reader import Line, by_length
 from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
@@ -61,7 +61,7 @@ class Maker:
         self._measure = Measure(settings) if by_length(settings) or settings.measure else None
         self._where = _load(settings.where, "--where") if settings.where else None
         self._transform = _load(settings.transform, "--transform") if settings.transform else None
-        self._encoder = load_encoder(settings.encoding) if settings.encoding else None
+        self._encoder = load_encoder(settings)[0] if settings.encode else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
@@ -75,13 +75,9 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            as_it_is = self._transform is None and not self._columns and self._encoder is None
-            lines, tokens = [], []
-            for one in self._rows(row, index):
-                made, length = self._finish(one, self._as_it_is(line, row) if as_it_is else self._encode(one))
-                lines.append(made)
-                tokens += [] if length is None else [length]
-            return MadeOfRow(lines, None, duplicate, tokens or ())
+            made = [self._finish(one, self._encode(one, line)) for one in self._rows(row, index)]
+            lengths = [length for _, length in made if length is not None]
+            return MadeOfRow([row for row, _ in made], None, duplicate, lengths or ())
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
@@ -101,24 +97,23 @@ class Maker:
                 raise bad_row(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
         if self._where is not None and not call_user("--where", self._where, row, index):
             return ()
-        transform = self._transform
-        if transform is None:
+        if (transform := self._transform) is None:
             return (row,)
         made: list[Any] = call_user("--transform", lambda: _as_rows(transform(row, index)))
         return made
 
-    def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
-        if isinstance(line, EncodedRow):
-            return line.line if not self._arrays and (self._split or self._padding) else line
-        line = line.rstrip(b"\r\n") + b"\n"
-        if not self._arrays:
-            return line
-        refuse_array_key(row)
-        return EncodedRow(line, b"")
-
-    def _encode(self, made: Any) -> Line:
+    def _encode(self, made: Any, line: Line) -> Line:
+        """Returns a row that was made of a line as it is published, unless it is cut, padded or measured."""
+        if self._transform is None and not self._columns and self._encoder is None:
+            if isinstance(line, EncodedRow):
+                return line.line if not self._arrays and (self._split or self._padding) else line
+            line = line.rstrip(b"\r\n") + b"\n"
+            if not self._arrays:
+                return line
+            refuse_array_key(made)
+            return EncodedRow(line, b"")
         if self._encoder is not None and isinstance(made, dict):
-            return self._checked("--encode", self._encoder.encode(made))
+            return self._checked("--encode", encode(self._encoder, made))
         option = "--columns" if self._transform is None else "--transform"
         try:
             line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
@@ -129,7 +124,7 @@ class Maker:
         if self._encoder is None:
             return line
         # What a transform has made need not be JSON yet, but a dict.
-        return self._encode(check_row(line if isinstance(line, bytes) else line.line))
+        return self._encode(check_row(line if isinstance(line, bytes) else line.line), line)
 
     def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, int | None]:
         """Returns a row as it is published, and its length if somebody asks for that."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,20 +23,18 @@ import xxhash
 
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
-from lazyshard.plan import sequences as forms
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.plan.sequences import INPUT_IDS, Cut, SplitSequence, cut_tokens, pack_samples
+from lazyshard.plan.sequences import Cut, SplitSequence, cut_after, cut_tokens, make_sequences, pack_samples
 from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.opening import source_kind
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.encoding import document_of, write_tokens
-from lazyshard_producer.rows.reader import Batch, Line, MadeRow, RowStats, SourceSpan, Unit, by_length
+from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, SourceSpan, Unit, by_length
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
-from lazyshard_producer.sources.files import refuse_source
-from lazyshard_producer.sources.source import Rows, bad_row, line_size
+from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
 from lazyshard_producer.wording import count
 
 # The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs.
@@ -82,15 +79,14 @@ class Units:
     `arrays`: rows hold arrays, as encoded rows do.
     """
 
-    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
-        self._stats, self._settings, self._samples, self._arrays = stats, settings, samples, arrays
-        self._begun = stats.start.skip > 0
+    def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
+        self._mixer, self._settings, self._samples, self._arrays = mixer, settings, samples, arrays
+        self._begun = mixer.start.skip > 0
         self._measured = by_length(settings) or any((settings.split, settings.pad, settings.measure))
 
     def add(self, unit: Unit) -> Iterator[Batch]:
         """Takes what was made of more source rows; yields what can be published now."""
-        skipped = self._stats.start.skip if self._begun and self._find(unit.made) else 0
-        self._begun = False
+        skipped = self._mixer.start.skip if self._begun and self._find(unit.made) else 0
         if rows := unit.made[skipped:]:
             yield self._batch(rows, lambda index: unit.position(skipped + index + 1))
 
@@ -102,19 +98,19 @@ class Units:
 
     def _find(self, rows: Sequence[MadeRow]) -> bool:
         """Returns whether these rows begin with those that are published; if not, see `_lose`."""
-        start, digest = self._stats.start, xxhash.xxh3_64()
+        self._begun, start, digest = False, self._mixer.start, xxhash.xxh3_64()
         for row in rows[: start.skip]:
             digest.update(row.data)
         return (len(rows) >= start.skip and digest.hexdigest() == start.skipped) or self._lose()
 
     def _lose(self) -> bool:
         """Returns False where other rows may come than those that are published. Raises SourceRefused."""
-        start = self._stats.start
+        start = self._mixer.start
         sources = [source for source, rows in zip(self._settings.sources, start.unit, strict=True) if rows]
         names, read = ", ".join(plain_name(source.path) for source in sources), sum(start.unit)
         if all(source.resume == "append" and source_kind(source) == "stdin" for source in sources):
             lost = f"what is not published of the last {read} that were read before is lost"
-            self._stats.warn(f"{names}: goes on with new rows; {lost}")
+            self._mixer.warn(f"{names}: goes on with new rows; {lost}")
             return False
         why = f"the last chunk ends within rows made of {count(read, 'row')} of it, which come out otherwise now: "
         changed = "the source was changed in a part that was read, or a function gives other rows for the same row"
@@ -123,15 +119,15 @@ class Units:
 
     def _batch(self, rows: list[MadeRow], position: Callable[[int], RunPosition]) -> Batch:
         tokens = [row.tokens for row in rows] if self._measured else None
-        return Batch(self._stats, [row.line for row in rows], lambda index: rows[index].place, position, tokens)
+        return Batch(self._mixer, [row.line for row in rows], lambda index: rows[index].place, position, tokens)
 
 
 def make_batches(
-    settings: Settings, stats: RowStats, makers: Maker | Workers, units: Units, watchdog: Watchdog
+    settings: Settings, mixer: Mixer, makers: Maker | Workers, units: Units, watchdog: Watchdog
 ) -> Iterator[Batch]:
     """Yields rows made of rows; `units` says what becomes of each source row, or of each block of them."""
-    left = sum(stats.start.unit) if stats.start.skip else 0  # source rows of a unit that was begun
-    last, rows, most_bytes = stats.here(), settings.shuffle or 1, math.inf
+    left = sum(mixer.start.unit) if mixer.start.skip else 0  # source rows of a unit that was begun
+    last, rows, most_bytes = mixer.here(mixer.counts()), settings.shuffle or 1, math.inf
     arrange = partial(shuffle, settings.seed) if settings.shuffle else None
     if settings.pack:
         rows, most_bytes, arrange = settings.pack_buffer, settings.pack_buffer_bytes, partial(pack, settings.pack)
@@ -139,18 +135,18 @@ def make_batches(
     def end(unit: Unit) -> Iterator[Batch]:
         nonlocal last
         if arrange is not None:
-            unit.made = arrange(unit.made, stats.blocks)
-            stats.blocks += 1
-            last = replace(last, counts={**last.counts, "blocks": stats.blocks})
+            unit.made = arrange(unit.made, mixer.blocks)
+            mixer.blocks += 1
+            last = last._replace(counts={**last.counts, "blocks": mixer.blocks})
         unit.after = last
         return units.add(unit)
 
     unit: Unit | None = None
     nothing, size, taken, given = Rows(), 0, 0, False
-    for made in _make(stats, makers, watchdog):
+    for made in _make(mixer, makers, watchdog):
         if made is None:
             if not given:  # for now; signals are looked at in between
-                yield Batch(stats, nothing.lines, nothing.place, nothing.position)
+                yield Batch(mixer, nothing.lines, nothing.place, nothing.position)
             given = False
             continue
         # One source row is dealt with as the batches made of those before were asked for.
@@ -158,14 +154,14 @@ def make_batches(
         place = span.place(index)
         if unit is None:
             # Sources may have come back since the row before.
-            before = last if index else replace(span.before, counts=last.counts)
-            unit, size, taken = Unit(stats, before, [], {}), 0, 0
-        stats.rows += 1
+            before = last if index else span.before._replace(counts=last.counts)
+            unit, size, taken = Unit(mixer, before, [], {}), 0, 0
+        mixer.rows += 1
         if row.duplicate:
-            stats.count_duplicate(place)
+            mixer.count_duplicate(place)
         if row.refused is not None:
-            stats.refusals.take(row.refused, place, span.lines[index])
-        last = span.after(index, stats.counts())
+            mixer.refusals.take(row.refused, place, span.lines[index])
+        last = span.after(index, mixer.counts())
         lengths = row.tokens or [0] * len(row.lines)  # none where nobody asks for them
         unit.made += [MadeRow(line, place, n, n * n) for line, n in zip(row.lines, lengths, strict=True)]
         unit.of[span.source] = unit.of.get(span.source, 0) + 1
@@ -182,10 +178,10 @@ def make_batches(
 
 
 def _make(
-    stats: RowStats, makers: Maker | Workers, watchdog: Watchdog
+    mixer: Mixer, makers: Maker | Workers, watchdog: Watchdog
 ) -> Iterator[tuple[SourceSpan, int, MadeOfRow] | None]:
     """Yields what was made of the source row of an index in a span, and None where it is time to look around."""
-    mixer, number = stats.mixer, stats.rows  # source rows in work, and before them
+    number = mixer.rows  # source rows in work, and before them
     under_way: deque[tuple[SourceSpan, int, Any]] = deque()
     span, first = mixer.read(), 0
     while span is not None or under_way:
@@ -216,30 +212,30 @@ def _told(span: SourceSpan, index: int) -> str:
 class Stripes(Units):
     """Collects rows until they fill a stripe, and deals them by cost."""
 
-    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
-        super().__init__(stats, settings, samples, arrays=arrays)
+    def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
+        super().__init__(mixer, settings, samples, arrays=arrays)
         ranks, size, seed = settings.balance or 1, settings.samples_per_chunk, settings.seed
         self._balance = Balance(ranks, size, settings.micro_batch_size, seed)
         self._cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
         # The first rows that are published may belong to the stripe before: its lead.
-        self._first = samples - (stats.start.skip - stats.start.lead)
+        self._first = samples - (mixer.start.skip - mixer.start.lead)
         self._start: Unit | None = None  # behind the rows of this the stripe begins, made of these source rows
         self._rows: list[MadeRow] = []
-        self._after = stats.here()
+        self._after = mixer.here(mixer.counts())
 
     def add(self, unit: Unit) -> Iterator[Batch]:
         """Yields the stripes that more rows fill; see `Units.add`."""
-        start = self._start = self._start or Unit(self._stats, unit.before, [], {})
+        start = self._start = self._start or Unit(self._mixer, unit.before, [], {})
         self._after, skipped = unit.after, 0
         self._rows += unit.made
         for source, rows in unit.of.items():
             start.of[source] = start.of.get(source, 0) + rows
         if self._begun:
-            begun, first = self._stats.start, self._stats.start.lead
+            begun, first = self._mixer.start, self._mixer.start.lead
             if sum(start.of.values()) < sum(begun.unit):
                 return
             # Where none is published but the lead, the stripe is not collected yet.
-            self._begun, published = False, begun.skip - first
+            published = begun.skip - first
             own = self._rows[first : first + self._balance.room(self._first)]
             if self._find(self._rows[:first] + (self._dealt(own) if published else [])):
                 start.made, self._rows, skipped = self._rows[:first], self._rows[first:], published
@@ -250,7 +246,7 @@ class Stripes(Units):
             # What is left of the rows added last begins the next stripe.
             left = len(self._rows) - taken
             lead = unit.made[: len(unit.made) - left]
-            yield self._deal(taken, Unit(self._stats, unit.before, lead, unit.of) if left else None, skipped)
+            yield self._deal(taken, Unit(self._mixer, unit.before, lead, unit.of) if left else None, skipped)
             skipped = 0
 
     def rest(self) -> Iterator[Batch]:
@@ -264,9 +260,9 @@ class Stripes(Units):
     def _deal(self, taken: int, following: Unit | None, skipped: int) -> Batch:
         """Returns a stripe; `following` are the rows of the last source row or block that are not in the next one."""
         assert self._start is not None
-        lead, rest = self._start.made, following or Unit(self._stats, self._after, [], {})
+        lead, rest = self._start.made, following or Unit(self._mixer, self._after, [], {})
         dealt = self._dealt(self._rows[:taken])
-        unit = Unit(self._stats, self._start.before, lead + dealt, self._start.of)
+        unit = Unit(self._mixer, self._start.before, lead + dealt, self._start.of)
 
         def position(index: int) -> RunPosition:
             if skipped + index + 1 == len(dealt):
@@ -295,15 +291,14 @@ class _OpenDocument(NamedTuple):
 class Splitter(Units):
     """Puts rows one behind the other and cuts them. They are as `read_document` gives them."""
 
-    def __init__(self, stats: RowStats, settings: Settings, samples: int, *, arrays: bool) -> None:
-        super().__init__(stats, settings, samples, arrays=arrays)
+    def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
+        super().__init__(mixer, settings, samples, arrays=arrays)
         assert settings.splitting is not None
         self._split, self._follows = settings.splitting, samples > 0  # whether these follow a sequence
         (self._frame,) = self._split.framed([0])
         self._documents: list[_OpenDocument] = []
-        self._offset = 0  # tokens of the first of them that are published
-        self._left = 0  # tokens of them that are not
-        self._after = stats.here()  # all of them
+        self._offset = self._left = 0  # tokens of the first of them that are published, and of all that are not
+        self._after = mixer.here(mixer.counts())  # all of them
 
     def add(self, unit: Unit) -> Iterator[Batch]:
         """Yields the sequences that more rows fill; see `Units.add`."""
@@ -315,7 +310,7 @@ class Splitter(Units):
         ]
         if self._begun:
             # Of the last row that is published perhaps not all tokens are.
-            self._begun, begun, cut = False, self._stats.start, self._stats.start.cut
+            begun, cut = self._mixer.start, self._mixer.start.cut
             first = begun.skip - (cut > 0)
             if self._find(unit.made) and (not cut or cut < added[first].framed or self._lose()):
                 added, self._offset = added[first:], cut
@@ -324,40 +319,36 @@ class Splitter(Units):
             self._left = -self._offset
         self._documents += added
         self._left += sum(one.framed for one in added)
-        if self._left < split.size + split.overlap - (split.every_bos is not None):
-            return
-        sequences, at = forms.split_documents(self._lengths(), split, Cut(0, self._offset))
-        for first in range(0, len(sequences), _MOST):
-            some = sequences[first : first + _MOST]
-            yield self._cut_all(some, [forms.cut_after(one, split) for one in some])
-        self._documents, self._offset = self._documents[at.document :], at.offset
-        self._left = sum(one.framed for one in self._documents) - at.offset
+        if self._left >= split.size + split.overlap - (split.every_bos is not None):
+            yield from self._cut_all(last=False)
+            self._left = sum(one.framed for one in self._documents) - self._offset
 
     def rest(self) -> Iterator[Batch]:
         """Yields the tokens that fill no sequence as a shorter one."""
         if self._begun:
             self._follows = self._lose()
-        sequence = forms.split_rest(self._lengths(), self._split, Cut(0, self._offset), begun=self._follows)
-        if sequence is not None:
-            yield self._cut_all([sequence], [Cut(len(self._documents), 0)])
+        yield from self._cut_all(last=True)
 
-    def _lengths(self) -> list[int]:
-        return [one.framed - self._frame for one in self._documents]
+    def _cut_all(self, *, last: bool) -> Iterator[Batch]:
+        documents, start, begun = self._documents, Cut(0, self._offset), self._follows
+        lengths = [one.framed - self._frame for one in documents]
+        sequences, end = make_sequences(lengths, self._split, start, last=last, begun=begun)
+        ends = [*(cut_after(one, self._split) for one in sequences[:-1]), end]
 
-    def _cut_all(self, sequences: Sequence[SplitSequence], ends: Sequence[Cut]) -> Batch:
-        documents = self._documents
-
-        def position(index: int) -> RunPosition:
-            document, offset = ends[index]
+        def position(first: int, index: int) -> RunPosition:
+            document, offset = ends[first + index]
             if document < len(documents) and offset == documents[document].framed:
                 document, offset = document + 1, 0
             if document == len(documents):
-                return self._stats.position(self._after)
+                return self._mixer.position(self._after)
             one = documents[document]
             return one.unit.position(one.row + (offset > 0), cut=offset)
 
-        self._follows = True
-        return self._batch([self._row(sequence) for sequence in sequences], position)
+        for first in range(0, len(sequences), _MOST):
+            rows = [self._row(sequence) for sequence in sequences[first : first + _MOST]]
+            yield self._batch(rows, partial(position, first))
+        self._documents, self._offset = documents[end.document :], end.offset
+        self._follows |= bool(sequences)
 
     def _row(self, sequence: SplitSequence) -> MadeRow:
         documents = {piece.document: self._documents[piece.document] for piece in sequence.pieces}
@@ -369,6 +360,6 @@ class Splitter(Units):
             other = next((one for one in documents.values() if one.tokens.keys() != first.tokens.keys()), first)
             hint = "and this is the first that differs from the one before; give all labels, or none"
             raise locate(bad_row(f"--split: {cause}, {hint}"), other.unit.made[other.row].place) from cause
-        length = len(tokens[INPUT_IDS])
+        length = len(tokens["input_ids"])
         line = write_tokens(tokens, length, arrays=self._arrays)
         return MadeRow(line, first.unit.made[first.row].place, length)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -19,8 +18,7 @@ import pybase64
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
-from lazyshard_producer.sources.files import load_extra
-from lazyshard_producer.sources.source import bad_row, too_long
+from lazyshard_producer.sources.source import bad_row, load_extra, too_long
 
 Reader = Callable[[Any], "list[Any]"]  # takes an array of one type, returns its values; None for null
 
@@ -50,15 +48,14 @@ def _is_plain(pa: Any, kind: Any) -> bool:
 
 
 def _choose_reader(pa: Any, kind: Any) -> Reader:
-    slow, plain = _by_structure(pa, kind), _is_plain(pa, kind)
+    slow = _by_structure(pa, kind)
 
     def read(array: Any) -> list[Any]:
-        if plain:
-            with contextlib.suppress(UnicodeDecodeError):  # one bad text; find out which
-                return list(array.to_pylist())
+        with contextlib.suppress(UnicodeDecodeError):  # one bad text; find out which
+            return list(array.to_pylist())
         return slow(array)
 
-    return read
+    return read if _is_plain(pa, kind) else slow
 
 
 def _by_structure(pa: Any, kind: Any) -> Reader:
@@ -67,11 +64,9 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
             return _each(lambda value: str(uuid.UUID(bytes=value)), lambda array: array.storage)
         storage = _choose_reader(pa, kind.storage_type)
         return lambda array: storage(array.storage)
-    if _is(pa, kind, "dictionary", "run_end_encoded"):
+    if (of_dictionary := _is(pa, kind, "dictionary")) or _is(pa, kind, "run_end_encoded"):
         values = _choose_reader(pa, kind.value_type)
-        if _is(pa, kind, "dictionary"):
-            return lambda array: values(array.dictionary_decode())
-        return lambda array: values(pa.compute.run_end_decode(array))
+        return lambda array: values(array.dictionary_decode() if of_dictionary else pa.compute.run_end_decode(array))
     if _is(pa, kind, "struct"):
         return _struct(pa, kind)
     if _is(pa, kind, "map"):
@@ -160,9 +155,8 @@ def _fields(kind: Any) -> Sequence[Any]:
 
 def _names(what: str, fields: Iterable[Any]) -> list[str]:
     found = [field.name for field in fields]
-    for name, times in Counter(found).items():
-        if times > 1:
-            raise ValueError(f"two {what} named {name!r}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"two {what} named {next(name for name in found if found.count(name) > 1)!r}")
     return found
 
 

@@ -7,12 +7,11 @@ when the run stops is left alone after a moment.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -24,8 +23,8 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
-from lazyshard_producer.sources.files import refuse_source
-from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, number_rows, too_long
+from lazyshard_producer.sources import source
+from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, line_size, refuse_source, too_long
 
 AHEAD_ROWS: Final = 1024
 """How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
@@ -43,14 +42,13 @@ class FunctionPosition(NamedTuple):
     length: int
     position: bytes
 
-    @property
-    def value(self) -> Any:
-        """The position, as JSON has it."""
-        return orjson.loads(self.position)["position"]
-
 
 def _encode(position: Any) -> bytes:
     return encode_row({"position": position})
+
+
+def _decode(position: bytes) -> Any:
+    return orjson.loads(position)["position"]
 
 
 class GeneratorSource(Source):
@@ -66,8 +64,7 @@ class GeneratorSource(Source):
             if "position" not in position:
                 raise refuse_position(self.name, "a position", repr(position)[:120])
             self.start = FunctionPosition(rows, length, _encode(position["position"]))
-        self.reached: FunctionPosition = self.start
-        self.progress = self.start.length, None
+        self.reached, self.progress = self.start, (self.start.length, None)
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._most = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
@@ -91,7 +88,7 @@ class GeneratorSource(Source):
             self.reached = rows[-1][1]
             self.progress = self.reached.length, None
             before = rows[0][1].rows - 1
-            return number_rows([line for line, _ in rows], self.name, before, lambda index: rows[index][1])
+            return source.number_rows([line for line, _ in rows], self.name, before, lambda index: rows[index][1])
         if failure is not None:
             raise failure
         return None if finished else Rows()
@@ -104,15 +101,13 @@ class GeneratorSource(Source):
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        since = self._asked_at
-        return f"the next row of {self.name}" + (
-            "" if since is None else f", asked {time.monotonic() - since:.0f} s ago"
-        )
+        asked = "" if self._asked_at is None else f", asked {time.monotonic() - self._asked_at:.0f} s ago"
+        return f"the next row of {self.name}{asked}"
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
         entry = {"kind": "python", "path": self.name, "rows": position.rows, "bytes": position.length}
-        return entry | {"position": position.value}
+        return entry | {"position": _decode(position.position)}
 
     def end(self) -> None:
         """Asks no more of the function: what it has given can be read, and then comes the end."""
@@ -134,38 +129,31 @@ class GeneratorSource(Source):
 
     def _run(self) -> None:
         try:
-            self._take_all()
+            rows = self._call(lambda: self._function(_decode(self.start.position)))
+            if not isinstance(rows, Iterator):
+                raise self._broke("it to return an iterator of pairs (row, position), as a generator does", rows)
+            try:
+                self._take_all(rows)
+            finally:
+                getattr(rows, "close", lambda: None)()
         except BaseException as error:
             self._failure = error
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
-    def _take_all(self) -> None:
-        """Calls the function and takes its rows, each a line of JSON or why it is none, with the position after it."""
-        rows: Any = None
-        with self._raising():
-            rows = self._function(self.start.value)
-        if not isinstance(rows, Iterator):
-            raise self._broke("it to return an iterator of pairs (row, position), as a generator does", rows)
+    def _take_all(self, rows: Iterator[Any]) -> None:
+        """Takes the function's rows, each a line of JSON or why it is none, with the position after it."""
         at = self.start
-        try:
-            while self._may_ask():
-                pair: Any = None
-                with self._raising():
-                    # Not the end of what stands around this: a function may give None, which is refused.
-                    pair = next(rows, self)
-                if pair is self:
-                    return
-                line, written = self._examine(at.rows + 1, pair)
-                size = len(line) if isinstance(line, bytes) else 0
-                at = FunctionPosition(at.rows + 1, at.length + size, written)
-                with self._changed:
-                    self._given.append((line, at))
-                    self._given_bytes += len(written) + size
-                    self._changed.notify_all()
-        finally:
-            getattr(rows, "close", lambda: None)()
+        # The end is not what stands around this: a function may give None, which is refused.
+        while self._may_ask() and (pair := self._call(lambda: next(rows, self))) is not self:
+            line, written = self._examine(at.rows + 1, pair)
+            size = line_size(line)
+            at = FunctionPosition(at.rows + 1, at.length + size, written)
+            with self._changed:
+                self._given.append((line, at))
+                self._given_bytes += len(written) + size
+                self._changed.notify_all()
 
     def _may_ask(self) -> bool:
         with self._changed:
@@ -193,11 +181,10 @@ class GeneratorSource(Source):
         exceeds = len(line) > self._most and len(line.rstrip(b"\r\n")) > self._most
         return bad_row(too_long(self._most)) if exceeds else line, written
 
-    @contextlib.contextmanager
-    def _raising(self) -> Iterator[None]:
-        """Has what the function raises name the function's innermost lines: ``file:line (function)``."""
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """Calls the function; what it raises names the function's innermost lines: ``file:line (function)``."""
         try:
-            yield
+            return call()
         except BaseException as error:
             raise_if_short(error)
             frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]

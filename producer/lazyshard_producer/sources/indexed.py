@@ -19,8 +19,7 @@ from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources import source
-from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_source, refusing
-from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, bad_row, number_rows
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, KnownFile, Rows, Source, bad_row
 from lazyshard_producer.wording import count
 
 _PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty ones take no byte of the data file
@@ -35,13 +34,12 @@ class IndexedSource(Source):
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
         self._path, self._of, self._most = settings.path, settings.indexed_rows, context.max_row_bytes
-        self._document: int | None = None  # that of the last row; None before the first
         self.start = 0 if position is None else self._decode(position)
-        with refusing(self._path):
+        with source.refusing(self._path):
             self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
             self._digests = [f"{file.digest:016x}" for file in self._known]
             if position is not None and self.start and position["xxh3"] != self._digests:
-                raise refuse_changed(self._known[position["xxh3"][0] == self._digests[0]].path)
+                raise source.refuse_changed(self._known[position["xxh3"][0] == self._digests[0]].path)
             self._reader = IndexedReader(self._path)
         # What was opened is what the fingerprint is of.
         self._check_same()
@@ -57,11 +55,10 @@ class IndexedSource(Source):
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all are read. Raises SourceRefused where a file is damaged or changed."""
-        before = self.reached
-        if before == self._total:
+        if (before := self.reached) == self._total:
             self._check_same()
             return None
-        with refusing(self._path):
+        with source.refusing(self._path):
             try:
                 lines = self._make(before)
             except FileInvalid:
@@ -69,7 +66,7 @@ class IndexedSource(Source):
                 self._check_same()
                 raise
         self._reach(before + len(lines))
-        return number_rows(lines, self.name, before, lambda index: before + index + 1)
+        return source.number_rows(lines, self.name, before, lambda index: before + index + 1)
 
     def entry(self, position: int) -> dict[str, Any]:
         """Returns the entry of a position, which is how many rows are before."""
@@ -93,7 +90,7 @@ class IndexedSource(Source):
         if row and entry.get("rows") != self._of:
             expected = f"--indexed-rows {entry.get('rows')}, by which rows were published"
             hint = "; give that again, or choose another --out"
-            raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
+            raise source.refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return int(row)
 
     def _make(self, row: int) -> list[bytes | RowInvalid]:
@@ -132,10 +129,8 @@ class IndexedSource(Source):
         bounds = all_bounds[: max(1, int(np.searchsorted(sizes, PIECE_BYTES, "right"))) + 1].tolist()
         tokens, rows = self._tokens(found, bounds[-1]), len(bounds) - 1
         documents = self._documents(row, rows) if self._of == "sequence" else [None] * rows
-        return [
-            self._line(tokens[ends[low] : ends[high]], found, low, high, document)
-            for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
-        ]
+        each = zip(bounds, bounds[1:], documents, strict=False)
+        return [self._line(tokens[ends[low] : ends[high]], found, low, high, of) for low, high, of in each]
 
     def _tokens(self, found: IndexedSequences, stop: int) -> Any:
         """Returns the tokens of the first sequences: with one read where they lie one behind another."""
@@ -168,16 +163,15 @@ class IndexedSource(Source):
         return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
 
     def _documents(self, first: int, rows: int) -> list[int]:
-        """Returns the documents of so many sequences, going on from that of the last row."""
+        """Returns the documents of so many sequences."""
         numbers: list[int] = []
-        at = self._document_of(first) if self._document is None else self._document
+        at = self._document_of(first)
         while len(numbers) < rows:
             bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
             sequences = np.arange(first + len(numbers), min(first + rows, int(bounds[-1])))
             # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
             numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
             at += len(bounds) - 1
-        self._document = numbers[-1]
         return numbers
 
     def _document_of(self, sequence: int) -> int:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import xxhash
+from xxhash import xxh3_64_hexdigest as digest
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import parse_row
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import EMPTY, PLAIN_FIELDS, FilePosition, plain_name
-from lazyshard_producer.sources import files
-from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
-from lazyshard_producer.sources.source import PIECE_BYTES, Context, RowOrigin, Rows, Source, bad_row, too_long
+from lazyshard_producer.sources import source
+from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source, bad_row, too_long
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -42,10 +43,14 @@ class LineSplitter:
     """
 
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
-        self.position = start or FilePosition()
-        self.pending = 0
+        self.position, self.pending, self._held = start or FilePosition(), 0, bytearray()
         self._name, self._max_row_bytes = name, max_row_bytes
-        self._held = bytearray()
+        self.read = self.behind = 0
+
+    @property
+    def reached(self) -> Any:
+        """Where the text stands after all lines that were given, and after blank lines behind them."""
+        return self.position
 
     @property
     def fed(self) -> int:
@@ -65,10 +70,16 @@ class LineSplitter:
         complete = self.pending + len(block) - len(rest)
         self._hold(lines[0])
         lines[0], first_bytes = self._release()
-        start = self.position
-        if start.offset and complete <= self._max_row_bytes and min(map(itemgetter(0), lines)) > _CARRIAGE_RETURN:
-            self.position = FilePosition(start.offset + complete, start.line + len(lines), start.blank)
-            rows = _plain_rows(self._name, start, lines)
+        (before, number, blank, *_), name = self.position, self._name
+        if before and complete <= self._max_row_bytes and min(map(itemgetter(0), lines)) > _CARRIAGE_RETURN:
+            self.position = FilePosition(before + complete, number + len(lines), blank)
+            # Not before somebody asks: most blocks are asked for few or none.
+            offsets = cache(lambda: list(accumulate(map(len, lines), initial=before)))
+            rows = Rows(
+                lines,
+                lambda index: FilePosition(offsets()[index + 1], number + index + 1, blank),
+                lambda index: RowOrigin(name, number + index + 1, offsets()[index]),
+            )
         else:
             rows = self._examine(lines, first_bytes)
         self._hold(rest)
@@ -99,13 +110,13 @@ class LineSplitter:
         if rest in (b"", b"\r"):
             self._hold(rest)
             return b""
-        newline = next((end for end in (b"\n", b"\r\n") if rest.startswith(end)), None)
-        if newline is None:
+        if not rest.startswith((b"\n", b"\r\n")):
             where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
             hint = ": the line was continued since"
-            raise files.refuse_source(self._name, "a line end", repr(rest[:1]), hint, where=where)
-        self.position = FilePosition(at.offset + len(newline), at.line, at.blank)
-        return rest[len(newline) :]
+            raise source.refuse_source(self._name, "a line end", repr(rest[:1]), hint, where=where)
+        size = rest.index(b"\n") + 1
+        self.position = FilePosition(at.offset + size, at.line, at.blank)
+        return rest[size:]
 
     def _examine(self, lines: list[bytes], first_bytes: int, open_end: bool = False) -> Rows:
         """Returns the rows of lines of which some may be blank or too long, or begin with a byte order mark."""
@@ -132,11 +143,10 @@ class LineSplitter:
         return Rows(rows, positions.__getitem__, places.__getitem__)
 
     def _too_long(self, line: bytes) -> RowInvalid:
-        hint = ""
-        if b"\0" in line[:_HINT_BYTES]:
-            hint = ", and it holds NUL bytes: space that was reserved but never written, or torn by a crash?"
-        elif b"\r" in line[:_HINT_BYTES]:
-            hint = ", and it holds carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
+        reserved = ", and it holds NUL bytes: space that was reserved but never written, or torn by a crash?"
+        other_ends = ", and it holds carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
+        start = line[:_HINT_BYTES]
+        hint = reserved if b"\0" in start else other_ends if b"\r" in start else ""
         return bad_row(too_long(self._max_row_bytes, hint), byte=0)
 
     def _hold(self, part: bytes) -> None:
@@ -153,21 +163,6 @@ class LineSplitter:
         return line, length
 
 
-def _plain_rows(name: str, start: FilePosition, lines: Sequence[bytes]) -> Rows:
-    """Returns the rows of a text from a place on, between which no other lines lie."""
-
-    @cache
-    def offsets() -> list[int]:
-        # Not before somebody asks: most blocks are asked for few or none.
-        return list(accumulate(map(len, lines), initial=start.offset))
-
-    return Rows(
-        lines,
-        lambda index: FilePosition(offsets()[index + 1], start.line + index + 1, start.blank),
-        lambda index: RowOrigin(name, start.line + index + 1, offsets()[index]),
-    )
-
-
 class TextPosition(NamedTuple):
     """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
 
@@ -179,115 +174,138 @@ class TextPosition(NamedTuple):
         return self.at._replace(digest=self.digest(self.at.offset))
 
 
-def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> str:
-    state = before.copy()
-    state.update(memoryview(block)[: offset - begin])
-    return state.hexdigest()
-
-
 class DigestedText(LineSplitter):
     """Cuts a text into lines after the part that was read before, whose digest it checks; `remedy` says what to do.
 
-    `read` bytes of the text came so far. The positions of its rows are `TextPosition`.
+    `read` bytes of the text came so far; `behind` are still to come of the part that was read before. The positions of
+    its rows are `TextPosition`.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
         super().__init__(name, max_row_bytes, position.place)
-        self.read = 0
+        self.behind = position.offset
         self._known = position._replace(digest=position.digest or EMPTY)
         self._remedy, self._digest = remedy, xxhash.xxh3_64()
         self._digest_at: Callable[[int], str] = lambda offset: self._known.digest
 
     @property
-    def behind(self) -> int:
-        """Bytes still to come of the part that was read before."""
-        return max(0, self._known.offset - self.read)
-
-    @property
     def reached(self) -> TextPosition:
-        """Where the text stands after all lines that were given, and after blank lines behind them."""
+        """The same, with what tells the digest up to there."""
         return TextPosition(self.position, self._digest_at)
 
     def feed(self, block: bytes) -> Rows:
         """Returns the rows of the lines that end in this block; there may be none."""
-        if behind := self.behind:
-            self._digest.update(block[:behind])
-            self.read += len(block[:behind])
-            block = block[behind:]
+        if self.behind:
+            again, block = block[: self.behind], block[self.behind :]
+            self._digest.update(again)
+            self.read, self.behind = self.read + len(again), self.behind - len(again)
             if not self.behind and (actual := self._digest.hexdigest()) != self._known.digest:
                 at, where = self._known, "not the text whose rows are published: "
                 expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
-                raise files.refuse_source(self._name, expected, actual, self._remedy, where=where)
+                raise source.refuse_source(self._name, expected, actual, self._remedy, where=where)
         return self._advance(block, partial(super().feed, block))
 
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
-            expected = f"at least the {self._known.offset} bytes that were read"
-            raise files.refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
+            raise source.refuse_truncated(self._name, self._known.offset, self.read, self._remedy)
         return self._advance(b"", partial(super().finish, only_row=only_row))
 
     def _advance(self, block: bytes, give: Callable[[], Rows]) -> Rows:
         before, digest_before = self.reached
-        self._digest_at = digest = partial(_digest, self._digest.copy(), self.read, block)
+        state, begin = self._digest.copy(), self.read
+
+        def digest(offset: int) -> str:
+            at = state.copy()
+            at.update(memoryview(block)[: offset - begin])
+            return at.hexdigest()
+
         self._digest.update(block)
         self.read += len(block)
         rows = give()
-        if self.position == before:
-            # Of a block within a line: it cannot tell the digest up to a place before it.
-            self._digest_at = digest_before
+        # A block within a line cannot tell the digest up to a place before it.
+        self._digest_at = digest_before if self.position == before else digest
         return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
 
 
-def decode_start(entry: dict[str, Any] | None, kinds: Sequence[str], name: str, fields: Sequence[str]) -> FilePosition:
-    """Returns the position of an entry; that of the start for None. Raises SourceRefused."""
-    return FilePosition() if entry is None else FilePosition.decode(entry, kinds, name, fields)
+class TextSource(Source):
+    """A text that is read from its start on by `_lines`, block by block; `before` are the blank lines of other ones."""
+
+    _lines: LineSplitter
+    _finished = False
+
+    def _begin(self, lines: LineSplitter, before: int = 0) -> None:
+        self._lines, self._blank_before = lines, before
+        self._reach()
+        self.start = self.reached
+
+    def _reach(self) -> None:
+        self.reached, self.blank = self._lines.reached, self._blank_before + self._lines.position.blank
+
+    @abstractmethod
+    def _next(self) -> tuple[bytes, bool, bool]:
+        """Returns the next block, whether the text ends with it, and whether a last line is then complete."""
+
+    def read(self) -> Rows | None:
+        """Returns the next rows; none while the published part is read again, or nothing has come; None at the end."""
+        rows: Rows | None = None
+        # Signals are looked at in between.
+        for _ in range(16):
+            if self._finished:
+                break
+            block, self._finished, complete = self._next()
+            rows = self._lines.finish(only_row=not complete) if self._finished else self._lines.feed(block)
+            self._reach()
+            if rows.lines:
+                return rows
+            if not block:
+                break
+        return None if self._finished else rows
+
+    def waits_for(self) -> str:
+        """Returns in words what it waits for, or what takes long at a restart."""
+        pipe = "standard input" if self.name == source.STANDARD_INPUT else f"the pipe {self.name}"
+        what, done, behind = pipe if self.live else self.name, self._lines.read, self._lines.behind
+        if behind:
+            return f"the part of {what} that is published, once more: {done} of {done + behind} bytes have come"
+        return f"rows on {what}" if self.live else ""
 
 
 KIND: Final = "jsonl"
 
 
-class JsonLinesFile(Source):
+class JsonLinesFile(TextSource):
     """One plain file. Memory: a block of 1 MiB twice, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name, self._path = plain_name(settings.path), settings.path
-        at = decode_start(position, (KIND,), self.name, PLAIN_FIELDS)
+        self.name, self._path, self._block = plain_name(settings.path), settings.path, b""
+        at = FilePosition.decode(position, self.name, PLAIN_FIELDS, KIND)
         with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(files.open_source_file(self._path))
+            self._file = stack.enter_context(source.open_regular(self._path, text=True))
             self._fd: Final = self._file.fileno()
-            files.check_ends(self._path, at, *files.committed_ends(self._fd, self._path, at.offset))
+            source.check_ends(self._path, at, *source.committed_ends(self._fd, self._path, at.offset))
             self._file.seek(at.offset)
             stack.pop_all()
-        self._splitter = LineSplitter(self.name, context.max_row_bytes, at.place)
-        self._block, self._finished = b"", False
-        self.start = self._reach()
+        self._begin(LineSplitter(self.name, context.max_row_bytes, at.place))
 
-    def _reach(self) -> FilePosition:
-        at = self.reached = self._splitter.position
-        self.blank, self.progress = at.blank, (at.offset, os.fstat(self._fd).st_size)
-        return at
+    def _reach(self) -> None:
+        super()._reach()
+        self.progress = self._lines.position.offset, os.fstat(self._fd).st_size
 
-    def read(self) -> Rows | None:
-        """Returns the next rows; None at the end of the file. Raises SourceRefused where it was truncated."""
-        while not self._finished:
-            with files.refusing(self._path):
-                block = self._file.read(PIECE_BYTES)
-            if not block and (size := os.fstat(self._fd).st_size) < self._splitter.fed:
-                raise files.refuse_truncated(self._path, self._splitter.fed, size)
-            self._block, self._finished = block or self._block, not block
-            rows = self._splitter.feed(block) if block else self._splitter.finish()
-            self._reach()
-            if rows.lines:
-                return rows
-        return None
+    def _next(self) -> tuple[bytes, bool, bool]:
+        with source.refusing(self._path):
+            block = self._file.read(source.PIECE_BYTES)
+        if not block and (size := os.fstat(self._fd).st_size) < self._lines.fed:
+            raise source.refuse_truncated(self._path, self._lines.fed, size)
+        self._block = block or self._block
+        return block, not block, True
 
     def entry(self, position: FilePosition) -> dict[str, Any]:
         """Returns the entry of a position, with the fingerprint of all before it."""
         offset = position.offset
-        head, tail = files.committed_ends(self._fd, self._path, offset)
-        begin = self._splitter.fed - len(self._block)
-        read = self._block[: max(0, offset - begin)][-FINGERPRINT_BYTES:]
+        head, tail = source.committed_ends(self._fd, self._path, offset)
+        begin = self._lines.fed - len(self._block)
+        read = self._block[: max(0, offset - begin)][-source.FINGERPRINT_BYTES :]
         if not tail.endswith(read):
             raise SourceRefused(f"{self._path}: changed in its first {offset} bytes while it was read", file=self._path)
         at = position._replace(head=digest(head), tail=digest(tail)) if offset else position

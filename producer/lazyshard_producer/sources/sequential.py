@@ -12,19 +12,18 @@ import fcntl
 import os
 import select
 import zlib
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
-from lazyshard_producer.sources.files import load_extra, open_regular, refuse_source, refusing
-from lazyshard_producer.sources.lines import DigestedText, TextPosition, decode_start
-from lazyshard_producer.sources.source import PIECE_BYTES, STANDARD_INPUT, Context, Rows, Source
+from lazyshard_producer.sources import source
+from lazyshard_producer.sources.lines import DigestedText, TextPosition, TextSource
+from lazyshard_producer.sources.source import PIECE_BYTES, STANDARD_INPUT, Context, open_regular, refusing
 
 _SLICE_BYTES: Final = 256 << 10
 _FIRST_SLICE_BYTES: Final = 4096
@@ -47,18 +46,16 @@ class PackedText:
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[bytes]] = deque()
         self._begin = -1  # of the member or frame in hand, or the last one
-        self._ended = False
         self._failure: SourceRefused | None = None
-        self.consumed = 0
+        self._ended, self.consumed = False, 0
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context(open_regular(path, links_out=links_out))
             self.size: Final = os.fstat(self._file.fileno()).st_size
-            start = self._take(4)
-            self._back(len(start))
+            self._back(len(start := self._take(4)))
             self.is_zstd: Final = _is_zstd(start)
             self._what: Final = "zstd frame" if self.is_zstd else "gzip member"
             if self.is_zstd:
-                self._parts = self._zstd(load_extra(f"{path}: reading it", "zstandard", "producer"))
+                self._parts = self._zstd(source.load_extra(f"{path}: reading it", "zstandard", "producer"))
             elif start.startswith(_GZIP_MAGIC):
                 self._parts = self._gzip()
             else:
@@ -71,8 +68,7 @@ class PackedText:
         # From this size on a thread is worth its start.
         if self.size <= 4 * PIECE_BYTES:
             return self._block()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "lazyshard-decompress")
+        self._thread = self._thread or ThreadPoolExecutor(1, "lazyshard-decompress")
         # Enough to ride over a publish, some MiB.
         while len(self._ahead) < 4:
             self._ahead.append(self._thread.submit(self._block))
@@ -120,8 +116,7 @@ class PackedText:
     def _find_member(self) -> bool:
         begun, rest = self._begin >= 0, b""
         while not rest:
-            start = self._take(_FIRST_SLICE_BYTES)
-            if not start:
+            if not (start := self._take(_FIRST_SLICE_BYTES)):
                 return False
             # NUL bytes behind a member are padding: tapes had them, and a crash may leave some.
             rest = start.lstrip(b"\0") if begun else start
@@ -138,8 +133,7 @@ class PackedText:
         """
         while True:
             self._begin = self._file.tell()
-            start = self._take(4)
-            if not start:
+            if not (start := self._take(4)):
                 return
             if not _is_zstd(start):
                 raise self._other(start)
@@ -149,11 +143,10 @@ class PackedText:
                     left -= len(self._need(min(left, _SLICE_BYTES)))
                 continue
             engine = library.ZstdDecompressor().decompressobj()
-            descriptor = self._need(1)
+            descriptor, last = self._need(1), 0
             flags, single = descriptor[0], descriptor[0] >> 5 & 1
             size_bytes = (single, 2, 4, 8)[flags >> 6]
             block = start + descriptor + self._need(1 - single + (0, 1, 2, 4)[flags & 3] + size_bytes)
-            last = 0
             while True:
                 try:
                     yield engine.decompress(block)
@@ -177,8 +170,7 @@ class PackedText:
             return self._file.read(size)
 
     def _need(self, size: int) -> bytes:
-        data = self._take(size)
-        if len(data) < size:
+        if len(data := self._take(size)) < size:
             raise self._cut()
         return data
 
@@ -190,7 +182,7 @@ class PackedText:
     def _refuse(self, expected: str, actual: str) -> SourceRefused:
         where = f"byte {self._file.tell()} of the compressed file: "
         hint = "; what was published of it stays, and a sound file is gone on with"
-        return refuse_source(self._path, expected, actual, hint, where=where)
+        return source.refuse_source(self._path, expected, actual, hint, where=where)
 
     def _cut(self) -> SourceRefused:
         expected = f"the rest of the {self._what} that begins at byte {self._begin}"
@@ -214,62 +206,14 @@ ZSTD: Final = "jsonl.zst"
 STDIN: Final = "stdin"
 
 
-class _TextSource(Source):
-    """A text that is read from its start; `read` raises where it is not what it was, before any row.
-
-    `before` are bytes and blank lines of inputs before this one.
-    """
-
-    _finished = False
-
-    def __init__(
-        self, name: str, at: FilePosition, context: Context, remedy: str, before: tuple[int, int] = (0, 0)
-    ) -> None:
-        self.name, self._before = name, before
-        self._lines = DigestedText(name, context.max_row_bytes, at, remedy)
-        self.start = self._lines.reached
-        self._reach()
-
-    def _reach(self) -> None:
-        self.reached = self._lines.reached
-        self.blank = self._before[1] + self.reached.at.blank
-
-    @abstractmethod
-    def _next(self) -> tuple[bytes, bool, bool]:
-        """Returns the next block, whether the text ends with it, and whether a last line is then complete."""
-
-    def read(self) -> Rows | None:
-        """Returns the next rows; none while the published part is read again, or nothing has come; None at the end."""
-        rows: Rows | None = None
-        # Signals are looked at in between.
-        for _ in range(16):
-            if self._finished:
-                break
-            block, self._finished, complete = self._next()
-            rows = self._lines.finish(only_row=not complete) if self._finished else self._lines.feed(block)
-            self._reach()
-            if rows.lines:
-                return rows
-            if not block:
-                break
-        return None if self._finished else rows
-
-    def waits_for(self) -> str:
-        """Returns in words what it waits for, or what takes long at a restart."""
-        done, behind = self._lines.read, self._lines.behind
-        what = "standard input" if self.name == STANDARD_INPUT else f"the pipe {self.name}" if self.live else self.name
-        if behind:
-            return f"the part of {what} that is published, once more: {done} of {done + behind} bytes have come"
-        return f"rows on {what}" if self.live else ""
-
-
-class CompressedJsonLines(_TextSource):
+class CompressedJsonLines(TextSource):
     """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        name = plain_name(settings.path)
-        at = decode_start(position, (GZIP, ZSTD), name, TEXT_FIELDS)
-        super().__init__(name, at, context, "; put the old file back (appending is fine), or choose another --out")
+        self.name = plain_name(settings.path)
+        at = FilePosition.decode(position, self.name, TEXT_FIELDS, GZIP, ZSTD)
+        remedy = "; put the old file back (appending is fine), or choose another --out"
+        self._begin(DigestedText(self.name, context.max_row_bytes, at, remedy))
         self._packed = PackedText(settings.path)
         self.progress = 0, self._packed.size
 
@@ -289,27 +233,25 @@ class CompressedJsonLines(_TextSource):
         self._packed.close()
 
 
-class StandardInput(_TextSource):
+class StandardInput(TextSource):
     """Standard input or a named pipe. It ends where its last writer has closed it, not before one has opened it."""
 
     live = True
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        name, size, blank = plain_name(settings.path), 0, 0
-        at = decode_start(position, (STDIN,), name, TEXT_FIELDS)
+        self.name, size, blank = plain_name(settings.path), 0, 0
+        at = FilePosition.decode(position, self.name, TEXT_FIELDS, STDIN)
         if position is not None:
-            size, blank = read_entry(position, name, STDIN, bytes_before=int, blank_before=int)
+            size, blank = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
         if settings.resume == "append":
             size, blank, at = size + at.offset, blank + at.blank, FilePosition()
         remedy = (
             "; give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
         )
-        super().__init__(name, at, context, remedy, (size, blank))
-        self.progress = size + at.offset, None
-        self._pipe: BinaryIO | None = None
-        if settings.path != STANDARD_INPUT:
-            self._pipe = open_regular(settings.path, 0, expected="a named pipe", pipe=True)
+        self._begin(DigestedText(self.name, context.max_row_bytes, at, remedy), blank)
+        self._bytes_before, self.progress = size, (size + at.offset, None)
+        self._pipe = None if settings.path == STANDARD_INPUT else open_regular(settings.path, 0, pipe=True)
         self._fd: Final = 0 if self._pipe is None else self._pipe.fileno()
         self._ended = self._ending = False
         self._poll = select.poll()
@@ -324,7 +266,7 @@ class StandardInput(_TextSource):
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
-        before = {"bytes_before": self._before[0], "blank_before": self._before[1]}
+        before = {"bytes_before": self._bytes_before, "blank_before": self._blank_before}
         return {"kind": STDIN, "path": self.name} | position.digested().encode(TEXT_FIELDS) | before
 
     def end(self) -> None:
@@ -344,6 +286,6 @@ class StandardInput(_TextSource):
                 part = os.read(self._fd, PIECE_BYTES - len(block))
                 self._ended = not part
                 block += part
-        self.progress = self._before[0] + max(self._lines.read + len(block), self.start.at.offset), None
+        self.progress = self._bytes_before + max(self._lines.read + len(block), self.start.at.offset), None
         # Asked to end, nobody knows whether what has come is all of the last line.
         return bytes(block), not block and (self._ended or self._ending), self._ended

@@ -28,8 +28,8 @@ from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.position import plain_name, read_entry
-from lazyshard_producer.sources.files import refuse_source, refusing
-from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source, bad_row, line_size, too_long
+from lazyshard_producer.sources import source
+from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source, bad_row, line_size, refusing
 
 KIND: Final = "stream"
 
@@ -59,8 +59,7 @@ class StreamSource(Source):
         self._most = context.max_row_bytes
         self._reader = open_reader(settings.path)
         self._size: Final = self._reader.samples_per_chunk
-        self.live = not self._reader.seen.ended
-        self._ending = False
+        self.live, self._ending = not self._reader.seen.ended, False
         self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
         self._looked_at = self._row_at = time.monotonic()
         self._missing_since: float | None = None
@@ -79,7 +78,7 @@ class StreamSource(Source):
             if (chunk := self.start.sample // self._size) < retired:
                 actual = f"those below {retired} deleted by its producer"
                 hint = "; take a stream that is produced with --retain all"
-                raise refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
+                raise source.refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
     def _reach(self, at: StreamPosition) -> None:
         # Of a stream that has ended there are as many bytes as its rows are by what was read.
@@ -94,7 +93,9 @@ class StreamSource(Source):
             if sample < published.samples:
                 lines = self._take(sample, published.samples)
             elif published.ended and sample > published.samples:
-                raise refuse_source(self.name, f"at least the {sample} samples that were read", str(published.samples))
+                raise source.refuse_source(
+                    self.name, f"at least the {sample} samples that were read", str(published.samples)
+                )
             else:
                 return None if published.ended or self._ending else Rows()
         if not lines:
@@ -141,9 +142,8 @@ class StreamSource(Source):
         return found
 
     def _due(self) -> float:
-        expected = expected_wait(self.reached.sample + 1, self._reader.seen)
-        waited = max(0.0, self._looked_at - self._row_at)
-        return self._looked_at + next_poll(waited, expected, self._least_poll)
+        expected, waited = expected_wait(self.reached.sample + 1, self._reader.seen), self._looked_at - self._row_at
+        return self._looked_at + next_poll(max(0.0, waited), expected, self._least_poll)
 
     def _take(self, first: int, stop: int) -> Sequence[Line]:
         """Returns rows of [first, stop) from the first on: at least one, of one chunk; none while its files lack."""
@@ -169,11 +169,10 @@ class StreamSource(Source):
             lines = self._lines(first, stop)
         except (errors.ChunkCorrupt, errors.RowInvalid) as cause:
             return [_refused(cause)]
-        sizes = [line_size(line) - 1 for line in lines]
-        if max(sizes) <= self._most:
+        reason, most = source.too_long(self._most, ": {} bytes, its arrays included"), self._most + 1
+        if max(map(line_size, lines)) <= most:
             return lines
-        reason, pairs = too_long(self._most, ": {} bytes, its arrays included"), zip(lines, sizes, strict=True)
-        return [line if size <= self._most else bad_row(reason.format(size)) for line, size in pairs]
+        return [line if (size := line_size(line)) <= most else bad_row(reason.format(size - 1)) for line in lines]
 
     def _lines(self, first: int, stop: int) -> Sequence[bytes | EncodedRow]:
         """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid: that is the first."""
@@ -208,7 +207,7 @@ class StreamSource(Source):
     def _check_same(self, what: str, expected: Any, actual: Any) -> None:
         if expected != actual:
             hint = "; put back the stream that was read, or choose another --out"
-            raise refuse_source(self.name, f"{what} {expected}", str(actual or "none"), hint)
+            raise source.refuse_source(self.name, f"{what} {expected}", str(actual or "none"), hint)
 
 
 def is_stream(path: str) -> bool:
@@ -241,6 +240,5 @@ def open_reader(path: str) -> StreamReader:
 def _refused(cause: errors.LazyShardError) -> errors.RowInvalid:
     if isinstance(cause, errors.RowInvalid):
         return bad_row(cause.reason or str(cause))
-    if isinstance(cause, errors.ChunkCorrupt):
-        return bad_row(f"damaged: expected {cause.expected}, found {cause.actual}")
-    return bad_row(f"its chunk cannot be read: {cause}")
+    damaged = isinstance(cause, errors.ChunkCorrupt) and f"damaged: expected {cause.expected}, found {cause.actual}"
+    return bad_row(damaged or f"its chunk cannot be read: {cause}")

@@ -6,29 +6,27 @@ otherwise reads a record batch whole: one that is truncated at the very moment o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from itertools import accumulate
-from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple
 
-import numpy as np
-import pybase64
-
+from lazyshard.errors import RowInvalid
+from lazyshard.format.records import pack, unpack
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
-from lazyshard_producer.sources import files
+from lazyshard_producer.sources import source
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
-from lazyshard_producer.sources.files import KnownFile, refuse_source, refusing
-from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, number_rows
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, KnownFile, Rows, Source, refuse_source
 
 _PARQUET: Final = "a Parquet file"
 _PARQUET_MAGIC: Final = b"PAR1"
 _ARROW: Final = "an Arrow IPC file or stream"
 _ARROW_MAGIC: Final = b"ARROW1"
-_Pieces: TypeAlias = Generator[tuple[Any, float], None, None]
 
 
 class TablePosition(NamedTuple):
@@ -47,86 +45,73 @@ class TableSource(Source):
     def __init__(self, kind: str, path: str, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(path)
         self._kind = kind
-        if kind == "huggingface":
-            self._files = find_data_files(path)
-        else:
-            self._files = list_table_files(path, f".{kind}") if os.path.isdir(path) else [path]
+        self._files = [path]
+        if os.path.isdir(path):
+            self._files = find_data_files(path) if kind == "huggingface" else list_table_files(path, f".{kind}")
         self._max_row_bytes = context.max_row_bytes
         self._pa = load_pyarrow(path)
         load_pyarrow(path, "pyarrow.compute")
-        self.start = TablePosition(0, 0)
-        self._fingerprints: list[int] = []
+        self.start, self._fingerprints = TablePosition(0, 0), list[int]()
         if position is not None:
             self.start, self._fingerprints = self._decode(position)
             self._check_read()
-        self._known: dict[int, KnownFile] = {}
-        self.reached: TablePosition = self.start
-        self._pieces: _Pieces | None = None  # of the file that is open
-        self._ends = [0, *accumulate(map(files.file_size, self._files))]
+        self._known, self.reached = dict[int, KnownFile](), self.start
+        self._ends = [0, *accumulate(map(source.file_size, self._files))]
         self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
+        self._rows = self._read_files()
         # At once, so that what cannot be read is refused before anything is published.
-        if self.start.file < len(self._files):
-            self._open(*self.start)
+        next(self._rows, None)
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all files are read."""
-        while (at := self.reached).file < len(self._files):
-            batch, fraction = next(self._pieces or self._open(*at), (None, 1.0))
-            start, end = self._ends[at.file : at.file + 2]
-            self.progress = int(start * (1 - fraction) + end * fraction), self._ends[-1]
-            if batch is not None:
-                break
-            self._known[at.file].check()
-            self.close()
-            self.reached = TablePosition(at.file + 1, 0)
-        else:
-            return None
-        lines, name = self._encoder.encode(batch), plain_name(self._files[at.file])
-        self.reached = TablePosition(at.file, at.row + len(lines))
-        return number_rows(lines, name, at.row, lambda index: TablePosition(at.file, at.row + index + 1))
+        return next(self._rows, None)
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
         """Returns the entry of a position. It grows by 11 bytes with each file that was begun."""
         begun = position.file + (position.row > 0)
         if position.row:
             self._known[position.file].check()
-        digests = pybase64.b64encode(np.asarray(self._fingerprints[:begun], dtype="<u8").tobytes()).decode("ascii")
-        entry = {"kind": self._kind, "path": self.name}
-        return entry | {"files": position.file, "row": position.row, "xxh3": digests}
+        entry = {"kind": self._kind, "path": self.name, "files": position.file, "row": position.row}
+        return entry | {"xxh3": pack(self._fingerprints[:begun], "<u8")}
 
     def close(self) -> None:
         """Closes the file that is open."""
-        if self._pieces is not None:
-            self._pieces.close()
-        self._pieces = None
+        self._rows.close()
 
-    def _open(self, index: int, row: int) -> _Pieces:
-        """Opens a file; returns its rows from one on, batches of about 1 MiB, with how much of it is read with each."""
-        path = self._files[index]
-        file = self._known[index] = KnownFile(path)
-        if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
-            raise files.refuse_changed(path)
-        self._fingerprints[index:] = [file.digest]
-        pieces = _read(path, row, _parquet if self._kind == "parquet" else _arrow)
-        schema, _ = next(pieces)
-        try:
-            self._encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
-        except ValueError as cause:
-            raise refuse_source(path, "every column under a name of its own", str(cause)) from None
-        # What was opened is what the fingerprint is of.
-        file.check()
-        self._pieces = pieces
-        return pieces
+    def _read_files(self) -> Generator[Rows, None, None]:
+        """Yields no rows once the first file is open, and then all of them, about 1 MiB at a time."""
+        for index in range(self.start.file, len(self._files)):
+            path, start, end = self._files[index], *self._ends[index : index + 2]
+            file = self._known[index] = KnownFile(path)
+            if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
+                raise source.refuse_changed(path)
+            self._fingerprints[index:] = [file.digest]
+            with contextlib.closing(_read(path, self.reached.row, self._kind)) as pieces:
+                schema, _ = next(pieces)
+                try:
+                    encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
+                except ValueError as cause:
+                    raise refuse_source(path, "every column under a name of its own", str(cause)) from None
+                # What was opened is what the fingerprint is of.
+                file.check()
+                if index == self.start.file:
+                    yield Rows()
+                for batch, fraction in pieces:
+                    self.progress = int(start * (1 - fraction) + end * fraction), self._ends[-1]
+                    yield self._give(encoder.encode(batch), self.reached, plain_name(path))
+            file.check()
+            self.progress, self.reached = (end, self._ends[-1]), TablePosition(index + 1, 0)
+
+    def _give(self, lines: list[bytes | RowInvalid], at: TablePosition, name: str) -> Rows:
+        self.reached = TablePosition(at.file, at.row + len(lines))
+        return source.number_rows(lines, name, at.row, lambda index: TablePosition(at.file, at.row + index + 1))
 
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
-        file, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
+        file, row, _ = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
         try:
-            fingerprints = np.frombuffer(pybase64.b64decode(digests, validate=True), dtype="<u8").tolist()
-        except ValueError:
-            raise refuse_position(self.name, "fingerprints in base64", repr(digests)[:120]) from None
-        if len(fingerprints) != file + (row > 0):
-            raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
-        return TablePosition(file, row), fingerprints
+            return TablePosition(file, row), unpack(entry, "xxh3", "<u8", file + (row > 0)).tolist()
+        except ValueError as cause:
+            raise refuse_position(self.name, "a fingerprint of each file that was begun", str(cause)) from None
 
     def _check_read(self) -> None:
         """Checks that the files which were read are still there, as they were, with no other before or between them."""
@@ -141,14 +126,14 @@ class TableSource(Source):
             elif not there or there[0] in read[index:]:
                 actual = "that one gone"
             else:
-                raise files.refuse_changed(paths[index])
+                raise source.refuse_changed(paths[index])
             hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
             raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
 
 
 def list_table_files(directory: str, suffix: str) -> list[str]:
     """Returns the paths of a directory's files with this ending, sorted by name; none that begin with a dot or "_"."""
-    with refusing(directory), os.scandir(directory) as entries:
+    with source.refusing(directory), os.scandir(directory) as entries:
         found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
         names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
         folders = sorted(entry.name for entry in found if entry.is_dir())
@@ -158,16 +143,16 @@ def list_table_files(directory: str, suffix: str) -> list[str]:
     raise refuse_source(directory, f"files *{suffix}", actual)
 
 
-def _read(path: str, row: int, pieces: Callable[[str, BinaryIO, int], Iterator[tuple[Any, float]]]) -> _Pieces:
-    """Yields a file's columns, a `pyarrow.Schema`, then its rows from one on."""
-    with files.open_regular(path, 0) as file:
+def _read(path: str, row: int, kind: str) -> Generator[tuple[Any, float], None, None]:
+    """Yields a file's columns, a `pyarrow.Schema`, then its rows from one on, and how much of it is read with each."""
+    with source.open_regular(path, 0) as file:
         try:
-            yield from pieces(path, file, row)
+            yield from (_parquet if kind == "parquet" else _arrow)(path, file, row)
         except SourceRefused:
             raise
         except (OSError, ValueError, NotImplementedError, EOFError) as cause:
             raise_if_short(cause)
-            what = _PARQUET if pieces is _parquet else _ARROW
+            what = _PARQUET if kind == "parquet" else _ARROW
             raise refuse_source(path, f"{what} that can be read", str(cause).splitlines()[0]) from cause
 
 
@@ -179,7 +164,7 @@ def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float
     """Passes over whole row groups before a row; in its own what is before."""
     size = os.fstat(handle.fileno()).st_size
     ends = (max(0, offset) for offset in (0, size - len(_PARQUET_MAGIC)))
-    head, tail = (files.read_at(handle.fileno(), path, len(_PARQUET_MAGIC), offset) for offset in ends)
+    head, tail = (source.read_at(handle.fileno(), path, len(_PARQUET_MAGIC), offset) for offset in ends)
     if b"PARE" in (head, tail):
         raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
     if head != _PARQUET_MAGIC:
@@ -192,8 +177,7 @@ def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float
     file = load_pyarrow(path, "pyarrow.parquet").ParquetFile(handle, pre_buffer=False, buffer_size=64 << 10)
     yield file.schema_arrow, 0.0
     metadata, read = file.metadata, row
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
+    for number, group in enumerate(map(metadata.row_group, range(metadata.num_row_groups))):
         if row >= group.num_rows:
             row -= group.num_rows
             continue
@@ -216,11 +200,11 @@ def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]
 
     def check() -> None:
         if os.fstat(handle.fileno()).st_size < size:
-            raise files.refuse_changed(path)
+            raise source.refuse_changed(path)
 
     pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
-    source, count, touched = pa.BufferReader(pa.py_buffer(data)), 0, 0
-    reader = batches = (ipc.open_file if start == _ARROW_MAGIC else ipc.open_stream)(source)
+    buffer, count, touched = pa.BufferReader(pa.py_buffer(data)), 0, 0
+    reader = batches = (ipc.open_file if start == _ARROW_MAGIC else ipc.open_stream)(buffer)
     yield reader.schema, 0.0
     check()
     if start == _ARROW_MAGIC:
@@ -236,7 +220,7 @@ def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]
             piece = batch.slice(row, most)
             _check_piece(pa, piece)
             row += piece.num_rows
-            yield piece, (number + row / batch.num_rows) / count if count else source.tell() / size
+            yield piece, (number + row / batch.num_rows) / count if count else buffer.tell() / size
             touched += piece.nbytes
             # So that the mapped pages that were read do not count as this process's memory.
             if touched >= 16 << 20:
@@ -280,8 +264,7 @@ def find_data_files(directory: str) -> list[str]:
     if state.get("_indices_files"):
         hint = "; load it, call `flatten_indices()`, and save it again"
         raise refuse_source(directory, "a data set with its rows in order", "a selection of rows by indices", hint)
-    entries = state.get("_data_files")
-    listed = entries if isinstance(entries, list) else []
+    listed = entries if isinstance(entries := state.get("_data_files"), list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
     if not names or not all(isinstance(name, str) and name and name == os.path.basename(name) for name in names):
         raise refuse_source(os.path.join(directory, STATE), "the names of its data files", repr(entries)[:120], _HINT)
@@ -290,7 +273,7 @@ def find_data_files(directory: str) -> list[str]:
 
 def _load(directory: str, name: str) -> dict[str, Any]:
     path = os.path.join(directory, name)
-    with refusing(path), open(path, "rb") as file:
+    with source.refusing(path), open(path, "rb") as file:
         data = file.read()
     try:
         found: Any = json.loads(data)

@@ -70,7 +70,7 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
     try:
         while (batch := pipeline.read()) is not None:
             if not batch.lines:
-                pipeline.stats.mixer.wait(1.0)
+                pipeline.mixer.wait(1.0)
             for index, line in enumerate(batch.lines):
                 assert not isinstance(line, RowInvalid)
                 made = line if isinstance(line, EncodedRow) else EncodedRow(line, b"")
@@ -80,7 +80,7 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
                     batch.refuse(index, RowInvalid("no row", reason=str(error)))
                     continue
                 assert isinstance(line, EncodedRow) == (settings.encode is not None)
-                position = json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
+                position = json.loads(json.dumps(batch.position(index).encode(pipeline.mixer.names)))
                 yield Taken(made.line, made.arrays, None if batch.tokens is None else batch.tokens[index], position)
     finally:
         pipeline.close()

@@ -9,9 +9,9 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import MeasureSettings
 from lazyshard_producer.rows.encoding import load_counter
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
+from tests.producer.rows.draining import making
 from tests.stream.streams import produce, raised
 
 WORDS = ("one", "two", "three", "four")
@@ -106,10 +106,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tokenizer_measures_text_and_messages(tokenizer: Path) -> None:
-    count = load_counter(MeasureSettings(measure=str(tokenizer)))
+    count = load_counter(making(measure=str(tokenizer)))
     assert count({"text": "one two three"}) == 3
     assert count({"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]}) == 5
-    named = load_counter(MeasureSettings(measure=str(tokenizer), field="answer"))
+    named = load_counter(making(measure=str(tokenizer), measure_field="answer"))
     assert named({"text": "one two three", "answer": "one"}) == 1
     for row in ({"id": 1}, {"text": 3}):
         raised(RowInvalid, count, row)

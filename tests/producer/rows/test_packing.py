@@ -188,5 +188,4 @@ def test_rows_of_swift_that_are_cut_may_be_of_any_length() -> None:
     common: dict[str, Any] = {"sources": plain_sources(["a"]), "out": "out", "samples_per_chunk": 1}
     common |= {"encode": "swift", "model": "m"}
     forms: list[dict[str, Any]] = [{"split": 8}, {"split": 8, "max_length": 16}, {"pad": 8}, {}]
-    found = [Settings(**common, **more).encoding for more in forms]
-    assert [one.max_length for one in found if one is not None] == [2**31 - 1, 16, None, None]
+    assert [Settings(**common, **more).swift["max_length"] for more in forms] == [2**31 - 1, 16, None, None]

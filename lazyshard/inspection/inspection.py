@@ -69,6 +69,11 @@ class Overview:
     course: list[At] = field(default_factory=list)  # rows by the ends of these chunks; none of a foreign directory
 
     @property
+    def chunks(self) -> int:
+        """Chunks that are there."""
+        return self.published.chunks - self.retired
+
+    @property
     def samples(self) -> int:
         """Rows in them."""
         return max(0, self.published.samples - self.retired * self.samples_per_chunk)
@@ -76,7 +81,7 @@ class Overview:
     @property
     def complete(self) -> bool:
         """Whether every chunk was looked at."""
-        return self.looked_at == self.published.chunks - self.retired
+        return self.looked_at == self.chunks
 
     @property
     def size(self) -> int:

@@ -3,8 +3,8 @@
 A producer at work is no fault: what it had published at the first look is what is looked at, and what it deletes
 meanwhile by its rules of retention is passed over. Memory: the names of the directory, and a verdict for each chunk.
 
-Chunks are looked at by several processes at a time: parsing holds the interpreter's lock. They end with this one,
-however it ends, and hold Ctrl-C back: this process alone answers it.
+Chunks are looked at by several processes at a time: parsing holds the interpreter's lock. They end soon after this
+one, however it ends, and hold Ctrl-C back: this process alone answers it.
 """
 
 from __future__ import annotations

@@ -376,14 +376,14 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
 def outcome(setting: Setting) -> dict[str, Any]:
     """Simulates a run and returns all figures by name, plain values."""
     timeline, shown = simulate(setting), ("steps", "chunks", "tail_chunks", "tail_openings", "neighbour_draws")
-    disk = disk_use(timeline)
+    disk, dealt = disk_use(timeline), {name: getattr(setting, name) for name in shown}
     # What is slowest in the long run, whatever the head start.
     slow = "reading" if setting.loaded_step_s > 1.01 * setting.step_seconds else "training"
-    found = {name: getattr(setting, name) for name in shown} | {
+    found = {
         "limited_by": "producer" if setting.producer_rate * setting.loaded_step_s < setting.step_rows else slow,
         **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s")},
         "stall_share": timeline.stalled_s / timeline.end_s,
-        "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # that for the first step left out
         "waits": len(timeline.waits) - 1,
+        "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # that for the first step left out
     }
-    return asdict(setting) | found | disk._asdict() | count_files(timeline, disk)
+    return asdict(setting) | found | disk._asdict() | count_files(timeline, disk) | dealt

@@ -74,10 +74,8 @@ def command(
         7  the filesystem or store failed: no permission, no answer
         9  consistent, but not proven: no steps bear out how many samples the states say were trained
     """
-    directory = find_stream(stream)
-    read = [_read(file, directory) for file in dict.fromkeys(_files(checkpoints or ()))]
-    states = [one for one in read if isinstance(one, SavedState)]
-    remarks = [one for one in read if isinstance(one, Remark)]
+    directory, remarks = find_stream(stream), list[Remark]()
+    states = _read(checkpoints or (), directory, remarks)
     head = None if state is None else read_state(state, directory)
     if head is not None:
         real = os.path.realpath(head.file)
@@ -104,25 +102,23 @@ def command(
     return (exits.DONE if result.proven else exits.NOT_PROVEN) if result.ok else exits.STREAM_DAMAGED
 
 
-def _files(folders: Sequence[Path]) -> Iterator[Path]:
+def _read(folders: Sequence[Path], directory: Path, remarks: list[Remark]) -> list[SavedState]:
+    """Returns the states of checkpoints; remarks on what cannot be used, or is of a blend without this stream."""
+    states, files = list[SavedState](), dict[Path, None]()
     for folder in folders:
         # To go on with the cursor alone would prove another thing than was asked for.
         if not (found := checkpoint_files(folder)):
             expected = "expected checkpoint-N/lazyshard.json, or a folder deeper; without folders the cursor is audited"
             raise ConfigInvalid(f"{folder}: there is no checkpoint in it: {expected}", file=str(folder))
-        yield from found
-
-
-def _read(file: Path, directory: Path) -> SavedState | Remark:
-    """Returns a checkpoint's state; of one that cannot be used, or is of a blend without this stream, a remark."""
-    try:
-        return read_state(file, directory)
-    except LazyShardError as error:
-        miscounted = isinstance(error, FormatInvalid) and (error.field or "").endswith("consumed")
-        text = str(error).removeprefix(f"{file}: ")
-        if isinstance(error, StateMismatch):
-            return Remark("note", str(file), text)
-        return Remark("samples" if miscounted else "unusable", str(file), text)
+        files |= dict.fromkeys(found)
+    for file in files:
+        try:
+            states.append(read_state(file, directory))
+        except LazyShardError as error:
+            miscounted = isinstance(error, FormatInvalid) and (error.field or "").endswith("consumed")
+            kind: Any = "note" if isinstance(error, StateMismatch) else "samples" if miscounted else "unusable"
+            remarks.append(Remark(kind, str(file), str(error).removeprefix(f"{file}: ")))
+    return states
 
 
 def _consumers(
@@ -154,13 +150,13 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
     epochs[-1]["fewer_than_step"] = found.fewer_than_step
     for one in epochs:
         del one["whole"]
-    head, findings = found.head, [one._asdict() for one in found.findings]
     verdict = {"ok": found.ok, "proven": found.proven, "consistent": found.consistent}
-    counted = {} if head.sequences is None else {"counted": "sequences"}
-    audited = {"audited": str(head.file), "consumed": head.state.consumed, "steps": _steps(found.tracing), **counted}
-    told = {"states": [_state_values(one) for one in found.states], "epochs": epochs, "findings": findings}
-    notes = [one._asdict() for one in found.remarks if one.kind == "note"]
-    return {"stream": where, **verdict, **asdict(found.facts), **audited, **told, "notes": notes}
+    audited = {"audited": str(found.head.file), "consumed": found.head.state.consumed, "steps": _steps(found.tracing)}
+    audited |= {} if found.head.sequences is None else {"counted": "sequences"}
+    told = {"states": [_state_values(one) for one in found.states], "epochs": epochs}
+    told |= {"findings": [one._asdict() for one in found.findings]}
+    told |= {"notes": [one._asdict() for one in found.remarks if one.kind == "note"]}
+    return {"stream": where, **verdict, **asdict(found.facts), **audited, **told}
 
 
 def _steps(tracing: Tracing | None) -> int | None:
@@ -197,9 +193,8 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
     for one in values["epochs"]:
         parts, step = [f"{one['trained']:,} trained"], one["fewer_than_step"]
         for kind, word in _FATES.items():
-            told = ranges_text(one[kind]["ranges"])
-            if kind == "to_come":
-                told = step and f"fewer than the {step:,} of a step: left over too, if training stops here"
+            coming = step and f"fewer than the {step:,} of a step: left over too, if training stops here"
+            told = coming if kind == "to_come" else ranges_text(one[kind]["ranges"])
             if number := one[kind]["samples"]:
                 parts.append(f"{number:,} {word}" + (f" ({told})" if told else ""))
         far = "" if values["ended"] else " published so far"
@@ -215,11 +210,8 @@ def _verdict(values: dict[str, Any]) -> str:
     if not values["consistent"]:
         return "NOT proven: the states contradict their steps, their samples or the stream, see above"
     none = "no sample was trained twice, and none was passed over"
-    if values["proven"]:
-        text = f"proven: {none}"
-    else:
-        why = "the checkpoint does not say after how many steps of the run it was saved"
-        if values["steps"] is None:
-            why = "the state does not say what a step takes"
-        text = f"consistent, if `consumed` was counted right: by the states {none}; {why}, so it cannot be checked"
+    why = "the checkpoint does not say after how many steps of the run it was saved"
+    why = "the state does not say what a step takes" if values["steps"] is None else why
+    text = f"consistent, if `consumed` was counted right: by the states {none}; {why}, so it cannot be checked"
+    text = f"proven: {none}" if values["proven"] else text
     return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'thing')} not in order, see above"

@@ -7,14 +7,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import JsonOption, count, refuse_if, show
+from lazyshard.cli import exits, output
 
 
 def command(
     file: Annotated[str, Argument(metavar="FILE", help="The configuration, YAML.")],
     no_imports: Annotated[bool, Option("--no-imports", help="Import nothing: functions are not looked for.")] = False,
-    as_json: JsonOption = False,
+    as_json: output.JsonOption = False,
 ) -> int:
     r"""Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
 
@@ -34,16 +33,16 @@ def command(
     """
     from lazyshard.config import examine
 
-    refuse_if(not file or os.path.isdir(file), "FILE", f"{file!r} is not a file")
+    output.refuse_if(not file or os.path.isdir(file), "FILE", f"{file!r} is not a file")
     checked = examine(file, imports=not no_imports)
     lines = []
     for one in checked.mistakes:
         line, where = "" if one.line is None else f"{one.line}:", f" {one.path}:" if one.path else ""
         lines.append(f"{file}:{line}{where} {one.text}")
-    result = count(len(lines), "mistake")
+    result = output.count(len(lines), "mistake")
     if checked.config is not None:
         steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
-        result = f"in order: {count(len(checked.config.datasets), 'data set')}, {count(steps, 'step')}"
+        result = f"in order: {output.count(len(checked.config.datasets), 'data set')}, {output.count(steps, 'step')}"
     mistakes = [one._asdict() for one in checked.mistakes]
-    show({"file": checked.name, "ok": not lines, "mistakes": mistakes}, [*lines, f"{file}: {result}"], as_json)
+    output.show({"file": checked.name, "ok": not lines, "mistakes": mistakes}, [*lines, f"{file}: {result}"], as_json)
     return exits.REFUSED if lines else exits.DONE

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
-from lazyshard import __version__
 from lazyshard.cli import (
     audit,
     check_config,
@@ -25,44 +24,27 @@ from lazyshard.cli import (
     verify_filesystem,
     watch,
 )
-from lazyshard.cli.output import NAME, PlainFlags, complain, explain, help_of
+from lazyshard.cli.output import NAME, application, complain, explain, help_of
 from lazyshard.errors import LazyShardError
 
-app = typer.Typer(
-    name=NAME,
-    cls=PlainFlags,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = application(
+    NAME,
+    "Looks after streams of numbered chunk files.\n\nSee [bold]lazyshard COMMAND --help[/bold]. "
+    "What all commands have in common is told in docs/commands.md.",
 )
 
 
-def _later(run: Callable[..., int]) -> Callable[..., Callable[[], int]]:
-    """Wraps a command for typer, to give back what is to be done: Ctrl-C and errors then reach us as they are."""
+def _offer(*modules: Any) -> None:
+    """Has typer offer commands."""
+    for module in modules:
+        text, end = help_of(module.command)
+        # It gives back what is to be done: Ctrl-C and errors then reach us as they are.
+        later = functools.partial(functools.partial, module.command)
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        app.command(name, help=text, epilog=end)(functools.update_wrapper(later, module.command))
 
-    @functools.wraps(run)
-    def take(**given: Any) -> Callable[[], int]:
-        return functools.partial(run, **given)
 
-    return take
-
-
-for _one in (
-    audit,
-    check_config,
-    doctor,
-    export,
-    forget,
-    inspect,
-    simulate,
-    status,
-    trace,
-    verify,
-    verify_filesystem,
-    watch,
-):
-    _help, _epilog = help_of(_one.command)
-    app.command(_one.__name__.rpartition(".")[2].replace("_", "-"), help=_help, epilog=_epilog)(_later(_one.command))
+_offer(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify, verify_filesystem, watch)
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -100,20 +82,3 @@ def _report(error: Exception) -> int:
         text = f"unexpected {type(error).__name__}: {error}; this should not happen, report it with the lines above"
     complain(text)
     return code
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Looks after streams of numbered chunk files.
-
-    See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md.
-    """
-    if version:
-        print(f"{NAME} {__version__}")
-        raise typer.Exit(exits.DONE)
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(exits.USAGE)

@@ -17,8 +17,7 @@ from typing import Annotated, Final
 from typer import Argument, Option
 
 from lazyshard import __version__
-from lazyshard.cli import exits
-from lazyshard.cli.output import count, explain, refuse_if, show
+from lazyshard.cli import exits, output
 from lazyshard.cli.verify_filesystem import measure
 from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
@@ -73,8 +72,8 @@ def command(
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     names = [_AREA, *sorted(known)]
     areas = names if area is None else [area]
-    refuse_if(not set(names) >= set(areas), "AREA", f"{area!r} is unknown; choose from: {', '.join(names)}")
-    refuse_if(stream is not None and _AREA not in areas, "--stream", f"goes with {_AREA}, not with {area}")
+    output.refuse_if(not set(names) >= set(areas), "AREA", f"{area!r} is unknown; choose from: {', '.join(names)}")
+    output.refuse_if(stream is not None and _AREA not in areas, "--stream", f"goes with {_AREA}, not with {area}")
     code = exits.DONE
     for one in areas:
         examine: Examine = (lambda: _ours(stream)) if one == _AREA else known[one].load()
@@ -82,11 +81,11 @@ def command(
         there = one == _AREA or area is not None or applies is None or applies()
         findings = list(examine()) if there else []
         missing = sum(finding.ok is False for finding in findings)
-        last = f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
+        last = f"{output.count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
         if not there:
             last = f"{one}: not installed, so there is nothing to examine; `lazyshard doctor {one}` tells what it needs"
         values = {"area": one, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
-        show(values, [*_lines(findings), last], as_json)
+        output.show(values, [*_lines(findings), last], as_json)
         code = exits.MISSING if missing else code
     return code
 
@@ -108,10 +107,9 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _version(name: str) -> str | None:
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _versions() -> Iterator[Finding]:
@@ -147,7 +145,7 @@ def _filesystem(stream: str) -> Iterator[Finding]:
     yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
         with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(place)]) as far:
-            lines = measure(str(place), far, 20.0, explain).lines
+            lines = measure(str(place), far, 20.0, output.explain).lines
     except Untried as error:
         yield Finding(section, "files", f"could not be tried: {error}", False)
     except OSError as error:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import count
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
 from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
 from lazyshard.format.names import chunk_name
@@ -32,10 +31,7 @@ from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
 AUTO: Final = "auto"
 _SMALLEST: Final = "uint16"  # Up to token 65,498; above that int32 (`DType.optimal_dtype` of megatron-core)
-_SMALLEST_MOST: Final = 65498
 _KEY: Final = "key:"
-_ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces
-_MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
 
 
 class ExportSettings(NamedTuple):
@@ -56,9 +52,7 @@ def command(
     document_boundaries: Annotated[
         str, Option(metavar="row|stream|key:NAME", help="A document: a row, all, or rows alike under NAME.")
     ] = "row",
-    lengths: Annotated[
-        str | None, Option(metavar="KEY", help="Key of the sequences' lengths, where rows hold several.")
-    ] = None,
+    lengths: Annotated[str | None, Option(metavar="KEY", help="Key of sequence lengths, if rows hold several.")] = None,
     mode: Annotated[str | None, Option(metavar="KEY", help="Key of the sequences' modes, to write them too.")] = None,
     force: Annotated[bool, Option("--force", help="Replace files of these names.")] = False,
     as_json: output.JsonOption = False,
@@ -100,7 +94,7 @@ def command(
     settings = ExportSettings(field, dtype, document_boundaries, lengths, mode)
     with output.chunk_bar() as report:
         made = export(source, Path(prefix), settings, samples_per_chunk, force=force, report=report)
-    holds = ", ".join(count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
+    holds = ", ".join(output.count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
     holds += f" of {made['dtype']}; {output.size(made['size'])} ({time.monotonic() - started:.1f} s)"
     output.show(made, [f"exported: {made['data']} and {INDEX_SUFFIX} hold {holds}"], as_json)
     return exits.DONE
@@ -206,11 +200,12 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
     widens = settings.dtype == AUTO and dtype == _SMALLEST
     while sample < published.samples:
         report("exporting", sample // reader.samples_per_chunk, published.chunks)
-        for row in reader.read_published(sample, published.samples, _ROWS_AT_ONCE):
+        # What a chunk has of so many is read together; large rows come in smaller pieces.
+        for row in reader.read_published(sample, published.samples, 1024):
             try:
                 tokens, lengths, modes, shared = read_row(row, settings, integral)
                 low, high = tokens.min(initial=0).item(), tokens.max(initial=0).item()
-                if widens and (low < 0 or high > _SMALLEST_MOST):
+                if widens and (low < 0 or high > 65498):
                     return False
                 if low < least or high > most:
                     hint = "--dtype int64" if settings.dtype == AUTO else "a wider --dtype, or auto"
@@ -247,8 +242,9 @@ def read_row(
         lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
         if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
             raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, and there are {len(tokens)} tokens")
-    if max(lengths, default=0) > _MAX_LENGTH:
-        raise Unfit(f"a sequence of {max(lengths)} tokens; the index holds lengths up to {_MAX_LENGTH}")
+    # Lengths are written as int32.
+    if max(lengths, default=0) >= 1 << 31:
+        raise Unfit(f"a sequence of {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
     if settings.mode is not None:
         value = _take(row, settings.mode)
         modes = [value] * len(lengths) if type(value) is int else _numbers(value, settings.mode).tolist()

@@ -6,18 +6,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import count, duration
 from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.inspection.survey import take_survey
 from lazyshard.stream.cursor import Consumer, forget_consumer, list_consumers
-
-ALIVE_S: Final = 600.0  # One that was heard of so lately may well be running: it marks its place once a window
 
 
 def command(
@@ -87,10 +84,11 @@ def _told(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: 
     checkpoint = checkpoint if consumer.problem is None else f"not known: {consumer.problem}"
     yield from (f"consumer {name} of {stream}", f"  checkpoint  {checkpoint}")
     if reading is not None:
-        yield f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {duration(ages[-1])} old"
-    if ages and min(ages) < ALIVE_S:
+        yield f"  reading     needs {output.count(reading.needs_chunks, 'chunk')}; {output.duration(ages[-1])} old"
+    # One that was heard of so lately may well be running: it marks its place once a window.
+    if ages and min(ages) < 600.0:
         running = "if it is running, it registers again with its next checkpoint, but may find its chunks deleted"
-        yield f"it was heard of {duration(min(ages))} ago: {running}"
+        yield f"it was heard of {output.duration(min(ages))} ago: {running}"
     if len(consumers) == 1:
         yield "no consumer is left without it, and nothing is deleted until one registers"
         return
@@ -100,7 +98,7 @@ def _told(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: 
         yield f"what may be deleted without it is not known: {error}"
         return
     chunks, size = freed(consumers, name, survey.census.retired, survey.census.chunks), survey.disk.chunk_size
-    much = count(len(chunks), "chunk") + ("" if size is None else f", about {output.size(len(chunks) * size)}")
+    much = output.count(len(chunks), "chunk") + ("" if size is None else f", about {output.size(len(chunks) * size)}")
     text = "no chunk may be deleted for that: it is not the one that keeps them"
     if chunks:
         what = output.chunk_range(chunks.start, chunks.stop)

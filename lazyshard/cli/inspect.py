@@ -15,7 +15,6 @@ from rich.highlighter import JSONHighlighter
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import count, refuse_if
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection import inspection
 from lazyshard.inspection.row_facts import Lengths
@@ -23,7 +22,6 @@ from lazyshard.inspection.survey import tolerate
 from lazyshard.stream.cursor import list_consumers
 from lazyshard.stream.stream import Stream, open_now
 
-_SHOWN: Final = 100  # Characters of a fact about the encoding: a system prompt may have pages; --json has all of them
 _LENGTHS: Final = {
     "row_bytes": "row length in bytes",
     "row_arrays_bytes": "arrays of a row in bytes",
@@ -64,16 +62,16 @@ def command(
         7  the filesystem or store failed: no permission, no answer
     """
     directory, whole = output.find_stream(stream), sample is None and chunk is None
-    refuse_if(sample is not None and chunk is not None, "--chunk", "give either N or --chunk")
-    refuse_if(rows is not None and whole, "--rows", "goes with N or --chunk")
-    refuse_if(every and not whole, "--all", "goes with neither N nor --chunk")
+    output.refuse_if(sample is not None and chunk is not None, "--chunk", "give either N or --chunk")
+    output.refuse_if(rows is not None and whole, "--rows", "goes with N or --chunk")
+    output.refuse_if(every and not whole, "--all", "goes with neither N nor --chunk")
+    shown = rows if rows is not None else 1 if chunk is None else 3
     if whole:
         lines = _overview_page(directory, samples_per_chunk, every, as_json)
     elif chunk is not None:
-        lines = _chunk_page(open_now(directory, samples_per_chunk), chunk, 3 if rows is None else rows, full, as_json)
+        lines = _chunk_page(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)
     else:
-        opened = open_now(directory, samples_per_chunk)
-        lines = _row_page(opened, sample or 0, 1 if rows is None else rows, full, as_json)
+        lines = _row_page(open_now(directory, samples_per_chunk), sample or 0, shown, full, as_json)
     console, colour = Console(), JSONHighlighter()
     for line in lines:
         # What --json prints a program may read by a terminal, too: `ssh -t`, FORCE_COLOR.
@@ -97,13 +95,13 @@ def _overview_page(directory: Path, samples_per_chunk: int | None, every: bool, 
     yield from _value_lines(values)
     if found.unread:
         yield ""
-        yield f"{count(found.unread, 'chunk')} could not be looked at, see `lazyshard verify`: {found.reason}"
+        yield f"{output.count(found.unread, 'chunk')} could not be looked at, see `lazyshard verify`: {found.reason}"
     yield from _titled("what to change", [line for one in advice for line in (f"  {one.text}", f"    {one.setting}")])
 
 
 def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: bool) -> Iterator[str]:
     chunks = stream.published().chunks
-    refuse_if(number >= chunks, "--chunk", f"no chunk {number}: {_published(chunks, 'chunk')}")
+    output.refuse_if(number >= chunks, "--chunk", f"no chunk {number}: {_published(chunks, 'chunk')}")
     with _deletion_told(stream, number):
         values = _chunk_values(inspection.describe_chunk(stream, number))
         found = inspection.read_rows(stream, number, 0, rows)
@@ -114,25 +112,23 @@ def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: boo
         if values["source"] is not None:
             yield from _titled("source position after it", output.pretty(values["source"], full=full))
         for row in found:
-            yield ""
-            yield from _row_lines(row, full)
+            yield from ("", *_row_lines(row, full))
 
 
 def _row_page(stream: Stream, sample: int, rows: int, full: bool, as_json: bool) -> Iterator[str]:
     samples = stream.published().samples
-    refuse_if(sample >= samples, "N", f"no sample {sample}: {_published(samples, 'sample')}")
+    output.refuse_if(sample >= samples, "N", f"no sample {sample}: {_published(samples, 'sample')}")
     found = _rows_from(stream, sample, min(sample + rows, samples))
     if as_json:
         yield f'{{"rows": [{", ".join(map(row_text, found))}]}}'
         return
     for row in found:
-        if row.sample > sample:
-            yield ""
+        yield from ([""] if row.sample > sample else [])
         yield from _row_lines(row, full)
 
 
 def _published(number: int, noun: str) -> str:
-    return f"{count(number, noun)} published, from 0 to {number - 1:,}" if number else "none is published"
+    return f"{output.count(number, noun)} published, from 0 to {number - 1:,}" if number else "none is published"
 
 
 def _rows_from(stream: Stream, sample: int, stop: int) -> Iterator[inspection.ShownRow]:
@@ -160,10 +156,10 @@ def _deletion_told(stream: Stream, number: int) -> Iterator[None]:
 
 
 def _row_lines(row: inspection.ShownRow, full: bool) -> Iterator[str]:
-    arrays = "" if row.arrays is None else f" and {count(row.arrays, 'byte')} of arrays"
-    tokens = "" if row.tokens is None else f", {count(row.tokens, 'token')}"
+    arrays = "" if row.arrays is None else f" and {output.count(row.arrays, 'byte')} of arrays"
+    tokens = "" if row.tokens is None else f", {output.count(row.tokens, 'token')}"
     where = f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,})"
-    yield f"{where}, {count(len(row.line), 'byte')}{arrays}{tokens}"
+    yield f"{where}, {output.count(len(row.line), 'byte')}{arrays}{tokens}"
     yield from output.pretty(row.value, row.line, full=full)
 
 
@@ -179,7 +175,8 @@ def _value_lines(values: dict[str, Any]) -> Iterator[str]:
     yield from output.facts({name: value for name, value in values.items() if name not in apart})
     encoding = values.get("encoding") or {}
     texts = {name: fact if type(fact) is str else json.dumps(fact) for name, fact in encoding.items()}
-    cut = {name: text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..." for name, text in texts.items()}
+    # A system prompt may have pages; --json has all of them.
+    cut = {name: text if len(text) <= 100 else f"{text[:97]}..." for name, text in texts.items()}
     yield from _titled("encoded with", output.table(cut))
     for name, title in _LENGTHS.items():
         yield from _titled(title, _distribution(values.get(name)))
@@ -188,7 +185,7 @@ def _value_lines(values: dict[str, Any]) -> Iterator[str]:
         lines = output.table({key: f"{one['rows']:,}  {' or '.join(one['kinds'])}" for key, one in shown})
         more = len(keys) - output.MAX_KEYS
         lines += [f"  and {more:,} more; --json lists them all"] if more > 0 else []
-        yield from _titled(f"keys at the top level, in the first {count(values['keys']['rows'], 'row')}", lines)
+        yield from _titled(f"keys at the top level, in the first {output.count(values['keys']['rows'], 'row')}", lines)
 
 
 def _distribution(values: dict[str, Any] | None) -> list[str]:

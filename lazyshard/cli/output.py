@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
+from lazyshard import __version__
 from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.cursor import check_consumer
@@ -31,11 +32,9 @@ from lazyshard.store.urls import check_place, is_folder, stream_path
 from lazyshard.stream.head import format_seconds
 
 NAME: Final = "lazyshard"
-_MANY_CHUNKS: Final = 20  # Fewer are mostly done before anybody has read a bar
 MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
 MAX_KEYS: Final = 100
-_MAX_DEPTH: Final = 40  # Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads many
 
 StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
 
@@ -76,23 +75,39 @@ def _plain(params: list[Any]) -> list[Any]:
     return params
 
 
-def epilog(examples: Sequence[str], codes: Mapping[int, str], *more: str) -> str:
-    """Returns the end of a command's help: examples, its exit codes besides those that every command has, and more."""
-    listed = [f"{code:3}  {meaning}" for code, meaning in sorted({**_CODES, **codes}.items())]
-    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", *listed, *more])
+def application(name: str, text: str, **settings: Any) -> typer.Typer:
+    """Returns a program that has no commands yet; `text` is its help."""
+    settings |= {"rich_markup_mode": "rich", "context_settings": {"help_option_names": ["-h", "--help"]}}
+    app = typer.Typer(name=name, cls=PlainFlags, pretty_exceptions_enable=False, **settings)
+
+    @app.callback(invoke_without_command=True, help=text)
+    def root(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+    ) -> None:
+        if version:
+            print(f"{name} {__version__}")
+            raise typer.Exit(0)
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+            raise typer.Exit(2)
+
+    return app
 
 
-def help_of(command: Callable[..., Any]) -> tuple[str, str]:
-    """Returns a command's help and its end, by its docstring: after the text `Examples:`, `Exit codes:`, and more.
+def help_of(command: Callable[..., Any], codes: Mapping[int, str] = _CODES) -> tuple[str, str]:
+    """Returns a command's help and its end: the sections of its docstring, and exit codes that it has besides.
 
     What is indented deeper goes on with the line before.
     """
-    text, _, rest = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
-    examples, _, rest = re.sub(r"\n {5,}", " ", rest).partition("\n\nExit codes:\n")
-    exit_codes, *more = rest.split("\n\n")
-    codes = {int(code): meaning for code, meaning in (line.split(maxsplit=1) for line in exit_codes.splitlines())}
-    lines = [line.strip() for line in examples.splitlines()]
-    return text, epilog(lines, codes, *map(" ".join, map(str.split, more)))
+    doc = re.sub(r"\n {5,}", " ", inspect.getdoc(command) or "").replace("\n    ", "\n")
+    text, *parts = re.split(r"\n\n(Examples|Exit codes|Signals):\n", doc)
+    sections = {"Examples": "", "Exit codes": "", **dict(zip(parts[::2], parts[1::2], strict=True))}
+    own, *more = sections["Exit codes"].split("\n\n")
+    meanings = {**_CODES, **codes, **{int(line[:3]): line[3:].strip() for line in own.splitlines()}}
+    sections["Exit codes"] = "\n".join(f"{code:3}  {meanings[code]}" for code in sorted(meanings))
+    lines = [line for title, part in sections.items() for line in (f"[bold]{title}[/bold]", *part.splitlines())]
+    return text, "\n\n".join([*lines, *(one.replace("\n", " ") for one in more)])
 
 
 def refuse_if(wrong: object, where: str, why: str) -> None:
@@ -125,9 +140,7 @@ def find_stream(stream: str, *, may_come: bool = False) -> Path:
 
 def one_line(text: str) -> str:
     """Returns a text with control characters escaped: a file name may hold a line end, a message must not."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def count(number: int, noun: str) -> str:
@@ -176,8 +189,7 @@ def drop_what_nobody_reads() -> None:
     """Lets go of an output that takes nothing any more: where flushing fails at its end Python exits with 120."""
     for name in ("stdout", "stderr"):
         try:
-            if getattr(sys, name) is not None:
-                getattr(sys, name).flush()
+            print(end="", file=getattr(sys, name), flush=True)
         except (OSError, ValueError):
             setattr(sys, name, None)
 
@@ -261,24 +273,23 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
     counts = (BarColumn(), MofNCompleteColumn(), TextColumn("chunks"), TimeRemainingColumn())
     progress = Progress(TextColumn("{task.description}"), *counts, console=console, transient=True)
     task = progress.add_task("", total=None)
+    with contextlib.ExitStack() as shown:
 
-    def show(phase: str, done: int, total: int) -> None:
-        if console.is_terminal and total >= _MANY_CHUNKS:
-            progress.start()
-            progress.update(task, description=phase, total=total, completed=done)
+        def show(phase: str, done: int, total: int) -> None:
+            # Fewer are mostly done before anybody has read a bar.
+            if console.is_terminal and total >= 20:
+                if not progress.live.is_started:
+                    shown.enter_context(progress)
+                progress.update(task, description=phase, total=total, completed=done)
 
-    try:
         yield show
-    finally:
-        # Stopping what was not started would print an empty line.
-        if progress.live.is_started:
-            progress.stop()
 
 
 def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
     """Returns a value as lines of JSON, shortened unless `full`; its `line` where it is nested too deep for that."""
     try:
-        shown = orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2)
+        own, array = (value, lambda found: _numbers(found).tolist()) if full else (shorten(value), _array)
+        shown = orjson.dumps(own, array, orjson.OPT_INDENT_2)
     except orjson.JSONEncodeError:
         if line is None:
             raise
@@ -287,14 +298,15 @@ def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
 
 
 def shorten(value: Any, depth: int = 0) -> Any:
-    """Returns a value with what is long in it shortened, each with its length.
+    """Returns a value with what is long in it shortened, each with its length; arrays stay.
 
     >>> shorten({"a": "x" * 300})["a"][195:], shorten(list(range(25)))[19:]
     ('xxxxx... (300 characters)', [19, '... (25 items)'])
     """
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, dict | list) and value and depth >= _MAX_DEPTH:
+    # A row nests up to 254 levels deep, of which nobody reads many.
+    if isinstance(value, dict | list) and value and depth >= 40:
         return f"... ({count(len(value), 'key' if isinstance(value, dict) else 'item')})"
     if isinstance(value, dict):
         fields = {_text(key): shorten(item, depth + 1) for key, item in islice(value.items(), MAX_KEYS)}
@@ -302,18 +314,7 @@ def shorten(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         items = [shorten(item, depth + 1) for item in value[:MAX_ITEMS]]
         return items if len(value) <= MAX_ITEMS else [*items, f"... ({count(len(value), 'item')})"]
-    if isinstance(value, np.ndarray):
-        return _array(value)
     return value
-
-
-def with_lists(value: Any) -> Any:
-    """Returns a value with lists in the places of numpy arrays: nothing is shortened."""
-    if isinstance(value, np.ndarray):
-        return _numbers(value).tolist()
-    if isinstance(value, dict):
-        return {key: with_lists(item) for key, item in value.items()}
-    return [with_lists(item) for item in value] if isinstance(value, list) else value
 
 
 def _array(value: npt.NDArray[Any]) -> str:

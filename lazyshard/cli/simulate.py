@@ -10,35 +10,12 @@ from typing import Annotated, Any, Final
 
 from typer import BadParameter, Context, Option
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import JsonOption, facts, refuse_if, show
+from lazyshard.cli import exits, output
 from lazyshard.simulation import Setting, outcome
 from lazyshard.stream.head import format_seconds
 
 _MAX_WAIT_S: Final = 600.0  # A reader gives up after so long, unless it is told otherwise
-_SHOWN: Final = (
-    "limited_by",
-    "first_step_s",
-    "end_s",
-    "stalled_s",
-    "stall_share",
-    "waits",
-    "longest_wait_s",
-    "peak_chunks",
-    "peak_bytes",
-    "peak_at_s",
-    "cursor_writes",
-    "metadata_a_second",
-    "metadata_operations",
-    "nodes",
-    "metadata_a_second_and_node",
-    "processes",
-    "polls_a_second",
-    "stripe_operations",
-    "tail_chunks",
-    "tail_openings",
-    "neighbour_draws",
-)
+_HIDDEN: Final = {"steps", "deleted", "head_opens", "chunk_opens", *(one.name for one in fields(Setting))}
 
 
 class Retain(str, Enum):
@@ -71,7 +48,7 @@ def command(
     visibility: Annotated[float, Option(metavar="SECONDS", min=0, help="Until another machine sees a file.")] = 0.0,
     ranks_a_node: Annotated[int, Option(min=1, help="Ranks on one machine.")] = 8,
     woken: Annotated[bool, Option("--woken", help="A local filesystem wakes readers; others poll.")] = False,
-    as_json: JsonOption = False,
+    as_json: output.JsonOption = False,
 ) -> int:
     """Says how a run would go with so many ranks, such chunks, such windows and such a producer.
 
@@ -93,12 +70,12 @@ def command(
     for first, second in (("step_seconds", "rows_a_second"), ("rows", "chunks")):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         alike = (context.params[first] is None) == (context.params[second] is None)
-        refuse_if(alike, names[0], f"give {names[0]} or {names[1]}, one of them")
+        output.refuse_if(alike, names[0], f"give {names[0]} or {names[1]}, one of them")
     for name, value in context.params.items():
         positive = name in ("step_seconds", "rows_a_second", "producer_rate")
         expected = "a number above 0" if positive else "a number"
         wrong = isinstance(value, float) and not (math.isfinite(value) and (value > 0 or not positive))
-        refuse_if(wrong, f"--{name.replace('_', '-')}", f"is {expected}, got {value}")
+        output.refuse_if(wrong, f"--{name.replace('_', '-')}", f"is {expected}, got {value}")
     # The others have the names of the fields.
     given = {one.name: context.params[one.name] for one in fields(Setting) if one.name in context.params}
     given["step_seconds"] = step_seconds or ranks * batch * micro_batches / (rows_a_second or 1.0)
@@ -109,7 +86,7 @@ def command(
     except ValueError as cause:
         raise BadParameter(str(cause)) from cause
     found = outcome(setting)
-    show(found, run_lines(setting, found), as_json)
+    output.show(found, run_lines(setting, found), as_json)
     return exits.DONE
 
 
@@ -119,7 +96,7 @@ def run_lines(setting: Setting, found: dict[str, Any]) -> Iterator[str]:
     given = {"ranks": setting.ranks, "step_rows": setting.step_rows, "step_s": setting.step_seconds}
     given |= {"rows": setting.rows, "chunks": setting.chunks, "chunk_bytes": setting.chunk_bytes}
     given |= {"published_a_second": setting.producer_rate, "trained_a_second": trained}
-    yield from facts(given | {name: found[name] for name in _SHOWN})
+    yield from output.facts(given | {name: figure for name, figure in found.items() if name not in _HIDDEN})
     if (longest := max(found["first_step_s"], found["longest_wait_s"])) > _MAX_WAIT_S:
         than = f"a wait of {format_seconds(longest)} is longer than readers wait by default"
         yield f"warning: {than}, {format_seconds(_MAX_WAIT_S)}: raise max_wait, or take smaller chunks or windows"

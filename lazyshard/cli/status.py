@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,14 +18,12 @@ from rich.text import Text
 from typer import Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import one_line, refuse_if
 from lazyshard.cli.status_view import WIDTH, blend_of, problems, status_lines, summary
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.inspection.outlook import ConsumerOutlook, Looks, OpenWindow, Outlook
 from lazyshard.inspection.survey import Lines, LostChunks, take_survey
 
 INTERVAL_S: Final = 2.0
-_SCHEMA: Final = 1  # Raised when a field goes or changes its meaning; new fields leave it
 
 
 def command(
@@ -54,7 +53,7 @@ def command(
         130  Ctrl-C, which is how --watch ends
     """
     directory = output.find_stream(stream, may_come=watch)
-    refuse_if(interval is not None and not watch, "--interval", "goes with --watch only")
+    output.refuse_if(interval is not None and not watch, "--interval", "goes with --watch only")
     if watch:
         return _watch(directory, as_json, interval or INTERVAL_S)
     outlook = Looks().add(take_survey(directory, time.time()))
@@ -74,17 +73,19 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
             if as_json:
                 return [json.dumps(failure_values(stream, now, str(error)))]
             missing = f"{stream}: no stream is here; it will be shown as soon as its producer has begun it"
-            return [one_line(missing if isinstance(error, StreamMissing) else str(error))]
+            return [output.one_line(missing if isinstance(error, StreamMissing) else str(error))]
         return [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
 
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     try:
-        if console.is_terminal and not as_json:
-            with Live(console=console, auto_refresh=False) as live:
-                for _ in _ticks(interval):
+        with live or nullcontext():
+            while True:
+                at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+                if live is not None:
                     live.update(Text("\n".join([*look(), "", f"every {interval:g} s; Ctrl-C ends"])), refresh=True)
-        for _ in _ticks(interval):
-            at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-            print("\n".join(look() if as_json else [at, *look(), ""]), flush=True)
+                else:
+                    print("\n".join(look() if as_json else [at, *look(), ""]), flush=True)
+                time.sleep(interval)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except OSError as error:
@@ -94,13 +95,6 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
             raise
     # Nobody listens any more.
     return exits.DONE
-
-
-def _ticks(interval: float) -> Iterator[None]:
-    """Yields at once, and again after so many seconds."""
-    while True:
-        yield
-        time.sleep(interval)
 
 
 def status_values(outlook: Outlook) -> dict[str, Any]:
@@ -161,7 +155,8 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
 
 def failure_values(directory: Path, looked_at: float, error: str | None) -> dict[str, Any]:
     """Returns the values of a look that has failed, or the first ones of any."""
-    return {"schema": _SCHEMA, "directory": str(directory), "looked_at_s": looked_at, "error": error}
+    # The schema is raised when a field goes or changes its meaning; new fields leave it.
+    return {"schema": 1, "directory": str(directory), "looked_at_s": looked_at, "error": error}
 
 
 def _consumer_values(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
@@ -44,33 +44,26 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[st
     yield [("", str(outlook.survey.directory)), ("", summary(outlook))]
     found, band = list(_stream_facts(outlook)), outlook.band
     found += [("band", band_line(band, room)), (" ", legend(band))] if watching and band.stop else []
-    for number, source in enumerate(outlook.survey.mixture):
-        aim = "finished" if source.finished else f"weight {source.weight:.1%}"
-        text = _mixed(source.name, source.share, count(source.rows, "row"), aim)
-        found.append((" " if number else "mixture", text))
+    sources = ((one.name, one.share, one.rows, None if one.finished else one.weight) for one in outlook.survey.mixture)
+    found += _mixed("mixture", "row", sources)
     yield found
     yield [("producer", _producer_state(outlook)), *((f"  {label}", text) for label, text in producer_facts(outlook))]
     unknown = "not known yet" if watching else "not known from one look; see --watch"
     for one in outlook.consumers:
         found = [("consumer", one.consumer.name)]
         found += [(f"  {label}", text) for label, text in consumer_facts(outlook, one, unknown)]
-        for number, (share, given) in enumerate(blend_of(one)):
-            text = _mixed(share.stream, given, count(share.consumed, "sample"), f"weight {share.weight:.1%}")
-            found.append((" " if number else "  blend", text))
-        yield found
+        blend = ((share.stream, given, share.consumed, share.weight) for share, given in blend_of(one))
+        yield [*found, *_mixed("  blend", "sample", blend)]
     yield [] if outlook.consumers else [("consumers", "none has registered")]
     yield [("problem", problem) for problem in problems(outlook)]
 
 
 def _stream_facts(outlook: Outlook) -> Facts:
     survey, census, about = outlook.survey, outlook.survey.census, "" if outlook.survey.disk.exact else "about "
-    published = count(census.chunks, "chunk")
-    if census.samples is not None:
-        published += f", {count(census.samples, 'sample')}"
-    if census.manifest is not None:
-        published += f" ({census.manifest.samples_per_chunk:,} a chunk)"
-    kind = "" if census.native else "; made by a foreign producer"
-    yield "published", f"{published}; {'ended' if census.ended else 'live'}{kind}"
+    samples = "" if census.samples is None else f", {count(census.samples, 'sample')}"
+    each = "" if census.manifest is None else f" ({census.manifest.samples_per_chunk:,} a chunk)"
+    end = f"{'ended' if census.ended else 'live'}{'' if census.native else '; made by a foreign producer'}"
+    yield "published", f"{count(census.chunks, 'chunk')}{samples}{each}; {end}"
     if census.retired:
         left = census.chunks - census.retired
         yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} {'is' if left == 1 else 'are'} there"
@@ -96,12 +89,10 @@ def producer_facts(outlook: Outlook) -> Facts:
     """Yields what is known of the producer, but for its state."""
     survey, head, grows = outlook.survey, outlook.survey.census.head, ""
     if head is not None:
-        process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"
-        if survey.ended and outlook.state == "dead":
-            process += "; it has ended"
-        elif survey.gone and outlook.state in ("running", "waiting", "dead"):
-            process += "; it is not to be seen on this machine"
-        yield "process", process
+        unseen = survey.gone and outlook.state in ("running", "waiting", "dead")
+        gone = "; it is not to be seen on this machine" if unseen else ""
+        gone = "; it has ended" if survey.ended and outlook.state == "dead" else gone
+        yield "process", f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old{gone}"
     if outlook.byte_rate:
         verb = "grows" if outlook.byte_rate > 0 else "shrinks"
         grows = f"; the stream {verb} by {size(abs(outlook.byte_rate))}/s"
@@ -125,10 +116,8 @@ def told_words(outlook: Outlook) -> str:
 def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not known yet") -> Facts:
     """Yields what is known of a consumer; `unknown` stands for a rate that is not."""
     cursor, reading, age = one.consumer.cursor, one.consumer.reading, one.reading_age_s or 0.0
-    if one.consumer.problem is not None:
-        yield "checkpoint", "not known, see the problem"
-    else:
-        yield "checkpoint", "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
+    checkpoint = "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
+    yield "checkpoint", checkpoint if one.consumer.problem is None else "not known, see the problem"
     if one.lag_chunks is not None:
         samples = "" if one.lag_samples is None else f", {count(one.lag_samples, 'sample')}"
         seconds = "" if one.lag_s is None else f", {duration(one.lag_s)}"
@@ -137,8 +126,8 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
         ahead = count(abs(one.ahead_chunks), "chunk")
         ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
         # Of a stream that has ended all is there, whatever a window would take.
-        told = "" if outlook.survey.census.ended else ahead
-        yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{told}; {duration(age)} old"
+        ahead = "" if outlook.survey.census.ended else ahead
+        yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{ahead}; {duration(age)} old"
     window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if window is not None:
         # A reader whose hint is older has ended, or waits: it reads nothing now.
@@ -186,9 +175,12 @@ def window_words(window: OpenWindow, published: int) -> str:
     return f"{words} ({'; '.join(parts)})"
 
 
-def _mixed(name: str, share: float | None, amount: str, aim: str) -> str:
-    """Returns how much a source or a stream has given of all so far, and what it aims at now."""
-    return f"{one_line(name)}: {'none yet' if share is None else f'{share:.1%}, {amount}'}; {aim}"
+def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, float | None]]) -> Facts:
+    """Yields how much sources or streams have given of all so far, and at what each aims: without weight it is over."""
+    for name, share, amount, weight in parts:
+        given = "none yet" if share is None else f"{share:.1%}, {count(amount, noun)}"
+        yield label, f"{one_line(name)}: {given}; {'finished' if weight is None else f'weight {weight:.1%}'}"
+        label = " "
 
 
 def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
@@ -232,22 +224,18 @@ def _of_producer(outlook: Outlook) -> str:
         again = f"make room, the disk is full, and {again}"
     elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
         again = f"make room, for which it waited ({head.note}), and {again}"
-    match outlook.state:
-        case "dead" if survey.ended:
-            return f"the producer is dead, its process has ended: {again}, it goes on where it was"
-        case "dead":
-            gone = " and its process is gone" if survey.gone else ""
-            return f"the producer is dead, no sign of it for {age}{gone}: {again}, it goes on where it was"
-        case "failed":
-            what = failure_words(head.note) if head.note else "look at its log, start it again"
-            return f"the producer has failed {age} ago: {what}"
-        case "idle":
-            return f"the producer was stopped {age} ago: {again} to go on"
-        case "waiting":
-            return f"the producer waits: {head.note}" if head.note else "the producer waits"
+    sign = f"no sign of it for {age}{' and its process is gone' if survey.gone else ''}"
+    what = failure_words(head.note) if head.note else "look at its log, start it again"
     # Otherwise how far it is ahead says so.
-    dry = any(one.supply == "dry" for one in outlook.consumers)
-    return "the producer is running" if dry or outlook.slowest is None else ""
+    told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
+    sentences: dict[str | None, str] = {
+        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it goes on where it was",
+        "failed": f"has failed {age} ago: {what}",
+        "idle": f"was stopped {age} ago: {again} to go on",
+        "waiting": f"waits: {head.note}" if head.note else "waits",
+    }
+    sentence = sentences.get(outlook.state, "" if told else "is running")
+    return f"the producer {sentence}" if sentence else ""
 
 
 def _of_readers(outlook: Outlook) -> str:
@@ -280,8 +268,6 @@ def _behind(outlook: Outlook) -> str:
     which = " that is published" if not outlook.survey.census.ended else ""
     which = " that its max_total_samples lets it take" if left.limited else which
     but = f"{which} but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else ""
-    kept = ""
-    if left.keeps > first:
-        why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"
-        kept = f", and keeps {chunk_range(first, left.keeps)} {why}"
+    why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"
+    kept = f", and keeps {chunk_range(first, left.keeps)} {why}" if left.keeps > first else ""
     return f"{name!r} has trained all{but or which or ' of it'}{kept}"

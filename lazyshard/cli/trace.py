@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,10 +14,10 @@ from typer import BadParameter, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.inspect import row_text
-from lazyshard.cli.output import chunk_bar, complain, count, pretty, refuse_if, say, show
+from lazyshard.cli.output import chunk_bar, count, pretty, refuse_if, say
 from lazyshard.errors import ConfigInvalid
 from lazyshard.inspection.inspection import read_rows
-from lazyshard.inspection.tracing import Fate, Tracing, facts_of
+from lazyshard.inspection.tracing import Fate, StreamFacts, Tracing, facts_of
 from lazyshard.inspection.tracing_sequences import traced
 from lazyshard.inspection.tracing_sources import Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
@@ -26,7 +26,7 @@ from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
 _KEEPS_NONE: Final = "another program fills this directory, and keeps no positions in sources"
-_NO_ORIGIN: Final = "a source that is not known: a chunk is deleted, or its block is published in part so far"
+_Answer = tuple[int | None, Sequence[str], Sequence[dict[str, Any]]]  # The sample; what to say, and as JSON
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 
 
@@ -89,19 +89,25 @@ def command(
     odd = sample is not None and re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", sample) is None
     refuse_if(odd, "--sample", f"{sample!r}: expected numbers of samples, as 17 or 17,23")
     place = None if source is None else _source(source)
-    run = _open(directory, _saved(directory, state, consumer), rows, full, as_json, origins)
+    saved = _saved(directory, state, consumer)
+    opened = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
+    facts = facts_of(opened)
+    tracing, there = traced(saved, facts, str(directory)), range(facts.retired, facts.chunks)
+    refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
+    known = Origins(directory, there) if origins else None
+    answers: Iterable[_Answer] = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
     if steps is not None:
-        run.show_steps(*steps, rank)
+        answers = _of_steps(tracing, *steps, rank)
     elif sample is not None:
-        run.show_samples([int(one) for one in sample.split(",")])
+        answers = _of_samples(tracing, [int(one) for one in sample.split(",")])
     elif chunk is not None and row is not None:
-        run.show_place(chunk, row)
+        answers = _of_place(tracing, chunk, row)
     elif place is not None:
-        run.show_source(place)
+        answers = _of_source(opened, there, tracing, place)
     elif text is not None:
-        return run.show_text(text, None if every else _FIRST_MATCHES)
-    else:
-        show(_course_values(run.saved, run.tracing), _course_lines(run.saved, run.tracing), as_json)
+        answers = _of_text(opened, there, tracing, text, None if every else _FIRST_MATCHES)
+    for line in _told(answers, opened, facts, known, full if rows else None, as_json):
+        say(line)
     return exits.DONE
 
 
@@ -134,156 +140,130 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
         refuse_if(len(names) > 1, "--consumer", f"{directory} {what}")
         [consumer] = names
     cursor = read_cursor(directory, consumer)
-    if cursor is None:
-        raise ConfigInvalid(f"{directory}: consumer {consumer!r} has no cursor; give a checkpoint by --state")
-    if (saved := state_of_cursor(directory, cursor)) is None:
-        none = "holds no state, as of a run over sequences, or by the trainer's own sampler"
-        raise ConfigInvalid(f"{directory}: the cursor of {consumer!r} {none}; give a checkpoint by --state")
+    if (saved := None if cursor is None else state_of_cursor(directory, cursor)) is None:
+        none = f"the cursor of {consumer!r} holds no state, as of a run over sequences, or by the trainer's own sampler"
+        none = f"consumer {consumer!r} has no cursor" if cursor is None else none
+        raise ConfigInvalid(f"{directory}: {none}; give a checkpoint by --state")
     return saved
 
 
-def _open(directory: Path, saved: SavedState, rows: bool, full: bool, as_json: bool, origins: bool) -> _TracedRun:
-    stream = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
-    facts = facts_of(stream)
-    tracing = traced(saved, facts, str(directory))
-    refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
-    found = Origins(directory, range(facts.retired, facts.chunks)) if origins else None
-    return _TracedRun(saved, stream, tracing, found, rows, full, as_json)
-
-
-@dataclass(slots=True)
-class _TracedRun:
-    """A run, and how answers are shown: with where rows came from, with rows, rows unshortened, as JSON."""
-
-    saved: SavedState
-    stream: Stream
-    tracing: Tracing
-    origins: Origins | None
-    shown: bool
-    full: bool
-    as_json: bool
-
-    def remark(self, text: str) -> None:
-        """Says what is for people alone."""
-        if not self.as_json:
-            say(text)
-
-    def answer(self, sample: int, lines: Sequence[str], values: Sequence[dict[str, Any]]) -> None:
-        """Shows what is known of a sample, in lines or JSON objects, with its row and its origins if asked for."""
-        facts = self.tracing.facts
-        chunk, number = divmod(sample, facts.samples_per_chunk)
-        published, row = sample < facts.samples, None
-        if self.shown and published and chunk >= facts.retired:
-            row = next(read_rows(self.stream, chunk, number, 1))
-        if self.origins is not None and published:
-            origins = self.origins.of(chunk, number)
-            text = " or ".join(map(str, origins)) or _NO_ORIGIN
+def _told(
+    told: Iterable[_Answer], stream: Stream, facts: StreamFacts, known: Origins | None, full: bool | None, as_json: bool
+) -> Iterator[str]:
+    """Yields answers as lines or JSON, with origins of samples and, unless `full` is None, with their rows."""
+    for sample, lines, values in told:
+        chunk, number = divmod(sample or 0, facts.samples_per_chunk)
+        published, row = sample is not None and sample < facts.samples, None
+        if known is not None and published:
+            found = known.of(chunk, number)
+            unknown = "a source that is not known: a chunk is deleted, or its block is published in part so far"
+            text = " or ".join(map(str, found)) or unknown
             # A draw of a step has one line.
             lines = [f"{lines[0]}  {text}"] if len(lines) == 1 else [*lines, f"  from {text}"]
-            values = [one | {"origins": [asdict(origin) for origin in origins]} for one in values]
-        if self.as_json and self.shown:
+            values = [one | {"origins": list(map(asdict, found))} for one in values]
+        if full is not None and published and chunk >= facts.retired:
+            row = next(read_rows(stream, chunk, number, 1))
+        if as_json:
+            lines = list(map(json.dumps, values))
+        if full is not None and as_json and sample is not None:
             # A row is written digit by digit as it is; what is told of it but not of its draw begins with its byte.
-            told = json.dumps(dict.fromkeys(("byte", "bytes", "tokens", "value"))) if row is None else row_text(row)
-            rest = told[told.index('"byte": ') :]
-            lines = [f"{json.dumps(one)[:-1]}, {rest}" for one in values]
-        elif self.as_json:
-            lines = [json.dumps(one) for one in values]
-        elif row is not None:
-            lines = [*lines, *(f"  {one}" for one in pretty(row.value, row.line, full=self.full))]
-        elif self.shown and published:
-            lines = [*lines, "  its row cannot be shown: the chunk is deleted"]
-        for line in lines:
-            say(line)
+            text = json.dumps(dict.fromkeys(("byte", "bytes", "tokens", "value"))) if row is None else row_text(row)
+            rest = text[text.index('"byte": ') :]
+            lines = [f"{one[:-1]}, {rest}" for one in lines]
+        elif full is not None and published:
+            deleted = ["its row cannot be shown: the chunk is deleted"]
+            more = deleted if row is None else pretty(row.value, row.line, full=full)
+            lines = [*lines, *(f"  {one}" for one in more)]
+        yield from lines
 
-    def show_place(self, chunk: int, row: int) -> None:
-        facts, each = self.tracing.facts, self.tracing.facts.samples_per_chunk
-        sample = chunk * each + row
-        none = row >= each or (chunk < facts.chunks and sample >= facts.samples)
-        has = count(min(each, facts.samples - chunk * each), "row")
-        refuse_if(none, "--row", f"no row {row}: chunk {chunk} has {has}")
-        self.show_samples([sample])
 
-    def show_steps(self, first: int, stop: int, rank: int | None) -> None:
-        tracing = self.tracing
+def _of_place(tracing: Tracing, chunk: int, row: int) -> Iterator[_Answer]:
+    facts, each = tracing.facts, tracing.facts.samples_per_chunk
+    sample = chunk * each + row
+    none = row >= each or (chunk < facts.chunks and sample >= facts.samples)
+    has = count(min(each, facts.samples - chunk * each), "row")
+    refuse_if(none, "--row", f"no row {row}: chunk {chunk} has {has}")
+    return _of_samples(tracing, [sample])
 
-        def ranks(step: int) -> int:
-            return tracing.state.parts[tracing.place(step).part].dp
 
-        # Before anything is printed: whether all of it is known.
-        for step in (first, stop - 1):
-            dp = ranks(step)
-            had = f"step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}"
-            refuse_if(rank is not None and rank >= dp, "--rank", f"no rank {rank}: {had}")
-        last = farthest = tracing.epochs[-1]
-        samples, each = tracing.facts.samples, tracing.facts.samples_per_chunk
-        most = (stop, 0, 0, 0, 0, samples, samples // each, each - 1)
-        widths = [max(len(name), len(str(high))) for name, high in zip(_COLUMNS, most, strict=True)]
-        self.remark(_aligned(_COLUMNS, widths))
-        coming, nothing = False, True
-        for step in range(first, stop):
-            for drawn in tracing.at_step(step, rank) if rank is None or rank < ranks(step) else ():
-                coming, nothing = coming or drawn.became == "to come", False
-                farthest = max(farthest, drawn.epoch)
-                values = _fate_values(drawn, tracing)
-                line = _aligned(["-" if values[name] is None else values[name] for name in _COLUMNS], widths)
-                self.answer(drawn.sample, [line if drawn.became == "trained" else f"{line}  {drawn.became}"], [values])
-        if nothing:
-            which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
-            self.remark(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
-        if coming:
-            beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
-            holds = "what is to come holds if the run goes on with the same ranks"
-            trained = f"The state has trained {count(tracing.steps.trained, 'step')}"
-            self.remark(f"{trained}; {holds}.{beyond if farthest > last else ''}")
+def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iterator[_Answer]:
+    def ranks(step: int) -> int:
+        return tracing.state.parts[tracing.place(step).part].dp
 
-    def show_samples(self, samples: Sequence[int]) -> None:
-        tracing, facts = self.tracing, self.tracing.facts
-        # Before the first is shown: after an error there is nothing on stdout.
-        beyond = ", ".join(str(sample) for sample in samples if facts.ended and sample >= facts.samples)
-        has = f"the stream has ended with {count(facts.samples, 'sample')}"
-        refuse_if(beyond, "--sample", f"no sample {beyond}: {has}")
-        for sample in samples:
-            fates = list(tracing.fates(sample))
-            chunk, row = divmod(sample, facts.samples_per_chunk)
-            gone = f"; the producer has deleted the chunks below {facts.retired}" if chunk < facts.retired else ""
-            lines = [f"sample {sample}: chunk {chunk}, row {row}{gone}"]
-            lines += (f"  {_fate_line(fate, tracing)}" for fate in fates)
-            fewer = ({"fewer_than_step": tracing.fewer_than_step(fate)} for fate in fates)
-            self.answer(sample, lines, [_fate_values(fate, tracing) | next(fewer) for fate in fates])
+    # Before anything is printed: whether all of it is known.
+    for step in (first, stop - 1):
+        dp = ranks(step)
+        had = f"step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}"
+        refuse_if(rank is not None and rank >= dp, "--rank", f"no rank {rank}: {had}")
+    samples, each = tracing.facts.samples, tracing.facts.samples_per_chunk
+    most = (stop, 0, 0, 0, 0, samples, samples // each, each - 1)
+    widths = [max(len(name), len(str(high))) for name, high in zip(_COLUMNS, most, strict=True)]
+    yield None, [_aligned(_COLUMNS, widths)], []
+    became, farthest, last = set[str](), tracing.epochs[-1], tracing.epochs[-1]
+    for step in range(first, stop):
+        for drawn in tracing.at_step(step, rank) if rank is None or rank < ranks(step) else ():
+            became.add(drawn.became)
+            farthest = max(farthest, drawn.epoch)
+            values = _fate_values(drawn, tracing)
+            line = _aligned(["-" if values[name] is None else values[name] for name in _COLUMNS], widths)
+            yield drawn.sample, [line if drawn.became == "trained" else f"{line}  {drawn.became}"], [values]
+    if not became:
+        which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
+        none = f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}."
+        yield None, [none], []
+    if "to come" in became:
+        beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
+        holds = "what is to come holds if the run goes on with the same ranks"
+        trained = f"The state has trained {count(tracing.steps.trained, 'step')}"
+        yield None, [f"{trained}; {holds}.{beyond if farthest > last else ''}"], []
 
-    def show_source(self, place: SourcePlace) -> None:
-        facts, each = self.tracing.facts, self.tracing.facts.samples_per_chunk
-        refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
-        found = find_source(self.stream.directory, range(facts.retired, facts.chunks), each, place)
-        if found.samples:
-            if len(found.samples) > 1:
-                self.remark(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
-            self.show_samples(found.samples)
-            return
-        first, stop = found.chunks
-        samples = [first * each, min(stop * each, facts.samples)]
-        values = {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
-        which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
-        among = f"its row is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
-        show(values, [f"{place}: {among}; which one is not known: {found.why}"], self.as_json)
 
-    def show_text(self, text: str, matches: int | None) -> int:
-        facts = self.tracing.facts
-        with chunk_bar() as report:
-            found = find_text(self.stream, range(facts.retired, facts.chunks), text, report)
-            # One more than is shown tells whether there are more.
-            samples = list(found if matches is None else islice(found, matches + 1))
-        self.show_samples(samples[:matches])
-        deleted = f"{count(facts.retired, 'chunk')} not searched: deleted by the producer" if facts.retired else ""
-        if not samples:
-            why = f"; {deleted}" if deleted else ""
-            complain(f"{self.stream.directory}: no row in the chunks that are there holds this text{why}")
-            return exits.REFUSED
-        if deleted:
-            self.remark(f"{deleted}.")
-        if matches is not None and len(samples) > matches:
-            self.remark(f"These are the first {matches}; --all shows all.")
-        return exits.DONE
+def _of_samples(tracing: Tracing, samples: Sequence[int]) -> Iterator[_Answer]:
+    facts = tracing.facts
+    # Before the first is shown: after an error there is nothing on stdout.
+    beyond = ", ".join(str(sample) for sample in samples if facts.ended and sample >= facts.samples)
+    has = f"the stream has ended with {count(facts.samples, 'sample')}"
+    refuse_if(beyond, "--sample", f"no sample {beyond}: {has}")
+    for sample in samples:
+        fates = list(tracing.fates(sample))
+        chunk, row = divmod(sample, facts.samples_per_chunk)
+        gone = f"; the producer has deleted the chunks below {facts.retired}" if chunk < facts.retired else ""
+        lines = [f"sample {sample}: chunk {chunk}, row {row}{gone}"]
+        lines += (f"  {_fate_line(fate, tracing)}" for fate in fates)
+        fewer = ({"fewer_than_step": tracing.fewer_than_step(fate)} for fate in fates)
+        yield sample, lines, [_fate_values(fate, tracing) | next(fewer) for fate in fates]
+
+
+def _of_source(stream: Stream, there: range, tracing: Tracing, place: SourcePlace) -> Iterator[_Answer]:
+    facts, each = tracing.facts, tracing.facts.samples_per_chunk
+    refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
+    found = find_source(stream.directory, there, each, place)
+    if found.samples:
+        alike = f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these"
+        yield None, [alike] if len(found.samples) > 1 else [], []
+        yield from _of_samples(tracing, found.samples)
+        return
+    first, stop = found.chunks
+    samples = [first * each, min(stop * each, facts.samples)]
+    values = {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
+    which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
+    among = f"its row is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
+    yield None, [f"{place}: {among}; which one is not known: {found.why}"], [values]
+
+
+def _of_text(stream: Stream, there: range, tracing: Tracing, text: str, matches: int | None) -> Iterator[_Answer]:
+    with chunk_bar() as report:
+        found = find_text(stream, there, text, report)
+        # One more than is shown tells whether there are more.
+        samples = list(found if matches is None else islice(found, matches + 1))
+    deleted = f"{count(there.start, 'chunk')} not searched: deleted by the producer"
+    if not samples:
+        why = f"; {deleted}" if there.start else ""
+        raise ConfigInvalid(f"{stream.directory}: no row in the chunks that are there holds this text{why}")
+    yield from _of_samples(tracing, samples[:matches])
+    yield None, [f"{deleted}."] if there.start else [], []
+    more = matches is not None and len(samples) > matches
+    yield None, [f"These are the first {matches}; --all shows all."] if more else [], []
 
 
 def _aligned(values: Iterable[Any], widths: Iterable[int]) -> str:
@@ -335,10 +315,10 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
     """Returns what became of a sample in an epoch."""
     if fate.became == "not published":
         return "not published yet"
-    where = f"(part {fate.part}, position {fate.position})"
+    where, epoch = f"(part {fate.part}, position {fate.position})", f"epoch {fate.epoch}"
     at = "" if fate.step is None else f" at step {fate.step + 1}"
     if fate.rank is None:
-        text = {
+        undrawn = {
             "to come": "to come; when is certain once more is published",
             "skipped": f"skipped on purpose: left out from part {fate.part} on",
             "left out": "not trained: its stream is blended no more",
@@ -347,17 +327,17 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
             "in no sequence": "not trained: it has no tokens, or more than a sequence",
             "before": "trained, or left out: its chunk is deleted, so its sequence cannot be made again",
             "beyond the end": f"not trained: it lies beyond max_total_samples = {tracing.state.max_total_samples}",
-        }[fate.became]
-    elif fate.became == "trained":
+        }
+        return f"{epoch}: {undrawn[fate.became]}"
+    if fate.became == "trained":
         unknown = "; the state does not say at which step" if fate.step is None else ""
-        text = f"trained{at} by rank {fate.rank} {where}{unknown}"
-    elif fate.became == "skipped":
-        text = f"skipped on purpose: it was rank {fate.rank}'s {where} among steps that were left out"
-    else:
-        text = f"to come{at}, on rank {fate.rank}, if the run goes on as it is {where}"
-        if (whole := tracing.fewer_than_step(fate)) is not None:
-            text += f"; its epoch has too few left for the {whole:,} of that step: left over, if training stops there"
-    return f"epoch {fate.epoch}: {text}"
+        return f"{epoch}: trained{at} by rank {fate.rank} {where}{unknown}"
+    if fate.became == "skipped":
+        return f"{epoch}: skipped on purpose: it was rank {fate.rank}'s {where} among steps that were left out"
+    whole = tracing.fewer_than_step(fate)
+    few = f"its epoch has too few left for the {whole or 0:,} of that step: left over, if training stops there"
+    more = "" if whole is None else f"; {few}"
+    return f"{epoch}: to come{at}, on rank {fate.rank}, if the run goes on as it is {where}{more}"
 
 
 def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Annotated, Final
 from typer import Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import count, size
 from lazyshard.inspection.verification import verify
 from lazyshard.inspection.verification_files import Severity
 
@@ -53,18 +52,14 @@ def command(
     told = {"stream": str(directory), "ok": not any(bad.values()), **bad, "leftovers": counts["leftover"]}
     told |= {"bytes": values.pop("size"), "seconds": round(seconds, 3)} | values
     result = ", ".join(f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]) or "all is well"
-    effort = "rows not read" if quick else f"{size(found.size / max(seconds, 1e-3))}/s"
-    facts = [
-        count(found.chunks - found.retired, "chunk"),
-        *([f"from {found.retired:,} on"] if found.retired else []),
-        count(found.samples, "sample"),
-        size(found.size),
-        "ended" if found.ended else "live" if found.running else "open",
-        *([] if found.native else ["without stream.json, so there are no digests"]),
-    ]
+    effort = "rows not read" if quick else f"{output.size(found.size / max(seconds, 1e-3))}/s"
+    begin = f", from {found.retired:,} on" if found.retired else ""
+    state = "ended" if found.ended else "live" if found.running else "open"
+    kind = "" if found.native else ", without stream.json, so there are no digests"
+    chunks, samples = output.count(found.chunks - found.retired, "chunk"), output.count(found.samples, "sample")
+    facts = f"{chunks}{begin}, {samples}, {output.size(found.size)}, {state}{kind}"
     lines = [f"{finding.severity}: {finding}" for finding in found.findings]
-    lines.append(f"{directory}: {', '.join(facts)}: {result} ({seconds:.1f} s, {effort})")
+    lines.append(f"{directory}: {facts}: {result} ({seconds:.1f} s, {effort})")
     output.show(told, lines, as_json)
-    if counts["damage"]:
-        return exits.STREAM_DAMAGED
-    return exits.FILESYSTEM if counts["unchecked"] else exits.DONE
+    unread = exits.FILESYSTEM if counts["unchecked"] else exits.DONE
+    return exits.STREAM_DAMAGED if counts["damage"] else unread

@@ -19,21 +19,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from typer import Argument, BadParameter, Option
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import JsonOption, complain, explain, refuse_if, show
+from lazyshard.cli import exits, output
 from lazyshard.filesystem.side import Far, Side, Untried, error_name, serve
-
-_Verdict = Literal["ok", "slow", "limit", "missing"]
-"""ok: as it should be; slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing:
-lazyshard must not be used without it."""
 
 _REPLACEMENTS: Final = 200  # Enough that a replacement in two steps, with a moment of nothing in between, is met
 ENTER_S: Final = 15.0  # A folder just made, under a name that nobody has asked for, shows at once on anything usable
-_SOON_S: Final = 1.0  # A look a second late is no delay for chunks that take seconds to train
-_GRACE_S: Final = 60.0  # How long a reader waits for a file that `head.json` has named (`stream.reader.GRACE_S`)
-_CACHES: Final = "shorter attribute caches: NFS actimeo=1 or noac; sshfs entry_timeout, attr_timeout, dcache_timeout"
-_LOGS: Final = "look into the client's and the server's logs"
-_STOP: Final = "readers stop with this error"
 
 
 def command(
@@ -42,7 +32,7 @@ def command(
     far: Annotated[str | None, Option(metavar="COMMAND", help="Starts the other side: by ssh, srun, kubectl.")] = None,
     serving: Annotated[str | None, Option("--serve", metavar="FOLDER", help="Be the other side, for --far.")] = None,
     longest: Annotated[float, Option(metavar="SECONDS", help="How long to wait for what does not show.")] = 90.0,
-    as_json: JsonOption = False,
+    as_json: output.JsonOption = False,
 ) -> int:
     r"""Tells whether lazyshard can use a filesystem that two mounts or two machines share.
 
@@ -65,42 +55,44 @@ def command(
     """
     for folder, hint in ((near, "A"), (second, "B"), (serving, "--serve")):
         none = folder is not None and not Path(folder).is_dir()
-        refuse_if(none, hint, f"{folder}: expected a folder on a filesystem, found none")
+        output.refuse_if(none, hint, f"{folder}: expected a folder on a filesystem, found none")
     if serving is not None:
-        refuse_if(near is not None or far is not None, "--serve", "stands alone")
+        output.refuse_if(near is not None or far is not None, "--serve", "stands alone")
         return serve(serving)
     if near is None:
         raise BadParameter("give a folder, twice where it is mounted twice", param_hint="A")
-    refuse_if(far is not None and second is not None, "--far", "give B or --far, not both")
-    refuse_if(not longest > 0, "--longest", f"more than 0 seconds, got {longest}")
-    other = [sys.executable, "-m", "lazyshard.filesystem.side", second or near]
-    if far is not None:
-        try:
-            other = shlex.split(far)
-        except ValueError as cause:
-            raise BadParameter(f"{far}: {cause}", param_hint="--far") from cause
-    refuse_if(not other, "--far", "expected a command, found none")
+    output.refuse_if(far is not None and second is not None, "--far", "give B or --far, not both")
+    output.refuse_if(not longest > 0, "--longest", f"more than 0 seconds, got {longest}")
+    try:
+        here = [sys.executable, "-m", "lazyshard.filesystem.side", second or near]
+        other = here if far is None else shlex.split(far)
+    except ValueError as cause:
+        raise BadParameter(f"{far}: {cause}", param_hint="--far") from cause
+    output.refuse_if(not other, "--far", "expected a command, found none")
     try:
         with Far(other) as side:
-            found = measure(near, side, longest, explain)
+            found = measure(near, side, longest, output.explain)
     except (Untried, OSError) as error:
-        complain(f"it could not be tried: {error}")
+        output.complain(f"it could not be tried: {error}")
         return exits.UNTRIED
     code, verdict, text = conclude(found.lines)
-    lines = [one._asdict() for one in found.lines]
-    values = {"verdict": verdict, "text": text} | found._asdict() | {"lines": lines}
+    values = {"verdict": verdict, "text": text, **found._asdict(), "lines": [one._asdict() for one in found.lines]}
     seen = f"changes in {near} ({found.near or 'unknown'}), seen from {far or second or near} "
     seen += f"({found.far or 'unknown'}); a question there and back takes {1000 * found.round_trip_s:.1f} ms"
-    show(values, (seen, "", *_table(found.lines), "", text), as_json)
+    output.show(values, (seen, "", *_table(found.lines), "", text), as_json)
     return code
 
 
 class Judged(NamedTuple):
-    """One thing that was looked at: what came out, and if it is not ok, what that means and what to do about it."""
+    """One thing that was looked at: what came out, and if it is not ok, what that means and what to do about it.
+
+    slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing: lazyshard must not be
+    used without it.
+    """
 
     what: str
     found: str
-    verdict: _Verdict = "ok"
+    verdict: Literal["ok", "slow", "limit", "missing"] = "ok"
     means: str = ""
     remedy: str = ""
 
@@ -134,10 +126,8 @@ def conclude(lines: list[Judged]) -> tuple[int, str, str]:
 class _Sight(NamedTuple):
     kind: str  # as of `Side.look`
     name: str
-    version: int
-    needed: bool
     means: str  # that it is late
-    remedy: str
+    remedy: str = "shorter attribute caches: NFS actimeo=1 or noac; sshfs entry_timeout, attr_timeout, dcache_timeout"
 
 
 # Each in a folder of its own, so that one way of looking does not refresh what another one has cached
@@ -145,25 +135,18 @@ SIGHTS: Final = {
     "replaced, by open": _Sight(
         "open",
         "replaced/file",
-        9,
-        True,
         "every look of a reader at head.json is so late, and so is the word that another producer has taken over",
-        _CACHES,
     ),
-    "new, by open": _Sight("open", "fresh/new", 7, True, "each chunk is so late", _CACHES),
+    "new, by open": _Sight("open", "fresh/new", "each chunk is so late"),
     "new, by open, asked for before": _Sight(
         "open",
         "asked/new",
-        7,
-        True,
         "so long may the start of a reader that came before its producer take; readers wait 60 s for a file",
         "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0",
     ),
     "new, by listing": _Sight(
         "list",
         "list/new",
-        7,
-        False,
         "so late come new chunks of directories without head.json, and consumers that --consumers does not name",
         "sshfs: dir_cache=no; NFS: actimeo=1",
     ),
@@ -200,7 +183,7 @@ def _lines(near: Side, far: Far, longest: float) -> Iterator[Judged]:
     """Yields a line for each thing that is looked at, the most important ones first."""
     means = "nothing can be published: every file appears by a rename, most of them over an older one"
     remedy = "sshfs: a server with posix-rename (OpenSSH has it), no `-o workaround=...`; else another filesystem"
-    if error := _error(lambda: near.put("rename", 1)) or _error(lambda: near.put("rename", 2)):
+    if error := _error(near.put, "rename", 1) or _error(near.put, "rename", 2):
         yield Judged("rename over an existing file", error, "missing", means, remedy)
         return
     near.put("storm", 1)
@@ -210,19 +193,21 @@ def _lines(near: Side, far: Far, longest: float) -> Iterator[Judged]:
         near.put("storm", version)
     yield judge_storm(far.answer())
     yield from _sights(near, far, longest)
-    for what, error, why in (
-        ("file", _error(lambda: near.sync("rename")), "a chunk counts only once it is on the device"),
-        ("directory", _error(lambda: near.sync("")), "it syncs the directory before it counts a chunk as published"),
+    for what, name, why in (
+        ("file", "rename", "a chunk counts only once it is on the device"),
+        ("directory", "", "it syncs the directory before it counts a chunk as published"),
     ):
         means, remedy = f"no producer runs here: {why}; readers can", "run the producer where it is supported"
-        yield _unless(not error, f"fsync of a {what}", error or "no error", "missing", means, remedy)
+        error = _error(near.sync, name)
+        yield _unless(not error, Judged(f"fsync of a {what}", error or "no error", "missing", means, remedy))
     means = "a second producer on the other side is not refused, but takes the stream over; nothing is lost"
     remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
     lock = _lock(near, far)
-    yield _unless(lock == "holds", "flock between the two", lock, "limit", means, remedy)
+    yield _unless(lock == "holds", Judged("flock between the two", lock, "limit", means, remedy))
     means = "two producers that create the same stream at the same moment may both think that it is theirs"
     linked, remedy = _linked_over(near, far), "start a stream's first producer alone"
-    yield _unless(linked == "holds", "hard link refuses a name that is there", linked, "limit", means, remedy)
+    judged = Judged("hard link refuses a name that is there", linked, "limit", means, remedy)
+    yield _unless(linked == "holds", judged)
 
 
 def _sights(near: Side, far: Far, longest: float) -> Iterator[Judged]:
@@ -234,12 +219,12 @@ def _sights(near: Side, far: Far, longest: float) -> Iterator[Judged]:
         # it knows not even the name.
         if name != "fresh/new":
             far.do("look", kind, name)
-    changed: dict[str, float] = {}
-    for label, (_, name, version, *_) in SIGHTS.items():
-        near.put(name, version)
+    changed = dict[str, float]()
+    for label, sight in SIGHTS.items():
+        near.put(sight.name, 9)
         changed[label] = time.monotonic()
     asked = time.monotonic()
-    found: dict[str, dict[str, Any]] = far.do("watch", {label: one[:3] for label, one in SIGHTS.items()}, longest)
+    found = far.do("watch", {label: (sight.kind, sight.name, 9) for label, sight in SIGHTS.items()}, longest)
     waited = time.monotonic() - asked
     yield judge_whole(found)
     for label, state in found.items():
@@ -273,9 +258,9 @@ def _lock(near: Side, far: Far) -> str:
         return _name(error)
 
 
-def _error(operation: Callable[[], None]) -> str:
+def _error(operation: Callable[..., None], *arguments: Any) -> str:
     try:
-        operation()
+        operation(*arguments)
     except OSError as error:
         return _name(error)
     return ""
@@ -289,13 +274,15 @@ def _name(error: OSError) -> str:
     return name
 
 
-def _unless(ok: bool, what: str, found: str, verdict: _Verdict, means: str, remedy: str) -> Judged:
-    return Judged(what, found) if ok else Judged(what, found, verdict, means, remedy)
+def _unless(ok: bool, judged: Judged) -> Judged:
+    return Judged(*judged[:2]) if ok else judged
 
 
-def _others(errors: Mapping[str, int]) -> str:
-    """Returns the errors but for ESTALE, which lazyshard answers by opening again."""
-    return ", ".join(f"{count} {name}" for name, count in errors.items() if name != "ESTALE")
+def _unless_errors(errors: Mapping[str, int], what: str, found: str, begin: str = "") -> Judged:
+    # ESTALE is answered by opening again.
+    others = ", ".join(f"{count} {name}" for name, count in errors.items() if name != "ESTALE")
+    means, remedy = "readers stop with this error", "look into the client's and the server's logs"
+    return _unless(not others, Judged(what, begin + (others or found), "missing", means, remedy))
 
 
 def judge_storm(storm: dict[str, Any]) -> Judged:
@@ -313,8 +300,7 @@ def judge_storm(storm: dict[str, Any]) -> Judged:
     met = f"{storm['torn']} came cut, which lazyshard reads again" if storm["torn"] else "all whole"
     if stale := storm["errors"].get("ESTALE"):
         met += f"; {stale} ESTALE, which lazyshard answers by opening again"
-    errors = _others(storm["errors"])
-    return _unless(not errors, what, found + (errors or met), "missing", _STOP, _LOGS)
+    return _unless_errors(storm["errors"], what, met, found)
 
 
 def judge_whole(found: dict[str, dict[str, Any]]) -> Judged:
@@ -322,20 +308,21 @@ def judge_whole(found: dict[str, dict[str, Any]]) -> Judged:
     # One that was replaced may come cut, by the size that was known of it, and is read again, as in the storm: how long
     # that lasts is what is measured of it.
     torn = sum(state["torn"] for label, state in found.items() if label.startswith("new"))
-    errors = _others(sum((Counter(state["errors"]) for state in found.values()), Counter()))
     what, means = "a renamed file shows whole", "readers report chunks as damaged that are not"
     if torn:
         return Judged(what, f"{torn} looks found half", "missing", means, "another filesystem, or no caches")
-    return _unless(not errors, what, errors or "yes", "missing", _STOP, _LOGS)
+    return _unless_errors(sum((Counter(state["errors"]) for state in found.values()), Counter()), what, "yes")
 
 
 def judge_sight(label: str, at: float | None, waited: float) -> Judged:
     """Judges a latency: up to a second is ok, then it is slow, and past a reader's grace missing where it is needed."""
     sight = SIGHTS[label]
     found = f"not within {waited:.0f} s" if at is None else f"{at:.1f} s"
-    if at is not None and at <= _SOON_S:
+    # A look a second late is no delay for chunks that take seconds to train.
+    if at is not None and at <= 1.0:
         return Judged(label, "at once" if at < 0.1 else found)
-    if sight.needed and (at is None or at > _GRACE_S):
+    # As long a reader waits for a file that `head.json` has named (`stream.reader.GRACE_S`).
+    if sight.kind == "open" and (at is None or at > 60.0):
         means = f"{sight.means}; after 60 s readers report it as missing"
         return Judged(label, found, "missing", means, sight.remedy)
     return Judged(label, found, "limit" if at is None else "slow", sight.means, sight.remedy)

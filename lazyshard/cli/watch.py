@@ -62,6 +62,4 @@ def command(
     except ModuleNotFoundError as cause:
         missing = (cause.name or "").partition(".")[0].replace("_", "-")
         raise ImportError(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'") from cause
-    if save is not None:
-        return save_page(directory, save)
-    return serve_page(directory, interval, host, port)
+    return serve_page(directory, interval, host, port) if save is None else save_page(directory, save)

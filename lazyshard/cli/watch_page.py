@@ -7,14 +7,14 @@ writing, are shown as escapes.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import timezone
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -34,16 +34,7 @@ BEGINNING: Final = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="gener
 """How each page begins: a saved one is known by it."""
 
 _POINTS: Final = 60  # Of a picture: rates, and bins of lengths
-_STYLE: Final = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "lazyshard",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+_STYLE: Final = {"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "legend.frameon": False}
 # Of text, of lines, and of what is shown: "C0" and "C1"
 _COLOURS: Final = {
     "light": ("#3b434c", "#d5dae0", "#1d4fc4", "#b36b00"),
@@ -54,8 +45,7 @@ Values = dict[str, Any]
 Part = Literal["whole", "now", "history"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     """A stream's history as the page shows it; its `version` is another one where anything of it is."""
 
     history: History
@@ -64,63 +54,58 @@ class Shown:
     version: int
 
 
-class WatchPage:
-    """Makes the page."""
+def _read(name: str) -> str:
+    return files("lazyshard.cli").joinpath(name).read_text("utf-8")
 
-    def __init__(self) -> None:
-        environment = Environment(
-            loader=FunctionLoader(_read),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            finalize=lambda value: one_line(value) if type(value) is str else value,
-        )
-        environment.filters |= {one.__name__: one for one in (count, clock, moment, tied, duration, size, per_second)}
-        environment.filters["unit"] = lambda text: text.lstrip("≈ .,0123456789")
-        environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
-        environment.globals |= {"bar": bar, "chunk_range": chunk_range, "rates": rates, "version": __version__}
-        self._template = environment.get_template("watch_page.html")
-        self._style, self._script = Markup(_read("watch_page.css")), Markup(_read("watch_page.js"))  # noqa: S704 - ours
 
-    @property
-    def policy(self) -> str:
-        """The Content-Security-Policy of the live page: its own script and style work, and nothing else."""
-        return (
-            f"default-src 'none'; script-src '{_digest(self._script)}'; style-src '{_digest(self._style)}'; "
-            f"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
+def _digest(text: str) -> str:
+    """Returns what a policy calls an element with this text by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
-    def render(
-        self, part: Part, values: Values, outlook: Outlook | None, shown: Shown | None, live: bool = True
-    ) -> bytes:
-        """Returns the page or a part; the status of the values is that of `outlook`; one not `live` has no script."""
-        context = {
-            "part": part,
-            "values": values,
-            "status": values["status"],
-            "shown": shown,
-            "live": live,
-            "style": self._style,
-            "script": self._script,
-            "beginning": Markup(BEGINNING),  # noqa: S704 - ours
-            "policy": f"default-src 'none'; style-src '{_digest(self._style)}'; img-src data:",
+
+_SHEET: Final = Markup(_read("watch_page.css"))  # noqa: S704 - ours
+_SCRIPT: Final = Markup(_read("watch_page.js"))  # noqa: S704 - ours
+
+POLICY: Final = (
+    f"default-src 'none'; script-src {_digest(_SCRIPT)}; style-src {_digest(_SHEET)}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The Content-Security-Policy of the live page: its own script and style work, and nothing else."""
+
+
+def render(part: Part, values: Values, outlook: Outlook | None, shown: Shown | None, *, live: bool = True) -> bytes:
+    """Returns the page or a part; the status of the values is that of `outlook`; one not `live` has no script."""
+    status, now = values["status"], Values()
+    if status is not None and outlook is not None:
+        pairs = zip(status["consumers"], outlook.consumers, strict=True)
+        now = {
+            "rate": rate_words(outlook, outlook.chunk_rate) or "not known yet",
+            "told": told_words(outlook),
+            "chunks": [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in status["band"]["stretches"]],
+            "producer": producer_facts(outlook) if status["producer"] else [],
+            "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
         }
-        return self._template.render(context | _now(values["status"], outlook)).encode()
+    template = _environment().get_template("watch_page.html")
+    return template.render(now, part=part, values=values, status=status, shown=shown, live=live).encode()
 
 
-def _now(status: Values | None, outlook: Outlook | None) -> Values:
-    """Returns what a look at the stream comes to in words and bands."""
-    if status is None or outlook is None:
-        return {}
-    pairs = zip(status["consumers"], outlook.consumers, strict=True)
-    return {
-        "rate": rate_words(outlook, outlook.chunk_rate) or "not known yet",
-        "told": told_words(outlook),
-        "chunks": [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in status["band"]["stretches"]],
-        "producer": producer_facts(outlook) if status["producer"] else [],
-        "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
-    }
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FunctionLoader(_read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
+    )
+    made.filters |= {one.__name__: one for one in (count, clock, moment, tied, duration, size, per_second)}
+    made.filters["unit"] = lambda text: text.lstrip("≈ .,0123456789")
+    made.filters["percent"] = lambda share: f"{100 * share:.1f} %"
+    made.globals |= {"bar": bar, "chunk_range": chunk_range, "rates": rates, "version": __version__}
+    made.globals |= {"policy": f"default-src 'none'; style-src {_digest(_SHEET)}; img-src data:"}
+    made.globals |= {"style": _SHEET, "script": _SCRIPT, "beginning": Markup(BEGINNING)}  # noqa: S704 - ours
+    return made
 
 
 def bar(stretches: Iterable[tuple[str, float, str]]) -> list[tuple[str, str, str]]:
@@ -144,12 +129,11 @@ def _band(status: Values, one: Values) -> Iterator[tuple[str, int, int]]:
     taken = max(done, done if first is None else first)
     read = taken if stop is None or stop > published else max(taken, stop)
     needed = max(published, 0 if status["ended"] else one["needs_chunks"] or 0)
-    cuts = [("done", done), ("taken", taken), ("reading", read), ("ready", published), ("awaited", needed)]
-    start = 0
-    for state, end in cuts:
+    start, ends = 0, {"done": done, "taken": taken, "reading": read, "ready": published, "awaited": needed}
+    for state, end in ends.items():
         if end > start:
             yield state, start, end
-        start = max(start, end)
+            start = end
 
 
 def clock(seconds: float) -> str:
@@ -168,15 +152,6 @@ def tied(text: str) -> Markup:
     Markup('5\xa0min 19\xa0s old')
     """
     return Markup(re.sub(r"(?<=\d) (?=[a-zA-Z%])", "\u00a0", escape(one_line(text))))  # noqa: S704 - escaped
-
-
-def _read(name: str) -> str:
-    return files("lazyshard.cli").joinpath(name).read_text("utf-8")
-
-
-def _digest(text: str) -> str:
-    """Returns what a policy calls an element with this text by."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def draw(history: History) -> dict[str, dict[str, str]] | None:
@@ -215,9 +190,10 @@ def _course(history: History) -> Figure:
     figure = Figure(figsize=(5.8, 4.0), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     course, pace = history.course, rates(history.course, _POINTS)
-    upper.plot([_moment(one.time) for one in course], [one.amount for one in course], color="C0", label="published")
+    # Times are in days, as matplotlib counts them.
+    upper.plot([one.time / 86400 for one in course], [one.amount for one in course], color="C0", label="published")
     if shown := [one for one in history.trained if course[0].time <= one.updated_at]:
-        at, samples = [_moment(one.updated_at) for one in shown], [one.consumed for one in shown]
+        at, samples = [one.updated_at / 86400 for one in shown], [one.consumed for one in shown]
         label = "in the last checkpoint of a consumer"
         upper.plot(at, samples, linestyle="none", marker="o", color="C1", label=label)
         upper.legend(loc="upper left")
@@ -226,7 +202,7 @@ def _course(history: History) -> Figure:
         name = one_line(one.consumer)
         name = name if len(name) <= 24 else f"{name[:24]}…"
         place: Any = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
-        upper.annotate(name, (_moment(one.updated_at), one.consumed), parse_math=False, **place)
+        upper.annotate(name, (one.updated_at / 86400, one.consumed), parse_math=False, **place)
     edges = [one.time / 86400 for one in (course[0], *pace)]
     lower.stairs([one.amount for one in pace], edges, fill=True, color="C0", alpha=0.7)
     locator = AutoDateLocator(maxticks=6)  # type: ignore[no-untyped-call, unused-ignore]
@@ -260,7 +236,6 @@ def _label(axes: Axes, below: str, beside: str) -> None:
     axes.set(xlabel=below, ylabel=beside, ylim=(0, None))
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-
-
-def _moment(seconds: float) -> Any:
-    return datetime.fromtimestamp(seconds, timezone.utc)
+    axes.set_axisbelow(True)
+    axes.grid(axis="y")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -25,13 +25,13 @@ import socketserver
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, get_args
 
 import typer
 from prometheus_client import generate_latest
@@ -39,7 +39,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.status import status_values
-from lazyshard.cli.watch_page import BEGINNING, Part, Shown, WatchPage, draw
+from lazyshard.cli.watch_page import BEGINNING, POLICY, Part, Shown, draw, render
 from lazyshard.errors import ConfigInvalid, LazyShardError, StreamMissing
 from lazyshard.inspection.inspection import take_history
 from lazyshard.inspection.outlook import Looks, Outlook, State
@@ -48,7 +48,6 @@ from lazyshard.store.durable import publish_bytes, remove
 
 MAX_REQUESTS: Final = 32  # Requests at a time: a page has one, every five seconds at the least. More are turned away.
 _REQUEST_S: Final = 10.0  # A connection is closed so long after it was accepted, however often it sends or takes a byte
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -76,8 +75,7 @@ _CONSUMER: Final = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PageAnswer:
+class PageAnswer(NamedTuple):
     """What an address gives: its type, a function that makes it, and its Content-Security-Policy."""
 
     kind: str
@@ -91,14 +89,12 @@ class WatchServer(ThreadingHTTPServer):
     Raises OSError where it cannot be listened at.
     """
 
-    daemon_threads = True
-
     def __init__(
         self, host: str, port: int, answers: Mapping[str, PageAnswer], own_names: Iterable[str] | None = None
     ) -> None:
         self.answers = dict(answers)
-        self._own_names = None if own_names is None else frozenset(name.lower() for name in own_names)
-        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._own_names = None if own_names is None else {name.lower() for name in own_names}
+        self._served = set[Any]()
         self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         super().__init__((str(address[0]), port), _Handler)
 
@@ -117,48 +113,46 @@ class WatchServer(ThreadingHTTPServer):
 
     def takes(self, host: str) -> bool:
         """Returns whether a request may call this machine so, in its header Host."""
-        if (found := _HOST.fullmatch(host.strip())) is None:
+        if (found := re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?", host.strip())) is None:
             return False
         name = found[1].strip("[]").lower().removesuffix(".")
         # An address is no name that somebody else could make lead here.
         own = self._own_names is not None and (name in self._own_names or _address(name) is not None)
         return own or is_loopback(name)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves it in a thread, unless too many are served."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Turns a request away while too many are served."""
+        if few := len(self._served) < MAX_REQUESTS:
+            self._served.add(request)
+        return few
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves it, until its deadline."""
-        deadline = threading.Timer(_REQUEST_S, _cut_off, (request,))
-        deadline.daemon = True
-        try:
-            deadline.start()
-            super().process_request_thread(request, client_address)
-        finally:
-            deadline.cancel()
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a request, served or turned away."""
+        super().shutdown_request(request)
+        self._served.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: whoever went away in the middle is no error of ours."""
 
 
-def _cut_off(request: socket.socket) -> None:
-    """Has whoever reads from it, or writes to it, find the end of the connection; what is not sent yet is dropped."""
-    with contextlib.suppress(OSError):
-        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        request.shutdown(socket.SHUT_RDWR)
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
+
+    def handle(self) -> None:
+        """Answers, until the deadline of the connection."""
+        deadline = threading.Timer(_REQUEST_S, self._cut_off)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().handle()
+        finally:
+            deadline.cancel()
+
+    def _cut_off(self) -> None:
+        # Whoever reads from it, or writes to it, finds the end of the connection; what is not sent yet is dropped.
+        with contextlib.suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
@@ -168,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif answer is None:
             self._fail(HTTPStatus.NOT_FOUND, "there are /, /status.json and /metrics")
         else:
-            self._send(HTTPStatus.OK, answer, {})
+            self._send(HTTPStatus.OK, answer)
 
     def _refuse(self) -> None:
         self._fail(HTTPStatus.METHOD_NOT_ALLOWED, "this page is only for reading", Allow="GET")
@@ -177,13 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Sends an error that the class above has found, without its words: they repeat what was asked."""
-        self._fail(HTTPStatus(code), HTTPStatus(code).phrase)
+        self._fail(code, HTTPStatus(code).phrase)
 
-    def _fail(self, status: HTTPStatus, text: str, **headers: str) -> None:
-        data = f"{status.value} {text}\n".encode()
-        self._send(status, PageAnswer("text/plain; charset=utf-8", lambda: data), headers)
+    def _fail(self, status: int, text: str, **headers: str) -> None:
+        self._send(status, PageAnswer("text/plain; charset=utf-8", f"{status:d} {text}\n".encode), **headers)
 
-    def _send(self, status: HTTPStatus, answer: PageAnswer, headers: Mapping[str, str]) -> None:
+    def _send(self, status: int, answer: PageAnswer, **headers: str) -> None:
         data = answer.make()
         self.send_response(status)
         own = {"Content-Type": answer.kind, "Content-Length": str(len(data)), "Content-Security-Policy": answer.policy}
@@ -208,10 +201,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_address(name)
-    except ValueError:
-        return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +223,12 @@ class LastLook(Generic[T]):
 
 
 class SharedLooks(Generic[T]):
-    """Looks for whoever asks, every `interval` seconds at the most; `clock` returns seconds since 1970."""
+    """Looks for whoever asks, every `interval` seconds at the most; `clock` returns seconds since 1970.
 
-    def __init__(self, look: Callable[[], T], interval: float, *, clock: Callable[[], float] = time.time) -> None:
+    `look` is given what was found last.
+    """
+
+    def __init__(self, look: Callable[[T | None], T], interval: float, clock: Callable[[], float] = time.time) -> None:
         self._look, self._interval, self._clock = look, interval, clock
         self._lock = threading.Lock()
         self._known: LastLook[T] = LastLook()
@@ -263,37 +258,34 @@ class SharedLooks(Generic[T]):
     def _run(self) -> None:
         found, error, missing = None, None, False
         try:
-            found = self._look()
-        except (LazyShardError, OSError) as failure:
-            error, missing = str(failure), isinstance(failure, StreamMissing)
+            found = self._look(self._known.last)
         except Exception as failure:
             # Else the page would say for ever that the share gives no answer.
-            error = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
+            unexpected = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
+            error = str(failure) if isinstance(failure, (LazyShardError, OSError)) else unexpected
+            missing = isinstance(failure, StreamMissing)
         with self._lock:
             began, ended = self._began[1], time.monotonic()
             # A tenth of the time is spent on looks at the most: one that has to list the chunks may take 1 s.
             self.due = max(began + self._interval, ended + 10 * (ended - began))
-            last = self._known.last if found is None else found
-            self._known = LastLook(last, error, self._clock(), None, missing)
+            self._known = LastLook(self._known.last if found is None else found, error, self._clock(), None, missing)
             self._thread = None
 
 
 def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
     """Returns looks at how a stream is."""
     looks, lost = Looks(), LostChunks()
-    return SharedLooks(lambda: looks.add(take_survey(stream, time.time(), lost)), interval)
+    return SharedLooks(lambda last: looks.add(take_survey(stream, time.time(), lost)), interval)
 
 
 def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
     """Returns looks at how a stream came to be, with pictures."""
-    last: Shown | None = None
 
-    def look() -> Shown:
-        nonlocal last
+    def look(last: Shown | None) -> Shown:
         history = take_history(stream, None if last is None else last.history)
-        if last is None or history != last.history:
-            last = Shown(history, draw(history), 1 if last is None else last.version + 1)
-        return last
+        if last is not None and history == last.history:
+            return last
+        return Shown(history, draw(history), 1 if last is None else last.version + 1)
 
     # It is read once in so many looks at the most: it takes some 200 seals.
     return SharedLooks(look, max(20.0, 10 * interval))
@@ -308,15 +300,15 @@ def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: f
 
 
 def page_answers(
-    page: WatchPage, told: Callable[[], tuple[dict[str, Any], Outlook | None]], shown: Callable[[], Shown | None]
+    told: Callable[[], tuple[dict[str, Any], Outlook | None]], shown: Callable[[], Shown | None]
 ) -> dict[str, PageAnswer]:
     """Returns the answers of the page, by path; `told` gives the values of `/status.json`, and the look they are of."""
 
     def part(name: Part, policy: str = NO_PAGE) -> PageAnswer:
-        return PageAnswer("text/html; charset=utf-8", lambda: page.render(name, *told(), shown()), policy)
+        return PageAnswer("text/html; charset=utf-8", lambda: render(name, *told(), shown()), policy)
 
     status = PageAnswer("application/json", lambda: json.dumps(told()[0]).encode())
-    return {"/": part("whole", page.policy), "/now": part("now"), "/history": part("history"), "/status.json": status}
+    return {"/": part("whole", POLICY), "/now": part("now"), "/history": part("history"), "/status.json": status}
 
 
 def save_page(stream: Path, save: str) -> int:
@@ -329,13 +321,12 @@ def save_page(stream: Path, save: str) -> int:
     now = time.time()
     outlook, history = Looks().add(take_survey(stream, now)), take_history(stream)
     values = watch_values(stream, 0.0, LastLook(outlook, answered_at=now), now)
-    made = WatchPage().render("whole", values, outlook, Shown(history, draw(history), 1), live=False)
+    made = render("whole", values, outlook, Shown(history, draw(history), 1), live=False)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
     try:
         publish_bytes(made, target, temporary)
-    except BaseException:
+    finally:
         remove(temporary)
-        raise
     output.say(f"{save}: {output.size(len(made))}")
     return exits.DONE
 
@@ -348,18 +339,17 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
         facts = looks.facts()
         return watch_values(stream, interval, facts, time.time()), facts.last
 
-    answers = page_answers(WatchPage(), told, lambda: past.facts(wait=False).last)
+    answers = page_answers(told, lambda: past.facts(wait=False).last)
     kind = "text/plain; version=0.0.4; charset=utf-8"
     answers["/metrics"] = PageAnswer(kind, lambda: metrics_page(looks.facts(), time.time()))
     try:
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
-    except (OSError, OverflowError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        if isinstance(error, socket.gaierror):
-            text = f"{host} is no name or address of a machine that is known here ({reason})"
-            raise typer.BadParameter(text, param_hint="--host") from None
+    except OSError as error:
+        reason, wrong = (error.strerror or str(error)).lower(), "--port"
         text = f"{host}:{port} cannot be listened at ({reason}); choose another one, or 0 for any that is free"
-        raise typer.BadParameter(text, param_hint="--port") from None
+        if isinstance(error, socket.gaierror):
+            text, wrong = f"{host} is no name or address of a machine that is known here ({reason})", "--host"
+        raise typer.BadParameter(text, param_hint=wrong) from None
     with server:
         # In all threads. Raised as an exception it may come in the middle of a lock's own code, which turns it into
         # another error, and the server takes any error for one of a request, and goes on.
@@ -381,60 +371,58 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
 
 def metrics_page(facts: LastLook[Outlook], now: float) -> bytes:
     """Returns what Prometheus reads; `now` is in seconds since 1970."""
-    silent = 0.0 if facts.silent_since is None else max(0.0, now - facts.silent_since)
-    found = [
-        _gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None),
-        _gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at),
-        _gauge("stream_silent_seconds", "How long the look under way has had no answer", silent),
-        *([] if facts.current is None else _of_status(status_values(facts.current))),
-    ]
+    families = list[GaugeMetricFamily]()
+    for name, text, labels, values in _metrics(facts, now):
+        # Two sources may be shown alike once what cannot be shown is escaped.
+        known = {tuple(map(output.one_line, names)): value for names, value in values if value is not None}
+        family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
+        for names, value in known.items():
+            family.add_metric(names, float(value))
+        families += [family] if known else []
     # Of this page alone, and not what others in this process register.
-    page: Any = SimpleNamespace(collect=lambda: [one for one in found if one.samples])
+    page: Any = SimpleNamespace(collect=lambda: families)
     return generate_latest(page)
 
 
-def _of_status(status: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+_Metric = tuple[str, str, Sequence[str], Iterable[tuple[tuple[str, ...], float | None]]]
+"""Name, text, names of labels, and values by those of the labels."""
+
+
+def _metrics(facts: LastLook[Outlook], now: float) -> Iterator[_Metric]:
+    def plain(name: str, text: str, value: float | None) -> _Metric:
+        return name, text, (), [((), value)]
+
     def named(field: str, of: str) -> tuple[str, str]:
         # With whole units, as Prometheus has them.
         whole = re.sub(r"(?<=_)s$", "seconds", field.replace("per_s", "per_second"))
         return f"{of}_{whole}", f"{field} of `lazyshard status --json`"
 
-    yield from (_gauge(*named(field, "stream"), status[field]) for field in _STREAM)
-    yield _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
-    yield _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
+    yield plain("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None)
+    yield plain("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at)
+    silent = 0.0 if facts.silent_since is None else max(0.0, now - facts.silent_since)
+    yield plain("stream_silent_seconds", "How long the look under way has had no answer", silent)
+    if facts.current is None:
+        return
+    status = status_values(facts.current)
+    yield from (plain(*named(field, "stream"), status[field]) for field in _STREAM)
+    yield plain("stream_problems", "What is wrong with its files", len(status["problems"]))
+    yield plain("stream_consumers", "Consumers that have registered", len(status["consumers"]))
     if (producer := status["producer"]) is not None:
-        yield _gauge(*named("heartbeat_age_s", "stream"), producer["heartbeat_age_s"])
+        yield plain(*named("heartbeat_age_s", "stream"), producer["heartbeat_age_s"])
         states = [((state,), state == producer["state"]) for state in get_args(State)]
-        yield _family("stream_producer_state", "What the producer does", states, "state")
+        yield "stream_producer_state", "What the producer does", ["state"], states
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
-    facts = [(*named(field, "consumer"), [one[field] for one in shown]) for field in _CONSUMER]
-    facts.append(("consumer_waiting", "Whether it waits for chunks", [one["supply"] == "dry" for one in shown]))
-    wrong = [one["problem"] is not None for one in shown]
-    facts.append(("consumer_problem", "Whether its cursor does not count", wrong))
-    for name, text, values in facts:
-        yield _family(name, text, zip([(one["name"],) for one in shown], values, strict=True), "consumer")
-    sources = [((one["name"],), one) for one in status["mixture"]]
-    blends = [((one["name"], stream["stream"]), stream) for one in shown for stream in one["blend"]]
+    for field in _CONSUMER:
+        yield *named(field, "consumer"), ["consumer"], [((one["name"],), one[field]) for one in shown]
+    waiting = [((one["name"],), one["supply"] == "dry") for one in shown]
+    yield "consumer_waiting", "Whether it waits for chunks", ["consumer"], waiting
+    wrong = [((one["name"],), one["problem"] is not None) for one in shown]
+    yield "consumer_problem", "Whether its cursor does not count", ["consumer"], wrong
     for field, source, stream in (
         ("weight", "the rows to come", "its samples to come"),
         ("share", "the rows drawn so far", "its samples trained so far"),
     ):
-        drawn, trained = ([(names, one[field]) for names, one in shares] for shares in (sources, blends))
-        yield _family(f"stream_source_{field}", f"Share of {source}", drawn, "source")
-        yield _family(f"consumer_blend_{field}", f"Share of {stream}", trained, "consumer", "stream")
-
-
-def _family(
-    name: str, text: str, values: Iterable[tuple[tuple[str, ...], float | None]], *labels: str
-) -> GaugeMetricFamily:
-    """Returns a metric with a sample for each value that is known."""
-    family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
-    # Two sources may be shown alike once what cannot be shown is escaped.
-    known = {tuple(map(output.one_line, names)): value for names, value in values if value is not None}
-    for names, value in known.items():
-        family.add_metric(names, float(value))
-    return family
-
-
-def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    return _family(name, text, [((), value)])
+        drawn = [((one["name"],), one[field]) for one in status["mixture"]]
+        trained = [((one["name"], part["stream"]), part[field]) for one in shown for part in one["blend"]]
+        yield f"stream_source_{field}", f"Share of {source}", ["source"], drawn
+        yield f"consumer_blend_{field}", f"Share of {stream}", ["consumer", "stream"], trained

@@ -7,12 +7,9 @@ are.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-import re
 import signal
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,8 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from lazyshard import __version__
-from lazyshard.cli.output import PlainFlags, epilog
+from lazyshard.cli.output import application, help_of
 from lazyshard.format.records import End
 from lazyshard_producer import errors
 from lazyshard_producer.configuration.given import Given, assemble, example, read_config, sort_arguments, with_options
@@ -59,13 +55,11 @@ def _print_all(lines: Iterable[str | bytes]) -> int:
     return errors.FINISHED
 
 
-app = typer.Typer(
-    name=NAME,
-    cls=PlainFlags,
+app = application(
+    NAME,
+    "Publishes rows as a stream of numbered chunk files, from which training reads while it grows.\n\n"
+    "See [bold]lazyshard-producer COMMAND --help[/bold].",
     epilog=f"[bold]Example[/bold]\n\n{NAME} run --source data.jsonl --out /shared/stream --samples-per-chunk 1000",
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Task = Callable[[], int]
@@ -106,23 +100,6 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
     return code if isinstance(code, int) else errors.FINISHED
 
 
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
-
-    See [bold]lazyshard-producer COMMAND --help[/bold].
-    """
-    if version:
-        print(f"{NAME} {__version__}")
-        raise typer.Exit(errors.FINISHED)
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(errors.USAGE)
-
-
 _CONFIG_HELP: Final = "A TOML file with the names of the flags, see init; flags come first, their sources replace its."
 _Config = Annotated[str | None, typer.Option("--config", metavar="FILE", help=_CONFIG_HELP)]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -134,13 +111,8 @@ def _command(name: str, codes: Mapping[int, str], **settings: Any) -> Callable[[
     """Has typer offer a function; sections of its docstring become the end of the help, beside these exit codes."""
 
     def offer(function: _Command) -> _Command:
-        sections = re.split(r"\n\n(Examples|Exit codes|Signals):\n", inspect.cleandoc(function.__doc__ or ""))
-        pairs = zip(sections[1::2], sections[2::2], strict=True)
-        lines = {title: textwrap.dedent(text).splitlines() for title, text in pairs}
-        own = {int(code): meaning for code, meaning in (line.split("  ") for line in lines.get("Exit codes", ()))}
-        more = ["[bold]Signals[/bold]", *lines["Signals"]] if "Signals" in lines else []
-        end = epilog(lines.get("Examples", ()), {**codes, **own}, *more)
-        return app.command(name, help=sections[0], epilog=end, **settings)(function)
+        text, end = help_of(function, codes)
+        return app.command(name, help=text, epilog=end, **settings)(function)
 
     return offer
 

@@ -16,8 +16,7 @@ from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
 from tests.stream.damage import edit
 
-THREE = Part(3, 1, 2, first_step=2, draws_per_step=1)
-"""Two steps of three ranks, after two steps of two."""
+THREE = Part(3, 1, 2, first_step=2, draws_per_step=1)  # Two steps of three ranks, after two steps of two
 
 
 def audited(*arguments: object) -> tuple[int, dict[str, Any]]:
@@ -38,11 +37,9 @@ def findings(values: dict[str, Any]) -> list[tuple[str, str]]:
 class History(NamedTuple):
     stream: Path
     out: Path
-    first: Path
-    """Where the checkpoints of the first start are."""
+    first: Path  # Where the checkpoints of the first start are
     newest: Path
-    state: RunState
-    """The newest one."""
+    state: RunState  # The newest one
 
 
 @pytest.fixture

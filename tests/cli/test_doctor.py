@@ -43,14 +43,9 @@ def areas(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "bad", "gone", "good", "nothing", "raising", "swift")
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch)
-
-
 def examined(*arguments: object, code: int) -> dict[str, Finding]:
-    """What is found of lazyshard itself, where nothing else can be examined."""
-    done = lazyshard("doctor", "--json", *arguments)
+    """What is found of lazyshard itself."""
+    done = lazyshard("doctor", "lazyshard", "--json", *arguments)
     (line,) = done.stdout.splitlines()
     assert done.returncode == code, line
     return {found["subject"]: Finding(**found) for found in json.loads(line)["findings"]}
@@ -108,8 +103,7 @@ def test_who_asks_for_what_is_not_there(arguments: list[str], code: int, monkeyp
     assert (done.returncode, done.stdout.splitlines()[-1].startswith("bad: not installed")) == (code, code == 0)
 
 
-@pytest.mark.usefixtures("alone")
-def test_lazyshard_itself_is_examined_where_there_is_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazyshard_itself_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     there = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -129,7 +123,6 @@ def test_lazyshard_itself_is_examined_where_there_is_nothing_else(monkeypatch: p
     assert [subject for subject, finding in found.items() if finding.ok is False] == ["orjson"]
 
 
-@pytest.mark.usefixtures("alone")
 def test_filesystem_of_a_stream(tmp_path: Path) -> None:
     for stream in (tmp_path, tmp_path / "not there yet"):
         before = sorted(tmp_path.iterdir())
@@ -143,7 +136,6 @@ def test_filesystem_of_a_stream(tmp_path: Path) -> None:
     assert found["directory"].ok is False
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("call", "does", "subject", "ok"),
     [

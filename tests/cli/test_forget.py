@@ -18,8 +18,7 @@ from tests.cli.looks import consumer
 from tests.inspection.surveyed import checkpoint, reads
 from tests.stream.streams import produce
 
-TWO_HOURS_S = 7201.0
-"""Two hours, and nearly a minute until that is said otherwise."""
+TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
 
 
 def consumers(stream: Path) -> list[str]:
@@ -92,10 +91,8 @@ def test_answers(
     monkeypatch.setattr("sys.stdin", Typed(typed))
     assert main(["forget", str(with_two_consumers(tmp_path)), "sft"]) == 0
     shown = capsys.readouterr()
-    assert (shown.err, shown.out.splitlines()[-1]) == (
-        "forget it? [y/N] ",
-        "forgotten: sft" if forgotten else "nothing was changed",
-    )
+    last = "forgotten: sft" if forgotten else "nothing was changed"
+    assert (shown.err, shown.out.splitlines()[-1]) == ("forget it? [y/N] ", last)
     assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
 
 

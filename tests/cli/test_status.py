@@ -17,8 +17,7 @@ from tests.cli.commands import environment, lazyshard, terminal
 from tests.inspection.surveyed import checkpoint, edit_head, reads
 from tests.stream.streams import produce, wait_until
 
-TWO_HOURS_S = 7201.0
-"""Two hours, and nearly a minute until that is said otherwise."""
+TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
 
 
 def looked(*arguments: object) -> Any:

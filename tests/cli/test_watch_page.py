@@ -22,7 +22,7 @@ from matplotlib.image import imread
 
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
-from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage
+from lazyshard.cli.watch_page import BEGINNING, Shown, render
 from lazyshard.cli.watch_server import LastLook, WatchServer, page_answers, watch_values
 from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
 from lazyshard.format.seal import MixedSource
@@ -89,9 +89,9 @@ class Scene:
         self.told = told_page(None)
         self.shown: Shown | None = None
         self.later: Outlook | None = None
-        answers = page_answers(WatchPage(), lambda: self.told, lambda: self.shown)
+        answers = page_answers(lambda: self.told, lambda: self.shown)
         for path, make in [(path, answers[path].make) for path in ("/now", "/history")]:
-            answers[path] = replace(answers[path], make=partial(self._later, make))
+            answers[path] = answers[path]._replace(make=partial(self._later, make))
         self.server = WatchServer("127.0.0.1", 0, answers)
 
     def _later(self, make: Callable[[], bytes]) -> bytes:
@@ -151,16 +151,8 @@ def busy() -> Outlook:
 def starving() -> Outlook:
     """A producer that waits, and a reader that does: each in words."""
     note = "--max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted"
-    return outlook(
-        survey(
-            head=replace(HEAD, state="waiting", note=note, rate=0.0),
-            consumers=(
-                told(consumed=12_000, done=1200, needs=1240, ranks=4, window=2),
-                consumer("old", problem="torn"),
-            ),
-            free=None,
-        )
-    )
+    waiting = told(consumed=12_000, done=1200, needs=1240, ranks=4, window=2), consumer("old", problem="torn")
+    return outlook(survey(head=replace(HEAD, state="waiting", note=note, rate=0.0), consumers=waiting, free=None))
 
 
 def shown(document: str, part: str = "body") -> str:
@@ -172,7 +164,7 @@ def shown(document: str, part: str = "body") -> str:
 
 def rendered(found: Outlook | None, **values: Any) -> tuple[str, str]:
     """The page as it comes, and what of it is read."""
-    document = WatchPage().render("whole", *told_page(found, **values), None).decode()
+    document = render("whole", *told_page(found, **values), None).decode()
     return document, shown(document)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from lazyshard.cli.output import with_lists
+from lazyshard.cli.output import pretty
 from lazyshard.format.arrays import pack_row
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
@@ -130,6 +130,10 @@ def _with_arrays(name: str) -> Known:
         files[seal_name(chunk)] = seal.encode()
     rest = tuple(row.line for row in packed)
     return replace(known, files=files, rows=rest, values=tuple(map(with_lists, rows)))
+
+
+def with_lists(row: Any) -> Any:
+    return orjson.loads("".join(pretty(row, full=True)))
 
 
 def _starts(parts: list[bytes]) -> npt.NDArray[np.uint64]:

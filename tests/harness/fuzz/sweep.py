@@ -22,7 +22,6 @@ from lazyshard import BadRows, LazyShardedDataset, StreamReader
 from lazyshard.cli import command, exits
 from lazyshard.cli import verify as verify_command
 from lazyshard.cli.command import execute
-from lazyshard.cli.output import with_lists
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row
 from lazyshard.format.names import arrays_name, chunk_name
@@ -145,7 +144,7 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
                     same = sample // known.per_chunk * known.per_chunk
                     # A bad sample is substituted by another one of its chunk.
                     others = range(same, same + known.per_chunk) if len(options) > 1 else [sample]
-                    if known.native and with_lists(row) not in [_parsed(known, other) for other in others]:
+                    if known.native and spoiling.with_lists(row) not in [_parsed(known, other) for other in others]:
                         raise Broken(f"sample {sample} is {str(row)[:80]}")
         except LazyShardError as error:
             _check_error(error)
@@ -253,7 +252,7 @@ def _parsed(known: Known, sample: int) -> Any:
 
 
 def _check_row(row: Any, sample: int, known: Known) -> None:
-    if type(row) is not dict or (known.native and with_lists(row) != _parsed(known, sample)):
+    if type(row) is not dict or (known.native and spoiling.with_lists(row) != _parsed(known, sample)):
         raise Broken(f"sample {sample} is {str(row)[:80]}")
 
 

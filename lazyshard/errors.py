@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -119,7 +119,7 @@ class LazyShardError(Exception):
     def __init__(self, message: str = "", **fields: Any) -> None:
         message, carried = _split_fields(message)
         super().__init__(redact(message))
-        declared = _declared(type(self))
+        declared = _declared(type(self))  # type: ignore[arg-type]
         for name in fields:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
@@ -143,18 +143,14 @@ class LazyShardError(Exception):
             self.args = (f"{message}\n{_FIELDS_MARK}{json.dumps(self._fields(), default=_plain)}",)
 
     def _fields(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name in _declared(type(self))}
+        return {name: value for name, value in vars(self).items() if name in _declared(type(self))}  # type: ignore[arg-type]
 
 
 # Looked up once for each class: filters raise an error for each row that they drop.
-_KNOWN: Final[dict[type[LazyShardError], frozenset[str]]] = {}
-
-
+@cache
 def _declared(cls: type[LazyShardError]) -> frozenset[str]:
-    if cls not in _KNOWN:
-        bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
-        _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
-    return _KNOWN[cls]
+    bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
+    return frozenset(name for base in bases for name in inspect.get_annotations(base))
 
 
 def _split_fields(message: str) -> tuple[str, dict[str, Any]]:

@@ -6,12 +6,12 @@ import dataclasses
 import math
 import reprlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
 from lazyshard.errors import StateInvalid
 
 MAX_SAMPLES: Final = 2**62  # No real stream has as many, so that all index arithmetic stays within 64 bits
-_MAX_RANKS: Final = 2**31  # No job has as many
 _SHOWN_MAX: Final = 80  # Characters of a wrong value that a message shows
 
 # Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole
@@ -40,7 +40,11 @@ def integer(low: int, high: int) -> Kind:
 
 def or_null(kind: Kind) -> Kind:
     """Returns the kind of what is of another kind, or None."""
-    return kind._replace(expected=f"{kind.expected} or null", fits=lambda value: value is None or kind.fits(value))
+    return Kind(
+        f"{kind.expected} or null",
+        lambda value: value is None or kind.fits(value),
+        lambda value: None if value is None else kind.read(value),
+    )
 
 
 BOOLEAN: Final = Kind("true or false", lambda value: type(value) is bool)
@@ -64,7 +68,7 @@ class Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, kind in kinds_of(type(self)).items():
+        for name, kind in kinds_of(type(self)).items():  # type: ignore[arg-type]
             kind.check(name, getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,23 +84,22 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-_KNOWN: Final[dict[type, dict[str, Kind]]] = {}
-
-
+@cache
 def kinds_of(cls: type) -> dict[str, Kind]:
     """Returns the kinds of a class's fields that have one."""
-    if cls not in _KNOWN:
-        hints = get_type_hints(cls, include_extras=True).items()
-        found = ((name, kind) for name, hint in hints for kind in getattr(hint, "__metadata__", ()))
-        _KNOWN[cls] = {name: kind for name, kind in found if isinstance(kind, Kind)}
-    return _KNOWN[cls]
+    hints = get_type_hints(cls, include_extras=True).items()
+    found = ((name, kind) for name, hint in hints for kind in getattr(hint, "__metadata__", ()))
+    return {name: kind for name, kind in found if isinstance(kind, Kind)}
+
+
+_RANGES: Final = Kind("a list of ranges", lambda value: isinstance(value, tuple), tuples)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Checked):
     """A stretch of a run under one number of ranks and one micro batch."""
 
-    dp: Annotated[int, integer(1, _MAX_RANKS)]  # its data-parallel ranks, each of which draws one lane
+    dp: Annotated[int, integer(1, 2**31)]  # its data-parallel ranks, each of which draws one lane
     batch_size: Annotated[int, integer(1, MAX_SAMPLES)] = 1  # samples of a rank in a micro batch
     # the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so far, as
     # the trainer counts
@@ -106,9 +109,7 @@ class Part(Checked):
     trained: Annotated[bool, BOOLEAN] = True  # whether its draws were trained; False where they were skipped
     # half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts; sorted and
     # disjoint
-    skip: Annotated[
-        tuple[tuple[int, int], ...], Kind("a list of ranges", lambda value: isinstance(value, tuple), tuples)
-    ] = ()
+    skip: Annotated[tuple[tuple[int, int], ...], _RANGES] = ()
     first_step: Samples = 0  # steps that were trained before it
     draws_per_step: Samples = 0  # positions of a lane in a step; 0 where it is not known
 

@@ -14,7 +14,7 @@ from lazyshard.data.index_space import as_count
 from lazyshard.data.rank import WORKERS_READ, carrying
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, StateDicts, Worker
 from lazyshard.data.settings import check_choice
-from lazyshard.plan.steps import AtEnd, Ending
+from lazyshard.plan.course import AtEnd, Ending
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -190,18 +190,13 @@ LEAST_CACHE_BYTES: Final = 4096
 
 _MAGIC: Final = b"lazyshard kept sample\n\0\1"
 _FACE: Final = struct.Struct("<24s16sQ8x")
-_DIGEST: Final = struct.Struct("<Q")
-_SLOT: Final = struct.Struct("<QQQ")
+SLOT: Final = struct.Struct("<QQQ")  # First byte in the file, 0 where there is none; bytes; their digest
 _HEAD: Final = struct.Struct("<16sQQQ")
-HEAD_BYTES: Final = _FACE.size + _DIGEST.size
-SLOT_BYTES: Final = _SLOT.size
+HEAD_BYTES: Final = _FACE.size + 8
 _SAMPLE: Final = "sample"
 _DROPPED: Final = "dropped"
 
 _digest = xxhash.xxh3_64_intdigest
-
-Slot: TypeAlias = tuple[int, int, int]
-"""Where the record of a row lies: its first byte in the file, 0 where there is none; its bytes; their digest."""
 
 
 class Kept(NamedTuple):
@@ -220,23 +215,13 @@ def chunk_key(encoding: Encoding, number: int, samples_per_chunk: int, rows: int
 
 def slot_at(row: int) -> int:
     """Returns the byte at which the slot of a row lies; of the number of all rows, where the records begin."""
-    return HEAD_BYTES + row * SLOT_BYTES
+    return HEAD_BYTES + row * SLOT.size
 
 
 def encode_head(key: bytes, rows: int) -> bytes:
     """Returns the first bytes of a file."""
     face = _FACE.pack(_MAGIC, key, rows)
-    return face + _DIGEST.pack(_digest(face))
-
-
-def encode_slot(slot: Slot) -> bytes:
-    """Returns the bytes of a slot."""
-    return _SLOT.pack(*slot)
-
-
-def decode_slot(slots: bytes | bytearray, row: int = 0) -> Slot:
-    """Returns a slot out of many."""
-    return _SLOT.unpack_from(slots, row * SLOT_BYTES)
+    return face + _digest(face).to_bytes(8, "little")
 
 
 def encode_sample(packed: Any, key: bytes, row: int, line: int, name: str = _SAMPLE) -> bytes:
@@ -250,9 +235,9 @@ def encode_dropped(reason: str, key: bytes, row: int, line: int) -> bytes:
     return encode_sample(reason, key, row, line, _DROPPED)
 
 
-def slot_of(record: bytes, offset: int) -> Slot:
+def encode_slot(record: bytes, offset: int) -> bytes:
     """Returns the slot of a record that lies there."""
-    return offset, len(record), _digest(record)
+    return SLOT.pack(offset, len(record), _digest(record))
 
 
 def decode_record(data: npt.NDArray[np.uint8], digest: int, key: bytes, row: int, line: int) -> Kept | None:

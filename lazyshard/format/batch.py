@@ -141,7 +141,7 @@ def _count_flat(rows: list[dict[str, Any]]) -> int:
 def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | None:
     """Checks lines that parse to objects; None if they are not all of one line, ended by a newline."""
     data = b"".join(lines)
-    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+    ends = _ends(lines, np.int64)
     text = np.frombuffer(data, np.uint8)
     controls, colons, words = _scan(text)
     # The rows' own newlines are all the control characters there are, but for tabs between tokens.
@@ -155,10 +155,18 @@ def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | Non
         except RowInvalid as refused:
             refused.index = index
             return replace(check_lines(lines[:index]), refused=refused)
-    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, lines), np.uint64, len(lines))
     # Every member has a colon, so where there are no more colons than keys left, no member was dropped.
     duplicates = () if colons == sum(keys) else tuple(_find_duplicates(lines, text, ends, keys))
-    return CheckedLines(data, ends.astype(np.uint64), digests, duplicates)
+    return CheckedLines(data, ends.astype(np.uint64), _digests(lines), duplicates)
+
+
+def _ends(parts: Sequence[bytes], dtype: type = np.uint64) -> npt.NDArray[Any]:
+    """Returns where each of these ends, one behind the other."""
+    return np.cumsum(np.fromiter(map(len, parts), dtype, len(parts)), dtype=dtype)
+
+
+def _digests(parts: Sequence[bytes]) -> _Numbers:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, parts), np.uint64, len(parts))
 
 
 def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
@@ -222,9 +230,7 @@ def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
         rows.append(row)
         if has_duplicate_keys(row, parsed):
             duplicates.append(first + index)
-    ends = np.cumsum(np.fromiter(map(len, rows), np.uint64, len(rows)), dtype=np.uint64)
-    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
-    return CheckedLines(b"".join(rows), ends, digests, tuple(duplicates), refused)
+    return CheckedLines(b"".join(rows), _ends(rows), _digests(rows), tuple(duplicates), refused)
 
 
 def _join(one: CheckedLines, other: CheckedLines) -> CheckedLines:
@@ -251,10 +257,8 @@ def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
     checked = check_lines([row.line for row in rows])
     rows = rows[: len(checked)]
     tokens, parts = [row.tokens for row in rows if row.tokens is not None], [row.arrays for row in rows]
-    ends = np.fromiter(accumulate(map(len, parts)), np.uint64, len(parts))
-    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, parts), np.uint64, len(parts))
     known = np.array(tokens, np.uint32) if len(tokens) == len(rows) else None
-    return replace(checked, tokens=known, arrays=CheckedArrays(b"".join(parts), ends, digests))
+    return replace(checked, tokens=known, arrays=CheckedArrays(b"".join(parts), _ends(parts), _digests(parts)))
 
 
 ADDED_LEVELS: Final = 2  # How much deeper a row lies in a pack: readers nest no deeper than 1,024

@@ -22,7 +22,7 @@ from lazyshard.format import records
 from lazyshard.format.names import CURSORS
 from lazyshard.format.records import Chunks, Seconds, SmallFile, StreamId, printable
 from lazyshard.format.state import BlendState, RunState
-from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, refused
+from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, or_null, refused
 
 _MAX_CONSUMER_BYTES: Final = 200  # A file name has at most 255: what stands around a consumer's name needs room
 CURSOR_SUFFIX: Final = ".json"
@@ -32,11 +32,9 @@ MAX_SHARES: Final = 64  # Of a blend of more streams nothing is kept: each of th
 _MAX_STREAM: Final = 400  # Characters of a stream's name
 # What a message must not show as it is: control characters, those of 8 bits included; and lone surrogates, which JSON
 # cannot hold
-_UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
-_NOT_IN_OWNERS: Final = re.compile(f"[{_UNSEEN}]")
+_NOT_IN_OWNERS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
 
-_PLAN: Final = Kind("an object", lambda value: isinstance(value, dict))
 _OWNER: Final = Kind(
     f"text of at most {_MAX_OWNER} characters without control characters and lone surrogates",
     lambda value: isinstance(value, str) and len(value) <= _MAX_OWNER and not _NOT_IN_OWNERS.search(value),
@@ -48,11 +46,7 @@ _STREAM: Final = TEXT._replace(
 _WEIGHT: Final = NUMBER._replace(
     expected="a number from 0 to 1", fits=lambda value: NUMBER.fits(value) and 0 <= value <= 1
 )
-_RUN: Final = Kind(
-    "the state of a run or null",
-    lambda value: value is None or isinstance(value, RunState),
-    lambda value: None if value is None else RunState.read(value),
-)
+_RUN: Final = or_null(Kind("the state of a run", lambda value: isinstance(value, RunState), RunState.read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,7 @@ class Cursor(_OfConsumer):
     consumed: Samples  # samples in durable checkpoints, over all ranks and epochs
     chunks_before: Chunks  # the consumer is done with the chunks of the half-open range [0, chunks_before)
     # the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
-    plan: Annotated[dict[str, int], _PLAN]
+    plan: Annotated[dict[str, int], Kind("an object", lambda value: isinstance(value, dict))]
     updated_at: Seconds  # for people: no decision depends on it
     # the state of the run in the newest of these checkpoints; None where it was not told. It is of the same stream, and
     # has consumed as much

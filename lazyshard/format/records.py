@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import starmap
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -43,9 +43,7 @@ MAX_CHUNKS: Final = 10**15  # No real stream has as many, so that all index arit
 # A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
-_SHOWN: Final = 60  # Characters of a fact that messages show: a system prompt may have pages
 _ABSENT: Final = object()
-_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?(?:b|bytes?)?", re.IGNORECASE)
 
 Fact: TypeAlias = str | int | float | bool | None
@@ -61,7 +59,7 @@ _FileT = TypeVar("_FileT", bound="SmallFile")
 
 def is_stream_id(value: Any) -> bool:
     """Whether a value is the identity of a stream: 32 hexadecimal digits."""
-    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 @contextmanager
@@ -121,7 +119,7 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
     if not isinstance(value, dict):
         raise refused("", "an object", value)
     found = {}
-    for name, kind in part.kinds_of(cls).items():
+    for name, kind in part.kinds_of(cls).items():  # type: ignore[arg-type]
         if name in value:
             with inside(name):
                 found[name] = kind.read(value[name])
@@ -130,21 +128,17 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
     return cls(**found)
 
 
-def read_each(make: Callable[[Any], _CheckedT], values: Collection[Any]) -> tuple[_CheckedT, ...]:
-    """Returns what is made of each; fields that are refused are named with the place in the list."""
-    found = []
-    for number, value in enumerate(values):
-        with inside(f"[{number}]"):
-            found.append(make(value))
-    return tuple(found)
-
-
 def list_of(cls: type[_CheckedT], make: Callable[[Any], _CheckedT] | None = None, least: int = 1) -> Kind:
     """Returns the kind of a tuple of values of a class, each made of an object of a list."""
+
+    def read_one(number: int, value: Any) -> _CheckedT:
+        with inside(f"[{number}]"):
+            return make(value) if make else read(cls, value)
+
     return Kind(
         "a list, not empty" if least else "a list",
         lambda value: isinstance(value, tuple) and len(value) >= least and all(isinstance(one, cls) for one in value),
-        lambda value: read_each(make or partial(read, cls), value) if isinstance(value, (list, tuple)) else value,
+        lambda value: tuple(starmap(read_one, enumerate(value))) if isinstance(value, (list, tuple)) else value,
     )
 
 
@@ -230,8 +224,7 @@ def differences(was: Encoding, now: Encoding, leave_out: Collection[str] = ()) -
 
 
 def _shown(value: Any) -> str:
-    text = "not said" if value is _ABSENT else "null" if value is None else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return "not said" if value is _ABSENT else part.shown(value)
 
 
 def check_samples_per_chunk(value: int) -> int:
@@ -249,11 +242,23 @@ Seconds = Annotated[float, NUMBER]  # since 1970, UTC
 Process = Annotated[int, integer(0, 2**31)]
 
 # A lambda in an annotation would not find names of this module.
-_ANYTHING: Final = Kind("a position", lambda value: True)
 _NOTE: Final = Kind("a string", lambda value: isinstance(value, str))
 _STATE: Final = Kind(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 _RATE: Final = NUMBER._replace(read=lambda value: max(0.0, value) if NUMBER.fits(value) else value)
 _ENCODING: Final = or_null(Kind(f"an object of 1 to {_MAX_FACTS} plain values", lambda value: _mistake(value) is None))
+
+
+def given(value: Checked) -> dict[str, Any]:
+    """Returns the fields of a value that have another than their default, as plain JSON values."""
+    defaults = defaults_of(type(value))
+    kept = Checked.to_dict(value).items()
+    return {name: plain for name, plain in kept if name not in defaults or getattr(value, name) != defaults[name]}
+
+
+def defaults_of(cls: type[Checked]) -> dict[str, Any]:
+    """Returns the defaults of the fields that have one, by name."""
+    found = ((one.name, one.default) for one in dataclasses.fields(cls))  # type: ignore[arg-type]
+    return {name: default for name, default in found if default is not dataclasses.MISSING}
 
 
 class SmallFile(Checked):
@@ -264,22 +269,13 @@ class SmallFile(Checked):
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        values, missing = self.to_dict(), dataclasses.MISSING
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            if one.default is not missing and getattr(self, one.name) == one.default:
-                del values[one.name]
-        return encode({"format": FORMAT} | values)
+        return encode({"format": FORMAT} | given(self))
 
     @classmethod
     def decode(cls: type[_FileT], data: bytes, file: str = "") -> _FileT:
         """Reads the file's bytes; `file` is how messages call it. Raises FileInvalid, VersionUnsupported."""
         with in_file(file or cls.NAME):
             return read(cls, parse_object(data), defaults_of(cls))
-
-
-def defaults_of(cls: type[Checked]) -> set[str]:
-    """Returns the names of the fields that have a default."""
-    return {one.name for one in dataclasses.fields(cls) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +292,10 @@ class Manifest(SmallFile):
     arrays: Annotated[bool, BOOLEAN] = False
     encoding: Annotated[Encoding | None, _ENCODING] = field(default=None, hash=False)
 
-    def __post_init__(self) -> None:
-        SmallFile.__post_init__(self)
-        check_samples_per_chunk(self.samples_per_chunk)
-
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        values = {"format": FORMAT + self.arrays} | self.to_dict()
-        for name in ("arrays", "encoding") if self.encoding is None else ("arrays",):
-            del values[name]
+        values = {"format": FORMAT + self.arrays} | given(self)
+        values.pop("arrays", None)
         return encode(values)
 
     @classmethod
@@ -333,7 +324,7 @@ class _Counted(SmallFile):
 class End(_Counted):
     """How much an ended stream holds; `source` is the producer's position behind all that it has read, as in seals."""
 
-    source: Annotated[Any, _ANYTHING] = field(default=None, compare=False)
+    source: Annotated[Any, Kind("a position", lambda value: True)] = field(default=None, compare=False)
 
     NAME: ClassVar[str] = END
 

@@ -85,22 +85,21 @@ def _find(row: Any, name: str) -> str:
     return ""
 
 
-# Tokens of a valid row: an escape, a quote and whether a colon follows, a brace
-_QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
+_STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')  # of a valid row
 
 
 def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
     """Whether an object of the line names a key twice; `row` is what it parsed to (the last one counts)."""
-    colons = line.count(b":")
+    colons, keys = line.count(b":"), count_keys(row)
     # Every member has a colon; so with no more colons than keys left, no member was dropped.
-    if colons <= count_keys(row):
+    if colons <= keys:
         return False
     # Written anew, a row has the colons of its strings and of its keys. Only an escaped colon makes up for a lost one.
     # It may be nested deeper than orjson writes, or too large to be copied.
     with contextlib.suppress(orjson.JSONEncodeError, MemoryError):
         if colons == dumps(row).count(b":") and b"\\u003" not in line:
             return False
-    return _names_one_twice(line)
+    return colons - sum(text[0].count(b":") for text in _STRINGS.finditer(line)) > keys
 
 
 def count_keys(row: dict[str, Any]) -> int:
@@ -118,34 +117,12 @@ def count_keys(row: dict[str, Any]) -> int:
     return count
 
 
-def _names_one_twice(line: bytes) -> bool:
-    objects: list[set[str]] = []
-    start = -1  # of the string that the token is in
-    for token in _QUOTES_AND_BRACES.finditer(line):
-        if token[0].startswith(b'"'):
-            if start < 0:
-                start = token.start()
-                continue
-            if token[1]:
-                if (key := orjson.loads(line[start : token.start() + 1])) in objects[-1]:
-                    return True
-                objects[-1].add(key)
-            start = -1
-        elif start < 0 and token[0] == b"{":
-            objects.append(set())
-        elif start < 0 and token[0] == b"}":
-            objects.pop()
-    return False
-
-
-# Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)
-_QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
-
+# Strings, so that what is in them is passed over, and long integers
+_LONG_INTEGERS: Final = re.compile(_STRINGS.pattern + rb"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])")
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
 _KINDS: Final[dict[type, str]] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-_BOM: Final = b"\xef\xbb\xbf"
 
 # What orjson says, and what it means to someone who has to fix a file. Other releases may say it otherwise.
 _WORDS: Final = {
@@ -232,7 +209,7 @@ def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
     if not stripped.strip():
         return _invalid("nothing but blanks", 0)
     byte = len(text[: cause.pos].encode("utf-8"))
-    if line.startswith(_BOM, byte):
+    if line.startswith(b"\xef\xbb\xbf", byte):
         return _invalid("a byte order mark, which is only allowed at the start of a file", byte)
     if _NON_FINITE.match(line, byte) or _NON_FINITE.match(line, max(0, byte - 1)):
         return _invalid("NaN and infinities are not JSON; write null or a string", byte)
@@ -248,16 +225,12 @@ def _invalid(reason: str, byte: int | None) -> RowInvalid:
 
 
 def _check_integers(line: bytes) -> None:
-    inside = False  # a string
-    for token in _QUOTES_AND_INTEGERS.finditer(line):
-        if token[0] == b'"':
-            inside = not inside
-        elif token[1] and not inside:
-            digits = token[1].decode()
-            # int() of more than 4,300 digits raises, and 21 characters are past any 64-bit integer.
-            if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-                shown = digits if len(digits) <= 24 else digits[:20] + "..."
-                raise _invalid(f"the integer {shown} does not fit into 64 bits; write it as a string", token.start())
+    for found in _LONG_INTEGERS.finditer(line):
+        digits = (found[1] or b"0").decode()
+        # int() of more than 4,300 digits raises, and 21 characters are past any 64-bit integer.
+        if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+            shown = digits if len(digits) <= 24 else digits[:20] + "..."
+            raise _invalid(f"the integer {shown} does not fit into 64 bits; write it as a string", found.start())
 
 
 def _has_huge_float(row: dict[str, Any]) -> bool:

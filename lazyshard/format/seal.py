@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
@@ -170,7 +171,6 @@ def form_made(source: Any) -> str | None:
 
 
 MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
-_MAX_WEIGHT: Final = 1e100  # No sum of so many overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,25 +194,20 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
     told: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
     if not all(isinstance(one, list) and len(one) == len(weights) for one in told):
         return ()
-    rows: list[tuple[Any, ...]] = [
-        (entry.get("path") if isinstance(entry, dict) else None, weight, count, flag)
-        for weight, entry, count, flag in zip(*told, strict=True)
-    ]
-    if not 2 <= len(rows) <= MAX_SOURCES or not all(
-        isinstance(name, str)
-        and _is_number(weight, _MAX_WEIGHT)
-        and weight
-        and _COUNT.fits(count)
-        and type(flag) is bool
-        for name, weight, count, flag in rows
-    ):
+    rows = list(zip(*told, strict=True))
+    if not 2 <= len(rows) <= MAX_SOURCES or not all(starmap(_can_be_mixed, rows)):
         return ()
-    shared = math.fsum(weight for _, weight, _, flag in rows if not flag)
+    shared = math.fsum(weight for weight, _, _, ended in rows if not ended)
     drawn = sum(count for _, _, count, _ in rows)
     return tuple(
-        MixedSource(name, 0.0 if flag else weight / shared, count / drawn if drawn else None, count, flag)
-        for name, weight, count, flag in rows
+        MixedSource(entry["path"], 0.0 if ended else weight / shared, count / drawn if drawn else None, count, ended)
+        for weight, entry, count, ended in rows
     )
+
+
+def _can_be_mixed(weight: Any, entry: Any, count: Any, ended: Any) -> bool:
+    named = isinstance(entry, dict) and isinstance(entry.get("path"), str) and type(ended) is bool
+    return named and _is_number(weight, 1e100) and weight > 0 and _COUNT.fits(count)  # no sum of so many overflows
 
 
 @dataclass(frozen=True, slots=True)

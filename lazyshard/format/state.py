@@ -28,14 +28,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from lazyshard.errors import StateInvalid
-from lazyshard.format.records import PER_CHUNK, StreamId, in_file, inside, list_of, of_format, read, take
+from lazyshard.format import records
+from lazyshard.format.records import StreamId, inside, list_of, read
 from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
 
 _FORMAT: Final = 1  # The only format of a state, of any kind, that there is. It counts apart from that of streams
-_MAX_STREAMS: Final = 100_000
 _MAX_PERIOD: Final = 1 << 20  # Longer than any that is made: a table of a piece's period is computed
-_MOST_FACTS: Final = 32
-_DIGEST: Final = re.compile("[0-9a-f]{16}")
 KIND: Final = "sequences"
 BLEND: Final = "blend"  # The `kind` of a blend's state; that of one stream has none
 
@@ -46,11 +44,10 @@ class _State(Checked):
     __slots__ = ()
     WHAT: ClassVar[str]
     KIND: ClassVar[str | None] = None
-    LATER: ClassVar[tuple[str, ...]] = ()  # fields that states of earlier releases lack
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values: dicts, lists, strings, numbers, true, false and None."""
-        return ({} if self.KIND is None else {"kind": self.KIND}) | {"format": _FORMAT} | Checked.to_dict(self)
+        """Returns the state as plain JSON values; fields that states of earlier releases lack have a default."""
+        return ({} if self.KIND is None else {"kind": self.KIND}) | {"format": _FORMAT} | records.given(self)
 
     @classmethod
     def from_dict(cls: type[_StateT], value: Any, where: str, *, within: str = "") -> _StateT:
@@ -58,7 +55,7 @@ class _State(Checked):
 
         Raises StateInvalid: a field is missing, out of its range, or contradicts another one; VersionUnsupported.
         """
-        with in_file(where, StateInvalid), inside(within):
+        with records.in_file(where, StateInvalid), inside(within):
             return cls.read(value)
 
     @classmethod
@@ -66,10 +63,10 @@ class _State(Checked):
         """As `from_dict`, of which the caller says where it was."""
         if cls.KIND == BLEND and isinstance(value, dict) and "kind" not in value and "stream_id" in value:
             raise StateInvalid("expected the state of a blend, found that of one stream", field="kind", expected=BLEND)
-        values = of_format(value, _FORMAT, f"the state of {cls.WHAT} in")
+        values = records.of_format(value, _FORMAT, f"the state of {cls.WHAT} in")
         if cls.KIND is not None:
-            take(values, "kind", Kind(repr(cls.KIND), lambda kind: kind == cls.KIND))
-        return read(cls, values, cls.LATER)
+            records.take(values, "kind", Kind(repr(cls.KIND), lambda kind: kind == cls.KIND))
+        return read(cls, values, records.defaults_of(cls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class RunState(_State):
     """What must be known of a run to go on with it, or to tell later what it trained when."""
 
     stream_id: StreamId  # the stream's identity
-    samples_per_chunk: Annotated[int, PER_CHUNK]  # of the stream
+    samples_per_chunk: Annotated[int, records.PER_CHUNK]  # of the stream
     unit: Annotated[int, integer(1, MAX_SAMPLES)]  # samples that are dealt to a rank in turn
     window: Samples  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
     seed: Annotated[int, integer(0, 2**63 - 1)]  # of the shuffle
@@ -140,7 +137,7 @@ class BlendPartState(Checked):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         count = len(self.members)
-        _check_each("members", self.members, _MAX_STREAMS)
+        _check_each("members", self.members, 100_000)
         if len(set(self.members)) != count:
             raise refused("members", "numbers of members, none of them twice", self.members)
         least = 0
@@ -221,14 +218,14 @@ class WindowPlace(Checked):
 
 
 def _is_rule(value: Any) -> bool:
-    facts = value if type(value) is dict and len(value) <= _MOST_FACTS else {0: 0}
+    facts = value if type(value) is dict and len(value) <= 32 else {0: 0}
     return all(type(name) is str and type(fact) in (int, str, bool, type(None)) for name, fact in facts.items())
 
 
-_STREAM: Final = Kind("the identity of a stream", lambda value: type(value) is str)
-_RULE: Final = Kind("settings by name", _is_rule)
 _PLACE: Final = Kind("an object", lambda value: isinstance(value, WindowPlace), partial(read, WindowPlace))
-_LENGTHS: Final = Kind("16 hexadecimal digits", lambda value: type(value) is str and bool(_DIGEST.fullmatch(value)))
+_LENGTHS: Final = Kind(
+    "16 hexadecimal digits", lambda value: type(value) is str and bool(re.fullmatch("[0-9a-f]{16}", value))
+)
 _TEXTS: Final = _LIST._replace(fits=lambda value: isinstance(value, tuple) and all(type(one) is str for one in value))
 _ROWS: Final = Kind(
     "the state of a run or of a blend",
@@ -241,8 +238,8 @@ _ROWS: Final = Kind(
 class SequenceState(_State):
     """Where a run stands. Raises StateInvalid where a value is impossible."""
 
-    stream: Annotated[str, _STREAM]
-    rule: Annotated[dict[str, int | str | bool | None], _RULE]  # what makes the sequences, by name
+    stream: Annotated[str, Kind("the identity of a stream", lambda value: type(value) is str)]
+    rule: Annotated[dict[str, int | str | bool | None], Kind("settings by name", _is_rule)]  # what makes the sequences
     epoch: Samples  # in which it stands
     consumed: Samples  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not
     place: Annotated[WindowPlace, _PLACE]  # at or before that
@@ -256,7 +253,6 @@ class SequenceState(_State):
 
     WHAT: ClassVar[str] = "a run over sequences"
     KIND: ClassVar[str | None] = KIND
-    LATER: ClassVar[tuple[str, ...]] = "parts", "rows", "directories"
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -265,9 +261,6 @@ class SequenceState(_State):
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         values = _State.to_dict(self)
-        for name in self.LATER:
-            if not values[name]:
-                del values[name]
         values["place"]["lengths"] = values.pop("lengths")
         return values
 

@@ -24,8 +24,7 @@ from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
-from lazyshard.plan.balance import Cost
-from lazyshard.plan.shuffle import expected_neighbours
+from lazyshard.plan.shuffle import Cost, expected_neighbours
 from lazyshard.store.files import read_seal, size_of
 from lazyshard.stream import Consumer, Published, list_consumers
 from lazyshard.stream.listing import read_manifest

@@ -26,11 +26,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_LONGEST: Final = 1 << 14  # Longest period of some streams: shares are then met within 1/32768
-_MANY: Final = 64  # From so many streams on it is half as long, as each draw looks at all of them
-_PARTS_EACH: Final = 8  # Of very many streams each has about so many draws in a period at least
-_LISTED: Final = 4096  # Draws of later periods that are listed, so that a list of streams is seldom put together
-
 _Integers = npt.NDArray[np.int64]
 
 
@@ -63,7 +58,8 @@ def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[i
     """
     count = len(shares(weights))
     if longest is None:
-        longest = max(_LONGEST if count < _MANY else _LONGEST // 2, _PARTS_EACH * count)
+        # Shares are met within 1/32768; with many streams half as well, as each draw looks at all of them.
+        longest = max(1 << 14 if count < 64 else 1 << 13, 8 * count)
     if count > longest:
         raise ValueError(f"a period of {longest} has no part for each of {count} streams")
     exact = [_simplest(weight) for weight in weights]
@@ -104,7 +100,8 @@ class BlendTable:
         later = known[_order(own, ahead=False)]
         # At its very first draw the largest stream begins; then all is the same once the same draws lie behind.
         first = later if later[0] == known[own.argmax()] else known[_order(own, ahead=True)]
-        self._streams: list[int] = first.tolist() + later.tolist() * (1 + _LISTED // self.period)
+        # Of later periods so many that a list of streams is seldom put together.
+        self._streams: list[int] = first.tolist() + later.tolist() * (1 + 4096 // self.period)
         # Of the first and of later periods: the places of each stream, and of each place how many of its stream before.
         self._places = [np.split(np.argsort(one, kind="stable"), np.cumsum(self.parts)[:-1]) for one in (first, later)]
         self._nth: list[int] = []

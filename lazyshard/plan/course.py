@@ -11,13 +11,24 @@ Positions are counted from the beginning of a part::
 
 A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order; one that
 ends exactly where an epoch does is still in that epoch. `total` is the end of the samples, None while the stream grows.
+
+Where the samples left over at the end of an epoch are to be drawn too, every lane draws one batch more: what it still
+holds, and in the missing places samples of the same epoch once more, in brackets. 17 samples, `unit=3`, batches of 4::
+
+                                            "pad"                     "loop"
+    lane 0    0  1  2  6    7  8 12 14      16 ( 8)(12)(14)           16 (3)(4)(5)
+    lane 1    3  4  5  9   10 11 13 15     (10)(11)(13)(15)          (0) (1)(2)(6)
+
+In the order in which the lanes draw the epoch, position by position and lane by lane, "pad" takes the last ones that
+are not left over, "loop" the first ones, as torch's `DistributedSampler` and accelerate do. No sample is twice in this
+batch, but in an epoch shorter than `dp * batch_size`, which is repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -267,7 +278,7 @@ def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begi
         else:
             segment, offset = _ended(found[-1], parts[number - 1])
             if not goes_on:
-                segment, offset = Segment(rules, part.dp, segment.epoch, total, gaps, segment, offset), 0
+                segment, offset = Segment(rules, part.dp, segment.epoch, total, gaps, (segment, offset)), 0
         size, batch = segment.size, part.dp * part.batch_size
         length = _OPEN if size is None else (size - part.dp * offset) // batch * part.batch_size
         full = 0 if total is None else gaps.kept(0, total) // batch * part.batch_size
@@ -285,3 +296,61 @@ def _ended(begin: Begin, part: Part) -> tuple[Segment, int]:
     # An epoch that ends exactly there is still that one.
     segment, shift, _ = begin.around(part.draws - 1)
     return segment, part.draws + shift
+
+
+AtEnd = Literal["drop", "pad", "loop"]
+"""What becomes of the samples left over: not drawn, or drawn in one more batch of every lane."""
+
+
+class Ending(NamedTuple):
+    """The end of one epoch of a course, all of whose lanes draw whole batches up to there.
+
+    `left` is what each lane still holds, `whole` the same epoch, dealt to as many lanes from its beginning.
+    """
+
+    left: tuple[tuple[int, ...], ...]
+    whole: Segment
+    batch_size: int
+
+    @classmethod
+    def of(cls, course: Course, drawn: int, total: int) -> Ending:
+        """Returns the end of the epoch in which a run stands that has drawn so many; at its end still that one."""
+        begin, stop = course.begin(total), course.epoch_stop(drawn, total)
+        segment, first = begin.segment, begin.offset + begin.length
+        if stop > begin.length:
+            segment = begin.later(segment.epoch + (stop - begin.length) // begin.full)
+            first = begin.full
+        left = tuple(
+            tuple(segment.sample(lane, position) for position in range(first, segment.lane_length(lane)))
+            for lane in range(course.dp)
+        )
+        return cls(left, begin.later(segment.epoch), course.batch_size)
+
+    @property
+    def leftover(self) -> int:
+        """Samples that are left over, of all lanes."""
+        return sum(map(len, self.left))
+
+    @property
+    def missing(self) -> int:
+        """Samples that one more batch of every lane draws once more; 0 where nothing is left over."""
+        return len(self.left) * self.batch_size - self.leftover if self.leftover else 0
+
+    def batch(self, lane: int, at_end: AtEnd) -> tuple[int, ...]:
+        """Returns the samples of the batch that a lane draws behind its whole ones; none where nothing is left over."""
+        own = self.left[lane]
+        if at_end == "drop" or not self.leftover:
+            return ()
+        places = np.arange(self.batch_size)[:, None] >= [len(each) for each in self.left]
+        numbers = np.cumsum(places).reshape(places.shape)[len(own) :, lane] - 1
+        return (*own, *self._again(at_end)[numbers].tolist())
+
+    def _again(self, at_end: AtEnd) -> npt.NDArray[np.int64]:
+        dp, count = len(self.left), self.whole.size
+        assert count
+        step = dp * self.batch_size
+        numbers = (np.arange(step) + (0 if at_end == "loop" else count - step)) % count
+        samples = self.whole.samples(numbers % dp, numbers // dp)
+        if count >= step:
+            samples = samples[~np.isin(samples, [sample for each in self.left for sample in each])]
+        return samples[: self.missing] if at_end == "loop" else samples[len(samples) - self.missing :]

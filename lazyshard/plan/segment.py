@@ -17,7 +17,6 @@ what is carried is stored: a place in it is one of the segment before.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -67,66 +66,29 @@ class Slices:
         return number, offsets - self.starts(number)
 
 
-class Carried:
-    """What is carried over from one segment to the next: `size` samples.
-
-    Each lane had drawn [0, draws); `rests` are what each still held, `removed` the offsets in it that are now left out.
-    """
-
-    __slots__ = ("_draws", "_kept_before", "_removed", "_rests", "size")
-
-    def __init__(self, rests: Slices, draws: int, removed: Sequence[int] = ()) -> None:
-        self._rests, self._draws, self._removed = rests, draws, removed
-        # Of each that is left out: how many are kept before it.
-        self._kept_before = [offset - number for number, offset in enumerate(removed)]
-        self.size = rests.size - len(removed)
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Returns the lane and the position of the segment before for a number in [0, size)."""
-        lane, within = self._rests.find(number + bisect_right(self._kept_before, number))
-        return lane, self._draws + within
-
-    def places(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
-        """Returns `place` for each."""
-        lanes, within = self._rests.find_all(numbers + np.searchsorted(self._kept_before, numbers, side="right"))
-        return lanes, self._draws + within
-
-    def number(self, lane: int, position: int) -> int | None:
-        """Returns the number of a place that was not drawn before; None if it is not carried, -1 if it is left out."""
-        within = position - self._draws
-        if within >= self._rests.length(lane):
-            return None
-        offset = self._rests.start(lane) + within
-        out = bisect_left(self._removed, offset)
-        return -1 if offset in self._removed[out : out + 1] else offset - out
-
-
 class Segment:
     """What is left of one epoch, dealt to `dp` lanes; `total` is the end of the samples, None while the stream grows.
 
-    Of the segment that ended `before`, None at the beginning of an epoch, each lane had drawn positions [0, draws): a
-    ValueError if there are not as many. The fresh deal begins with sample `start`, behind what is `carried` over.
+    `ended`, None at the beginning of an epoch: the segment before, and how many positions each of its lanes had drawn;
+    a ValueError if there are not as many. The fresh deal begins with sample `start`, behind what is `carried` over.
     """
 
     def __init__(
-        self,
-        rules: Rules,
-        dp: int,
-        epoch: int,
-        total: int | None,
-        gaps: Gaps,
-        before: Segment | None = None,
-        draws: int = 0,
+        self, rules: Rules, dp: int, epoch: int, total: int | None, gaps: Gaps, ended: tuple[Segment, int] | None = None
     ) -> None:
         self.rules, self.dp, self.epoch, self.total, self.gaps = rules, dp, epoch, total, gaps
         self.start = 0
         self._lowest = 0  # nothing below is carried
-        self._over = Carried(Slices(0, 1), 0)
-        if before is not None:
-            self._end(before, draws)
-        self.carried = self._over.size
+        # What each lane of the segment before still held, which had drawn so many; offsets in it that are left out now,
+        # and of each how many are kept before it.
+        self._rests, self._drawn = Slices(0, 1), 0
+        self._removed: list[int] = []
+        self._kept_before: list[int] = []
+        if ended is not None:
+            self._end(*ended)
+        self.carried = self._rests.size - len(self._removed)
         # Where nothing is carried, nothing of the history before matters any more.
-        self.before = before if self.carried else None
+        self.before = ended[0] if ended is not None and self.carried else None
         self._slices = Slices(self.carried, dp)
         self._known: tuple[tuple[int, int], list[int]] = (-1, -1), []
         self._deal = Deal(dp, rules.unit, self.carried % dp)
@@ -145,17 +107,23 @@ class Segment:
         if last < 0:
             raise ValueError(f"{draws} positions were drawn of each of {dp} lanes, but one ends at {draws + last}")
         longer = bisect_left(range(dp), True, key=lambda lane: before.lane_length(lane, opened) - draws == last)
-        rests = Slices(last * dp + (longer if first > last else 0), dp)
+        self._rests, self._drawn = Slices(last * dp + (longer if first > last else 0), dp), draws
         if before._fresh is not None and before.total is not None and opened * dp >= before._fresh:
             self.start = before.total
         else:
             self.start = before.gaps.nth(before.start, opened * dp)
         self._lowest = before.done_before(draws)
-        self._over = Carried(rests, draws)
         # Of the region from which samples are carried, is more left out than before?
         if self.gaps.kept(self._lowest, self.start) != before.gaps.kept(self._lowest, self.start):
-            samples = before.samples(*self._over.places(np.arange(rests.size, dtype=np.int64))).tolist()
-            self._over = Carried(rests, draws, [offset for offset, one in enumerate(samples) if one in self.gaps])
+            samples = before.samples(*self._places_before(np.arange(self._rests.size, dtype=np.int64))).tolist()
+            self._removed = [offset for offset, one in enumerate(samples) if one in self.gaps]
+            self._kept_before = [offset - number for number, offset in enumerate(self._removed)]
+
+    def _places_before(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
+        """Returns the lanes and the positions of the segment before for numbers in [0, carried)."""
+        out = np.searchsorted(self._kept_before, numbers, side="right")
+        lanes, within = self._rests.find_all(numbers + out)
+        return lanes, self._drawn + within
 
     def lane_length(self, lane: int, opened: int = 2**63) -> int:
         """Returns how many positions a lane has, or those of them before the end of its `opened` fresh windows."""
@@ -186,10 +154,12 @@ class Segment:
         known, samples = self._known
         if known != (lane, first):
             self._known = (lane, first), []
-            return self.before.sample(*self._over.place(self._slices.start(lane) + position))
+            number = self._slices.start(lane) + position
+            before, within = self._rests.find(number + bisect_right(self._kept_before, number))
+            return self.before.sample(before, self._drawn + within)
         if not samples:
             start, stop = self._slices.start(lane), min(first + _BLOCK, self._slices.length(lane))
-            samples += self.before.samples(*self._over.places(np.arange(start + first, start + stop))).tolist()
+            samples += self.before.samples(*self._places_before(np.arange(start + first, start + stop))).tolist()
         return samples[within]
 
     def _order(self, lane: int, number: int, total: int | None) -> _Integers:
@@ -208,7 +178,7 @@ class Segment:
         assert self.before is not None
         drawn, over = np.empty_like(positions), ~fresh
         drawn[fresh] = self._fresh_samples(lanes[fresh], behind[fresh])
-        drawn[over] = self.before.samples(*self._over.places(positions[over] + self._slices.starts(lanes[over])))
+        drawn[over] = self.before.samples(*self._places_before(positions[over] + self._slices.starts(lanes[over])))
         return drawn
 
     def _fresh_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
@@ -238,9 +208,12 @@ class Segment:
 
     def take_over(self, lane: int, position: int) -> tuple[int, int] | None:
         """Returns where a place not drawn before is now; None if not carried, (-1, -1) if left out from here on."""
-        if (number := self._over.number(lane, position)) is None:
+        within = position - self._drawn
+        if within >= self._rests.length(lane):
             return None
-        return self._slices.find(number) if number >= 0 else (-1, -1)
+        offset = self._rests.start(lane) + within
+        out = bisect_left(self._removed, offset)
+        return (-1, -1) if offset in self._removed[out : out + 1] else self._slices.find(offset - out)
 
     def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
         """Returns positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""

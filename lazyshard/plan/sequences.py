@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
@@ -173,13 +174,8 @@ def make_sequences(
 
     If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
     """
-    end = Cut(len(lengths), 0)
     if isinstance(form, Split):
-        sequences, left = split_documents(lengths, form, start)
-        if not last:
-            return sequences, left
-        rest = split_rest(lengths, form, left, begun=begun or bool(sequences))
-        return [*sequences, *([] if rest is None else [rest])], end
+        return _split(lengths, form, start, last, begun)
     if start != BEGINNING:
         raise ValueError(f"whole documents are not begun within one, got {start}")
     if isinstance(form, Pack):
@@ -188,47 +184,37 @@ def make_sequences(
         groups = [[document] for document in range(len(lengths))]
     else:
         raise ValueError(f"lengths are from 1 to {form.size}")
-    return [_whole([Piece(one, 0, lengths[one], False, False) for one in group]) for group in groups], end
+    whole = [Piece(one, 0, length, False, False) for one, length in enumerate(lengths)]
+    return [_whole([whole[one] for one in group]) for group in groups], Cut(len(lengths), 0)
 
 
 def _whole(pieces: Sequence[Piece]) -> SplitSequence:
     return SplitSequence(tuple(pieces), False, False)
 
 
-def split_documents(lengths: Sequence[int], form: Split, start: Cut = BEGINNING) -> tuple[list[SplitSequence], Cut]:
-    """Returns the sequences that documents fill, and where what is left over begins: the `start` with more of them."""
+def _split(lengths: Sequence[int], form: Split, start: Cut, last: bool, begun: bool) -> tuple[list[SplitSequence], Cut]:
     if any(length < 0 for length in lengths):
         raise ValueError(f"lengths are 0 or more, got {min(lengths)}")
     tokens = _Tokenised(lengths, form)
     at = tokens.position(start)
     sequences: list[SplitSequence] = []
-    while True:
-        bos = tokens.begins(at)
-        stop = at + form.size + form.overlap - bos
-        if stop > tokens.total:
-            return sequences, tokens.cut(at)
+    while (stop := at + form.size + form.overlap - (bos := tokens.begins(at))) <= tokens.total:
         ends = form.eos is not None and tokens.starts[bisect_left(tokens.starts, stop)] == stop
         eos = form.every_eos is not None and not ends
         sequences.append(SplitSequence(tokens.pieces(at, stop - eos), bos, eos))
         # The place of an EOS was that of a token which the next sequence begins with.
         at = stop - 1 if eos or form.overlap else stop
-
-
-def split_rest(lengths: Sequence[int], form: Split, left: Cut, *, begun: bool) -> SplitSequence | None:
-    """Returns what is left over as a sequence of its own, shorter than the others; None if no token is left.
-
-    With an overlap the sequence before, if there is one (`begun`), has the first of these tokens too.
-    """
-    tokens = _Tokenised(lengths, form)
-    at = tokens.position(left)
-    if tokens.total - at <= (form.overlap if begun else 0):
-        return None
-    eos = form.every_eos is not None and form.eos is None
-    return SplitSequence(tokens.pieces(at, tokens.total), tokens.begins(at), eos)
+    if not last:
+        return sequences, tokens.cut(at)
+    # With an overlap the sequence before, if there is one, has the first of these tokens too.
+    if tokens.total - at > (form.overlap if begun or sequences else 0):
+        eos = form.every_eos is not None and form.eos is None
+        sequences.append(SplitSequence(tokens.pieces(at, tokens.total), tokens.begins(at), eos))
+    return sequences, Cut(len(lengths), 0)
 
 
 def cut_after(sequence: SplitSequence, form: Split) -> Cut:
-    """Returns where the sequence after one of `split_documents` begins, perhaps at the end of its document."""
+    """Returns where the sequence after one that is full begins, perhaps at the end of its document."""
     document, _, stop, _, eos = sequence.pieces[-1]
     return Cut(document, (form.bos is not None) + stop + eos - form.overlap)
 
@@ -289,7 +275,7 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     shortest = int(sizes[order[-1]])
     packs: list[list[int]] = []
     rooms: list[int] = []  # in packs that are open, each once, rising: the tightest is found by bisection
-    with_room: dict[int, list[list[int]]] = {}
+    with_room: defaultdict[int, list[list[int]]] = defaultdict(list)
     for sample, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         at = bisect_left(rooms, size)
         if at == len(rooms):
@@ -299,18 +285,15 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
             room = rooms[at]
             pack = with_room[room].pop()
             if not with_room[room]:
-                del rooms[at], with_room[room]
+                del rooms[at]
         pack.append(sample)
         room -= size
         if room >= shortest:
-            if room not in with_room:
-                rooms.insert(bisect_left(rooms, room), room)
-            with_room.setdefault(room, []).append(pack)
+            if not with_room[room]:
+                insort(rooms, room)
+            with_room[room].append(pack)
     # The longest of a pack is the one that has opened it.
-    packs.sort(key=lambda pack: pack[0])
-    for pack in packs:
-        pack.sort()
-    return packs
+    return [sorted(pack) for pack in sorted(packs, key=lambda pack: pack[0])]
 
 
 def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[SplitSequence]:

@@ -1,4 +1,4 @@
-"""The durable steps of publishing: write, sync the file, rename, sync the directory.
+"""The durable steps of publishing: write, sync the file, rename, sync the directory; and locks of a node.
 
 Rename is atomic but not durable: a name survives a power cut only once its directory was synced.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,14 @@ NEW_FILE_MODE: Final = 0o666  # before the user's umask
 
 # What filesystems say that have no hard links; some say the first of a name that is taken, too
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+# What is done under a lock takes milliseconds. One that holds it for longer was stopped, and is not waited for
+LOCK_S: Final = 10.0
+
+# Descriptors that threads of this process hold locked: a lock that a fork shares would outlive the parent's death
+_held: Final[set[int]] = set()
 
 # Not every libc has it; see sync_file_range(2)
 _sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -212,3 +223,55 @@ def clear_folder(folder: Path) -> bool:
     finally:
         os.close(fd)
     return left
+
+
+def _let_go() -> None:
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextlib.contextmanager
+def held(fd: int) -> Iterator[None]:
+    """Has a fork let go of a descriptor meanwhile."""
+    _held.add(fd)
+    try:
+        yield
+    finally:
+        _held.discard(fd)
+
+
+def this_boot() -> str:
+    """Returns which start of the machine this is, "" where that cannot be told."""
+    with contextlib.suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii")
+    return ""
+
+
+def lock(fd: int, *, shared: bool) -> bool:
+    """Locks a file without waiting, or changes how it is locked; returns whether that was possible."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int | None]:
+    """Keeps others out by a lock file meanwhile; gives its descriptor, None where it cannot be had in time."""
+    fd = open_own(path)
+    _held.add(fd)
+    try:
+        due, pause = time.monotonic() + LOCK_S, 0.0001
+        while not (mine := lock(fd, shared=False)) and time.monotonic() < due:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        yield fd if mine else None
+    finally:
+        # Of a fork that has let go of it the number may be another file's by now.
+        if fd in _held:
+            _held.discard(fd)
+            os.close(fd)

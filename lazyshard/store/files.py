@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,7 +21,6 @@ from lazyshard.format.names import SEAL_SUFFIX, seal_name
 from lazyshard.format.records import printable
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused, write_all
-from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath
 
 STALE_TRIES: Final = 5  # one more is enough unless the file is replaced again in that very moment
@@ -35,6 +34,8 @@ MAX_BYTES: Final = 4 << 30
 
 # What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks
 MAX_PLAIN_BYTES: Final = 64 << 20
+
+FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"  # of the environment: where copies of objects lie
 
 _T = TypeVar("_T")
 _Given = TypeVar("_Given")
@@ -263,3 +264,39 @@ def unreadable(path: Path) -> AccessRefused:
     uid = os.geteuid()
     what = f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it"
     return AccessRefused(what, file=str(path), uid=uid)
+
+
+def cache_folder() -> Path:
+    """Returns the folder of all copies, made if it was not there.
+
+    Raises FileRefused: it is none, or others may write to it, who could put other rows there.
+    """
+    # On a disk nearly everywhere, where /tmp is often memory; fixed, since processes of a job may differ in TMPDIR.
+    uid, way = os.geteuid(), f"; name another one for the copies of chunks with {FOLDER_VARIABLE}"
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or f"/var/tmp/lazyshard-objects-{uid}").absolute()  # noqa: S108
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as cause:
+        raise refused(folder, "a folder", "a file", way) from cause
+    found = folder.stat()
+    if found.st_uid != uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        kind = f"one of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}"
+        raise refused(folder, f"a folder that only uid {uid} may write to", kind, way)
+    return folder
+
+
+def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields what lies in a folder; nothing if that is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield path, path.lstat()
+
+
+def evict(files: Iterable[tuple[Path, os.stat_result]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
+    """Drops files, in order, until no more than so many bytes are taken; returns how many are."""
+    for path, found in files:
+        if taken <= most:
+            break
+        taken -= found.st_size * drop(path)
+    return taken

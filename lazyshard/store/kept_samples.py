@@ -20,10 +20,9 @@ import numpy as np
 import xxhash
 
 from lazyshard.format import arrays
-from lazyshard.format.arrays import MAX_RECORD_BYTES, SLOT_BYTES, Kept, decode_slot, slot_at
-from lazyshard.store import room
-from lazyshard.store.durable import open_own, refused, remove, write_all
-from lazyshard.store.files import OpenFile
+from lazyshard.format.arrays import MAX_RECORD_BYTES, SLOT, Kept, slot_at
+from lazyshard.store.durable import locked, open_own, refused, remove, this_boot, write_all
+from lazyshard.store.files import OpenFile, evict, files_in
 
 FOLDER: Final = f"lazyshard-kept-{arrays.KEPT_VERSION}"
 
@@ -86,8 +85,8 @@ class KeptSamples:
             return False
         self._open()
         path = self._path(key)
-        with room.locked(self.folder / ".room") as locked:
-            if locked is None:
+        with locked(self.folder / ".room") as counted:
+            if counted is None:
                 # Its holder was stopped.
                 self._not_before = time.monotonic() + 60.0
                 return False
@@ -96,7 +95,7 @@ class KeptSamples:
             if self.find(key, rows, row, line) is not None:
                 return True
             file = self._file(key, rows)
-            if not self._reserve(locked, len(record) + (0 if file is not None else slot_at(rows)), path):
+            if not self._reserve(counted, len(record) + (0 if file is not None else slot_at(rows)), path):
                 return False
             if file is None:
                 # One that begins otherwise than it should.
@@ -114,11 +113,10 @@ class KeptSamples:
             self._open()
             path = self.folder / ".claims"
             self._claims = OpenFile(open_own(path), path, 0)
-        try:
+        with contextlib.suppress(BlockingIOError, PermissionError):
             fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key, row))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
+            return True
+        return False
 
     def release(self, key: bytes, row: int) -> None:
         """Gives that right back."""
@@ -134,17 +132,17 @@ class KeptSamples:
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=0o775)
                 _check(folder, own=folder == self.folder)
-            self._boot = room.this_boot()
+            self._boot = this_boot()
 
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{key.hex()}{KEPT_SUFFIX}"
 
     def _read(self, file: OpenFile, key: bytes, row: int, line: int) -> Kept | None:
         """Returns what is kept of a row; None where nothing is."""
-        data = os.pread(file.fd, SLOT_BYTES, slot_at(row))
-        if len(data) < SLOT_BYTES:
+        data = os.pread(file.fd, SLOT.size, slot_at(row))
+        if len(data) < SLOT.size:
             raise _Gone
-        offset, size, digest = decode_slot(data)
+        offset, size, digest = SLOT.unpack(data)
         if not offset:
             return None
         found = None
@@ -157,24 +155,20 @@ class KeptSamples:
         self.damaged += found is None
         return found
 
-    def _reserve(self, locked: int, size: int, keep: Path) -> bool:
+    def _reserve(self, counted: int, size: int, keep: Path) -> bool:
         """Counts so many bytes of the file `keep` as taken, once there is room for them; returns whether there was."""
-        data = os.pread(locked, 25, 0)  # one byte more than there should be
+        data = os.pread(counted, 25, 0)  # one byte more than there should be
         taken = int.from_bytes(data[:8], "little")
         if data != self._count(taken) or taken + size > self._most:
-            taken = self._make_room(size, keep)
+            files = [file for file in files_in(self.folder) if _NAME.fullmatch(file[0].name)]
+            taken = sum(found.st_size for _, found in files)
+            if taken + size > self._most >= size:
+                others = sorted((file for file in files if file[0] != keep), key=lambda one: one[1].st_mtime_ns)
+                # A part of it is left free, so that the files are not looked at for each sample.
+                taken = evict(others, taken, self._most - self._most // 16 - size, _drop)
         fits = taken + size <= self._most
-        os.pwrite(locked, self._count(taken + size * fits), 0)
+        os.pwrite(counted, self._count(taken + size * fits), 0)
         return fits
-
-    def _make_room(self, size: int, keep: Path) -> int:
-        files = [file for file in room.files_in(self.folder) if _NAME.fullmatch(file[0].name)]
-        taken = sum(found.st_size for _, found in files)
-        if taken + size <= self._most or size > self._most:
-            return taken
-        others = sorted((file for file in files if file[0] != keep), key=lambda one: one[1].st_mtime_ns)
-        # A part of it is left free, so that the files are not looked at for each sample.
-        return room.evict(others, taken, self._most - self._most // 16 - size, _drop)
 
     def _count(self, taken: int) -> bytes:
         # With a digest of it and of which start of the machine it was.
@@ -207,7 +201,7 @@ def _append(fd: int, row: int, record: bytes) -> None:
     end = os.fstat(fd).st_size
     try:
         write_all(fd, record, end)
-        write_all(fd, arrays.encode_slot(arrays.slot_of(record, end)), slot_at(row))
+        write_all(fd, arrays.encode_slot(record, end), slot_at(row))
     except OSError:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, end)

@@ -3,12 +3,20 @@
 Of the processes of a node that want the same chunk at a time one fetches it, under a temporary name that is locked
 while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and its rows are those
 that its seal tells. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
+
+The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment.
+Files in it: `.lock`, held (flock) for the moment in which room is made; and in the folder of a stream, for each chunk,
+its copy, `chunk_N.jsonl`, or `.chunk_N.jsonl.part` while it is being fetched. Whoever reads a copy holds a shared flock
+on it, who fetches it an exclusive one on the part. So what may go is what can be locked, and a lock ends with its
+process: a part that can be locked was left by one that was killed. A copy's modification time says when it was last
+opened, its access time `_UNREAD` that it was fetched ahead and never opened yet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import threading
 import time
@@ -20,18 +28,26 @@ from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from lazyshard.errors import LazyShardError, SealInvalid
+from lazyshard.errors import ConfigInvalid, LazyShardError, SealInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
-from lazyshard.store import room
-from lazyshard.store.durable import remove, write_all
-from lazyshard.store.files import PART_BYTES, OpenFile, open_file, open_unread, read_file, size_of
+from lazyshard.store import files
+from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all
+from lazyshard.store.files import PART_BYTES, OpenFile, evict, files_in, open_file, open_unread, size_of
 from lazyshard.store.urls import UrlPath
+
+BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
+AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
+PART_SUFFIX: Final = ".part"
+_UNREAD: Final = 0
 
 _LOOK_S: Final = 0.02  # how often to look whether another process has fetched what this one waits for
 
 # One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for
 _STALLED_S: Final = 60.0
+
+_log = logging.getLogger("lazyshard")
+_told: set[str] = set()
 
 # Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference
 _Copy: TypeAlias = tuple[Seal, OpenFile, OpenFile | None]
@@ -46,10 +62,12 @@ class Mirror:
     def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
         self._directory, self._check_identity = directory, check_identity
         # What a machine can spare that trains, and room for some chunks of each of its ranks.
-        self._most = room.number_of(room.BYTES_VARIABLE, 16 << 30)
+        self._most = number_of(BYTES_VARIABLE, 16 << 30)
         # One that is there when the one before it is done with, and one that may take longer than usual.
-        self._ahead = room.number_of(room.AHEAD_VARIABLE, 2)
-        self.folder = room.folder_of(str(directory), stream_id)
+        self._ahead = number_of(AHEAD_VARIABLE, 2)
+        # A machine that was started again has another one: nothing in it was ever synced.
+        name = f"2 {this_boot()} {directory} {stream_id}"
+        self.folder = files.cache_folder() / xxhash.xxh3_128_hexdigest(name.encode())
         self.folder.mkdir(mode=0o700, exist_ok=True)
         # Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same.
         self._recent: deque[int] = deque(maxlen=16)
@@ -93,13 +111,13 @@ class Mirror:
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
         copy = self.folder / chunk_name(chunk)
-        part = copy.with_name(f".{copy.name}{room.PART_SUFFIX}")
+        part = copy.with_name(f".{copy.name}{PART_SUFFIX}")
         moved_at, progress = time.monotonic(), -1
         while True:
             try:
                 if (found := self._opened(chunk, copy, read=not ahead)) is not None:
                     return found
-                file = self._file(part, os.O_CREAT)
+                file = _file(part, os.O_CREAT)
             except BlockingIOError:
                 # Its process is about to read it, or somebody is removing it: a matter of a moment.
                 time.sleep(_LOOK_S)
@@ -108,10 +126,10 @@ class Mirror:
                 # Whoever removed the last copy has removed the folder.
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 continue
-            with room.held(file.fd):
-                mine = room.lock(file.fd, shared=False)
+            with held(file.fd):
+                mine = lock(file.fd, shared=False)
                 # Since it was opened it may have been fetched and renamed, or removed.
-                if mine and room.is_at(file.fd, part):
+                if mine and is_at(file.fd, part):
                     if not copy.exists():
                         return self._fill(file, part, chunk, ahead=ahead) or (None if ahead else self._alone(chunk))
                     # Between the look and the lock another one has come to its end.
@@ -128,17 +146,14 @@ class Mirror:
                 return self._alone(chunk)
             time.sleep(_LOOK_S)
 
-    def _file(self, path: Path, flags: int = 0) -> OpenFile:
-        return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), path, 0)
-
     def _opened(self, chunk: int, copy: Path, *, read: bool) -> _Copy | None:
         """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
         if not copy.exists():
             return None
-        file = self._file(copy)
-        if not room.lock(file.fd, shared=True):
+        file = _file(copy)
+        if not lock(file.fd, shared=True):
             raise BlockingIOError(errno.EAGAIN, "is locked", str(copy))
-        if not room.is_at(file.fd, copy):
+        if not is_at(file.fd, copy):
             return None
         size = os.fstat(file.fd).st_size - 8
         sealed = int.from_bytes(file.read(max(0, size), 8), "little")
@@ -146,11 +161,11 @@ class Mirror:
             seal = Seal.decode(file.read(size - sealed, sealed) if sealed <= size else b"", chunk)
             if sum(one.size for _, one in self._objects(seal)) + sealed == size:
                 if read:
-                    room.note_use(file.fd, read=True)
+                    note_use(file.fd, read=True)
                 return self._parts(file, seal)
         # Nobody of ours has left it so; another program has been here.
         del file
-        room.drop(copy)
+        drop(copy)
         return None
 
     def _objects(self, seal: Seal) -> list[tuple[UrlPath, Seal | SealedArrays]]:
@@ -176,7 +191,7 @@ class Mirror:
                 end, size = sealed + len(sealed).to_bytes(8, "little"), sum(one.size for _, one in objects)
                 if not all(_may_be(*one) for one in objects):
                     return None
-                if not room.reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
+                if not reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
                     return None
                 begins = (0, seal.size)
                 whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
@@ -189,13 +204,13 @@ class Mirror:
                 if error.errno != errno.ENOSPC:
                     raise
                 what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
-                way = f"{room.BYTES_VARIABLE}, or {room.FOLDER_VARIABLE} to a folder on another disk"
+                way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
                 raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
-            room.note_use(file.fd, read=not ahead)
+            note_use(file.fd, read=not ahead)
             # From here on others may read it.
             undo.pop_all()
             os.rename(part, self.folder / chunk_name(chunk))
-            room.lock(file.fd, shared=True)
+            lock(file.fd, shared=True)
             return self._parts(file, seal)
 
     def _alone(self, chunk: int) -> _Copy:
@@ -207,8 +222,79 @@ class Mirror:
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
         path = self._directory / seal_name(chunk)
-        data = read_file(path)
+        data = files.read_file(path)
         return Seal.decode(data, chunk, str(path)), data
+
+
+def _file(path: Path, flags: int = 0) -> OpenFile:
+    return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), path, 0)
+
+
+def number_of(variable: str, default: int) -> int:
+    """Returns the number that a variable of the environment says. Raises ConfigInvalid: it says none."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal():
+        raise ConfigInvalid(f"{variable} is a number from 0 on, got {text!r}")
+    return int(text)
+
+
+def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
+    """Makes room in a cache of at most `most` bytes for a locked part, and gives it that size; returns whether it has.
+
+    Always if not `ahead`: the cache may then exceed its bound. What nobody waits for displaces only what was read.
+    """
+    with locked(root / ".lock"):
+        total, copies = 0, []
+        for folder in root.iterdir():
+            for path, found in files_in(folder) if folder.is_dir() and not folder.is_symlink() else ():
+                if path.name.endswith(PART_SUFFIX):
+                    if drop(path):
+                        continue
+                elif not (ahead and found.st_atime_ns == _UNREAD):
+                    copies.append((path, found))
+                total += found.st_size
+        copies.sort(key=lambda copy: (copy[1].st_atime_ns == _UNREAD, copy[1].st_mtime_ns))
+        total = evict(copies, total, most - size, drop)
+        if total + size > most:
+            if ahead:
+                return False
+            if str(root) not in _told:
+                _told.add(str(root))
+                what = f"{root}: {total + size} bytes of chunks are being read on this node, more than the {most} that"
+                what += " the cache may take; it grows past that, and chunks may have to be fetched again: let it have"
+                what += " room for all chunks that the ranks of a node read at a time (their shuffle windows), with"
+                _log.warning("%s %s", what, BYTES_VARIABLE)
+        os.ftruncate(part, size)
+    return True
+
+
+def note_use(fd: int, *, read: bool) -> None:
+    """Notes that a copy is used now; `read`: opened, not just fetched."""
+    now = time.time_ns()
+    os.utime(fd, ns=(now if read else _UNREAD, now))
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Returns whether an open file still has this name."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    return False
+
+
+def drop(path: Path) -> bool:
+    """Removes a file of the cache that nobody reads or fetches; returns whether it was removed."""
+    try:
+        file = _file(path)
+    except OSError:
+        return False
+    if not lock(file.fd, shared=False) or not is_at(file.fd, path):
+        return False
+    remove(path)
+    del file
+    # The last one of a stream leaves an empty folder.
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    return True
 
 
 def _may_be(path: UrlPath, sealed: Seal | SealedArrays) -> bool:

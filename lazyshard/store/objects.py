@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -29,15 +30,9 @@ _MOST_BYTES: Final = 4 << 30
 # Libraries whose errors come from a connection, unless they say otherwise
 _DRIVERS: Final = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "adlfs", "requests", "urllib3")
 
-_NO_CREDENTIALS: Final = (
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "TokenRetrievalError",
-    "ProfileNotFound",
-    "ConfigNotFound",
-    "DefaultCredentialsError",
-    "ClientAuthenticationError",
+_NO_CREDENTIALS: Final = re.compile(
+    "(No|Partial|Default)CredentialsError|ClientAuthenticationError"
+    "|(Credential|Token)RetrievalError|(Profile|Config)NotFound"
 )
 _OWN_MISTAKES: Final = ("ParamValidationError", "InvalidEndpointURLError", "NoRegionError", "UnknownServiceError")
 _NO_PLACE: Final = (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS)
@@ -129,11 +124,9 @@ class ObjectStore:
 
     def exists(self, name: str) -> bool:
         """Returns whether there is an object of this name."""
-        try:
-            self.size(name)
-        except FileNotFoundError:
-            return False
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            return self.size(name) >= 0
+        return False
 
     def size(self, name: str) -> int:
         """Returns how many bytes an object has."""
@@ -316,14 +309,11 @@ def _why_failed(error: BaseException, url: str = "") -> _Failure:
         (code == "NoSuchBucket", "Make the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"),
         (isinstance(error, ImportError) or (of_value and "Protocol not known" in words), _DRIVER_ADVICE),
         (
-            names.intersection(_NO_CREDENTIALS),
+            any(map(_NO_CREDENTIALS.fullmatch, names)),
             "Give this process credentials of the store: for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "AWS_PROFILE, or a role of the machine",
         ),
-        (
-            of_value and "Invalid endpoint" in words,
-            "An endpoint is a URL, like http://host:9000: correct AWS_ENDPOINT_URL",
-        ),
+        (of_value and "Invalid endpoint" in words, "Make AWS_ENDPOINT_URL a URL, like http://host:9000"),
         (names.intersection(_OWN_MISTAKES), _DRIVER_ADVICE if of_value else _REQUEST_ADVICE),
         (missing, ""),
         (

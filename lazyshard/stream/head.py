@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from lazyshard.format.names import HEAD, HEAD_RESERVE
 from lazyshard.format.records import STATES, Head, ProducerState, printable
-from lazyshard.store.durable import publish_bytes, remove, write_new
-from lazyshard.store.room import this_boot
+from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
 
 # Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a

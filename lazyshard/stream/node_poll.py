@@ -28,9 +28,8 @@ import xxhash
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.records import Head
-from lazyshard.store.durable import open_own
+from lazyshard.store.durable import lock, open_own
 from lazyshard.store.files import OpenFile
-from lazyshard.store.room import lock
 from lazyshard.stream.listing import Published, are_whole
 
 # Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR

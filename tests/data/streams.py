@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
-from lazyshard.plan.steps import AtEnd
+from lazyshard.plan.course import AtEnd
 from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, ids
 from tests.plan import oracle

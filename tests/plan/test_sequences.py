@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.plan import sequences as planned
-from lazyshard.plan.sequences import Cut, Pack, Piece, Split, completed, make_sequences, pack_samples, split_documents
+from lazyshard.plan.sequences import Cut, Pack, Piece, Split, completed, make_sequences, pack_samples
 from tests.stream.streams import refusal_of
 
 BOS, EOS = "<", ">"
@@ -77,7 +77,7 @@ def of_buffer(documents: list[list[str]], rule: Split) -> Iterator[list[str]]:
 
 @given(lengths_of_documents, rules)
 def test_sequences_are_those_of_a_buffer_of_tokens_and_every_token_comes_once(lengths: list[int], rule: Split) -> None:
-    sequences, left = split_documents(lengths, rule)
+    sequences, left = make_sequences(lengths, rule)
     found = [written(sequence) for sequence in sequences]
     assert found == list(of_buffer(framed(lengths, rule), rule))
     assert all(sequence.pieces for sequence in sequences)
@@ -89,12 +89,12 @@ def test_sequences_are_those_of_a_buffer_of_tokens_and_every_token_comes_once(le
 
 @given(lengths_of_documents, lengths_of_documents, rules)
 def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list[int], rule: Split) -> None:
-    whole = split_documents(before + more, rule)
-    first, left = split_documents(before, rule)
-    rest, end = split_documents(before + more, rule, left)
+    whole = make_sequences(before + more, rule)
+    first, left = make_sequences(before, rule)
+    rest, end = make_sequences(before + more, rule, left)
     assert (first + rest, end) == whole
     # Those that are done with need not be given again.
-    kept, end_of_kept = split_documents((before + more)[left.document :], rule, Cut(0, left.offset))
+    kept, end_of_kept = make_sequences((before + more)[left.document :], rule, Cut(0, left.offset))
     assert [written(moved(one, left.document)) for one in kept] == [written(one) for one in rest]
     assert end_of_kept == (end.document - left.document, end.offset)
 
@@ -103,14 +103,14 @@ def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list
 def test_it_goes_on_after_any_sequence(lengths: list[int], rule: Split, overlap: int) -> None:
     if rule.every_bos is rule.every_eos is None:
         rule = replace(rule, overlap=overlap)
-    sequences, left = split_documents(lengths, rule)
+    sequences, left = make_sequences(lengths, rule)
     for number, sequence in enumerate(sequences, 1):
-        assert split_documents(lengths, rule, planned.cut_after(sequence, rule)) == (sequences[number:], left)
+        assert make_sequences(lengths, rule, planned.cut_after(sequence, rule)) == (sequences[number:], left)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(0, 1))
 def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: int, overlap: int) -> None:
-    sequences, left = split_documents(lengths, Split(size=size, overlap=overlap))
+    sequences, left = make_sequences(lengths, Split(size=size, overlap=overlap))
     tokens = sum(lengths)
     if tokens <= overlap:
         assert sequences == []
@@ -127,16 +127,16 @@ def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: in
 
 def test_every_sequence_may_begin_and_end_alike() -> None:
     rule = Split(size=5, bos=0, eos=0, every_bos=0, every_eos=0)
-    sequences, left = split_documents([5, 1, 4], rule)
+    sequences, left = make_sequences([5, 1, 4], rule)
     expected = ["< 0.0 0.1 0.2 >", "< 0.3 0.4 > >", "< 1.0 > < >", "< 2.0 2.1 2.2 >"]
     assert [" ".join(written(one)) for one in sequences] == expected
     assert left == Cut(2, 4)
     rule = Split(size=2, overlap=1)
     made, left = make_sequences([3], rule)
     assert [written(one) for one in made] == [[token(0, 0), token(0, 1), token(0, 2)]]
-    assert planned.split_rest([3], rule, left, begun=True) is None
+    assert make_sequences([3], rule, left, last=True, begun=True) == ([], Cut(1, 0))
     # A document of one token that begins a stream is that very place, but nobody has it yet.
-    assert planned.split_rest([1], rule, planned.BEGINNING, begun=False) == whole(0)
+    assert make_sequences([1], rule, last=True) == ([whole(0)], Cut(1, 0))
 
 
 lengths_of_samples = st.lists(st.integers(1, 20), max_size=60)
@@ -180,19 +180,26 @@ def test_packs_are_those_of_best_fit_decreasing_and_none_is_too_full(lengths: li
         (lambda: Split(size=9, overlap=2), "overlap .* got 2"),
         (lambda: Split(size=9, overlap=1, every_bos=0), "overlap=1"),
         (lambda: Split(size=9, overlap=1, every_eos=0), "overlap=1"),
-        (lambda: split_documents([3, -1], Split(size=2)), "lengths .* got -1"),
-        (lambda: split_documents([3], Split(size=2), Cut(0, 4)), "start"),
-        (lambda: split_documents([3], Split(size=2), Cut(0, -1)), "start"),
-        (lambda: split_documents([3], Split(size=2), Cut(1, 1)), "start"),
-        (lambda: split_documents([3], Split(size=2), Cut(2, 0)), "start"),
-        (lambda: split_documents([3], Split(size=2), Cut(-1, 0)), "start"),
+        (lambda: make_sequences([3, -1], Split(size=2)), "lengths .* got -1"),
         (lambda: pack_samples([3, 0], 10), "got 0 for sample 1"),
         (lambda: pack_samples([3, 11], 10), "got 11 for sample 1"),
         (lambda: pack_samples([], 0), "capacity .* got 0"),
+        (lambda: Pack(0), "size .* got 0"),
+        (lambda: make_sequences([1], Pack(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([1], planned.Pad(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([3, 1, 2], planned.Pad(2)), "lengths are from 1 to 2"),
+        (lambda: make_sequences([0], planned.Pad(2)), "lengths are from 1 to 2"),
+        (lambda: completed([whole(0), whole(1)], 1, planned.Pad(9)), "from 1 to 1 .* got 2"),
+        (lambda: completed([], 1, planned.Pad(9)), "from 1 to 1 .* got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
     refusal_of(ValueError, what, make)
+
+
+def test_a_place_that_no_document_has_is_no_start() -> None:
+    for at in ((0, 4), (0, -1), (1, 1), (2, 0), (-1, 0)):
+        refusal_of(ValueError, "start", make_sequences, [3], Split(size=2), Cut(*at))
 
 
 overlapping = st.builds(Split, size=st.integers(1, 9), bos=ids, eos=ids, overlap=st.integers(0, 1))
@@ -273,19 +280,3 @@ def test_a_pack_is_taken_apart_where_its_halves_are_nearest_then_others_come_onc
     spread = np.random.default_rng(0).lognormal(np.log(700) - 0.5, 1.0, 10_000)
     lengths = np.clip(np.rint(spread), 1, 8192).astype(np.int64)
     assert lengths.sum() > 0.995 * 8192 * len(pack_samples(lengths, 8192))
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: Pack(0), "size .* got 0"),
-        (lambda: make_sequences([1], Pack(4), Cut(0, 1)), "not begun within one"),
-        (lambda: make_sequences([1], planned.Pad(4), Cut(0, 1)), "not begun within one"),
-        (lambda: make_sequences([3, 1, 2], planned.Pad(2)), "lengths are from 1 to 2"),
-        (lambda: make_sequences([0], planned.Pad(2)), "lengths are from 1 to 2"),
-        (lambda: completed([whole(0), whole(1)], 1, planned.Pad(9)), "from 1 to 1 .* got 2"),
-        (lambda: completed([], 1, planned.Pad(9)), "from 1 to 1 .* got 0"),
-    ],
-)
-def test_form_that_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
-    refusal_of(ValueError, what, make)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import ConfigInvalid, FileRefused
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store import room as cache_room
-from lazyshard.store.mirror import Mirror, guess_next
+from lazyshard.store.durable import locked
+from lazyshard.store.files import FOLDER_VARIABLE, cache_folder
+from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next, number_of
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from tests.store.server import Gate, Server
@@ -69,13 +70,13 @@ def test_the_cache_keeps_to_its_bound(
     folder = publish(tmp_path / "local", bucket, 120, 10)
     chunk = (folder / chunk_name(11)).stat().st_size + (folder / seal_name(11)).stat().st_size
     most = 5 * chunk
-    monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(most))
+    monkeypatch.setenv(BYTES_VARIABLE, str(most))
     reader = StreamReader(bucket)
     seen = 0
     for number in range(120):
         assert reader.read(number) == {"id": number}
         # While nobody makes room: else one that goes could be counted beside one that comes.
-        with cache_room.locked(cache / ".lock"):
+        with locked(cache / ".lock"):
             seen = max(seen, taken(cache))
     assert 3 * chunk < seen <= most
     assert not caplog.records
@@ -86,8 +87,8 @@ def room(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> in
     """The size of one of six chunks of ten rows, of which three fit into the cache, and nothing is fetched ahead."""
     folder = publish(tmp_path / "local", bucket, 60, 10)
     chunk = (folder / chunk_name(5)).stat().st_size + (folder / seal_name(5)).stat().st_size + 8
-    monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
-    monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(3 * chunk))
+    monkeypatch.setenv(AHEAD_VARIABLE, "0")
+    monkeypatch.setenv(BYTES_VARIABLE, str(3 * chunk))
     return chunk
 
 
@@ -115,15 +116,15 @@ def test_what_was_fetched_ahead_does_not_make_room_for_more_of_it(bucket: UrlPat
 def test_what_is_read_stays(
     server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(cache_room.BYTES_VARIABLE, "1")
-    monkeypatch.delenv(cache_room.AHEAD_VARIABLE)
+    monkeypatch.setenv(BYTES_VARIABLE, "1")
+    monkeypatch.delenv(AHEAD_VARIABLE)
     held, other = StreamReader(bucket), StreamReader(bucket)
     assert held.read(0) == {"id": 0}
     assert [other.read(sample)["id"] for sample in (10, 20, 30)] == [10, 20, 30]
     assert [held.read(sample)["id"] for sample in (1, 2)] == [1, 2]
     assert server.gets(".jsonl") == Counter({chunk_name(number): 1 for number in range(4)})
     (told,) = caplog.messages
-    assert cache_room.BYTES_VARIABLE in told
+    assert BYTES_VARIABLE in told
 
 
 def test_a_window_wider_than_what_is_held_open_is_fetched_once(tmp_path: Path, server: Server, bucket: UrlPath) -> None:
@@ -142,7 +143,7 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     tmp_path: Path, server: Server, bucket: UrlPath, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "local", bucket, 12, 4)
-    monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
+    monkeypatch.setenv(AHEAD_VARIABLE, "0")
     gate = Gate()
     server.fault = lambda method, key: gate.hold if method == "GET" and key.endswith(chunk_name(1)) else None
     with reading(bucket):
@@ -204,18 +205,18 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for place in ("file", "file/below", "open"):
-        monkeypatch.setenv(cache_room.FOLDER_VARIABLE, str(tmp_path / place))
-        refusal_of(FileRefused, str(tmp_path / place.partition("/")[0]), cache_room.cache_folder)
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / place))
+        refusal_of(FileRefused, str(tmp_path / place.partition("/")[0]), cache_folder)
     for text in ("-1", "1.5", "16GB"):
-        monkeypatch.setenv(cache_room.BYTES_VARIABLE, text)
-        refusal_of(ConfigInvalid, cache_room.BYTES_VARIABLE, cache_room.number_of, cache_room.BYTES_VARIABLE, 1)
+        monkeypatch.setenv(BYTES_VARIABLE, text)
+        refusal_of(ConfigInvalid, BYTES_VARIABLE, number_of, BYTES_VARIABLE, 1)
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 4)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0")
     monkeypatch.setattr("lazyshard.store.mirror.write_all", raising(OSError(28, "No space left on device")))
-    refusal_of(OSError, f"chunk 0 of {bucket}.*{cache_room.BYTES_VARIABLE}", StreamReader(bucket).read, 0)
+    refusal_of(OSError, f"chunk 0 of {bucket}.*{BYTES_VARIABLE}", StreamReader(bucket).read, 0)
 
 
 def test_what_is_guessed() -> None:

@@ -15,8 +15,8 @@ from lazyshard import LazyShardedDataset, StreamReader, errors
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import HEAD, chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.store.mirror import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.store.room import AHEAD_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner, retention
 from tests.data.options import grouped

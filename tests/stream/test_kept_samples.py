@@ -15,7 +15,7 @@ import pytest
 from lazyshard.errors import FileRefused
 from lazyshard.format import arrays
 from lazyshard.format.arrays import Kept, encode_sample, slot_at
-from lazyshard.store import room
+from lazyshard.store import durable
 from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.stream.streams import forked, open_descriptors, raised, wait_until
@@ -197,7 +197,7 @@ def test_count_that_cannot_be_believed(tmp_path: Path, monkeypatch: pytest.Monke
         # After a restart of the machine: a count that did not come onto the device any more.
         file.write_bytes(before if count is None else count)
         if count is None:
-            monkeypatch.setattr(room, "this_boot", lambda: "anew")
+            monkeypatch.setattr("lazyshard.store.kept_samples.this_boot", lambda: "anew")
         assert keep(KeptSamples(here, 4500), 3, 0, 2000)
         assert taken(here) <= 4500
 
@@ -322,10 +322,10 @@ def test_claim_is_one_process_at_a_time_and_ends_with_it(tmp_path: Path) -> None
 
 
 def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "LOCK_S", 0.01)
+    monkeypatch.setattr(durable, "LOCK_S", 0.01)
     kept = KeptSamples(tmp_path, PLENTY)
     assert keep(kept, 1, 0)
-    with room.locked(tmp_path / FOLDER / ".room") as locked:
+    with durable.locked(tmp_path / FOLDER / ".room") as locked:
         assert locked is not None
         assert not keep(kept, 1, 1)
         assert find(kept, 1, 0) == [1, 0]

@@ -227,7 +227,7 @@ def test_nothing_is_known_of_a_process_elsewhere(child: Head, tmp_path: Path, mo
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     for process in ("", "x", f"{'0' * 36} 1 1"):
         assert process_ended(replace(child, process=process)) is False
-    monkeypatch.setattr("lazyshard.store.room.BOOT_ID", Path("/nowhere/boot_id"))
+    monkeypatch.setattr("lazyshard.store.durable.BOOT_ID", Path("/nowhere/boot_id"))
     assert own_process() == ""
     assert process_ended(child) is False
 

@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from lazyshard.cli.output import size
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, parse_size
-from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.sequences import Pad, Split
+from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 
 SWIFT: Final = "swift"  # what --encode calls ms-swift
 MAX_AMOUNT: Final = 2**63 - 1

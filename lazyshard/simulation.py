@@ -31,9 +31,9 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream import Published
+from lazyshard.stream.chunk import OPEN_CHUNKS, OPEN_ROWS
 from lazyshard.stream.head import expected_wait, next_poll
-from lazyshard.stream.node_poll import LATER_S
-from lazyshard.stream.reader import OPEN_CHUNKS, OPEN_ROWS
+from lazyshard.stream.waiting import LATER_S
 from lazyshard.stream.writer import HEARTBEAT_S
 
 _CHUNK_OPENS: Final = 2  # Of a reader, to open a chunk: seal and data

@@ -25,8 +25,8 @@ from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, boun
 from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.store import durable
+from lazyshard.stream.listing import read_retired
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
 AUTO: Final = "auto"

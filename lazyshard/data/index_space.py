@@ -26,8 +26,7 @@ from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES, Held, ScatteredReader
-from lazyshard.stream.stream import open_now
-from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
+from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
 
 if TYPE_CHECKING:
     from lazyshard.data.commits import ReadingHints
@@ -231,7 +230,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
     if total is None:
         raise still_open(reader, "not all lengths are known; ask once it has ended")
     if reader.stream_id is None:
-        raise lengths_not_ours(directory)
+        raise lengths_missing(directory)
     stream = open_now(directory)
     if stream.stream_id != reader.stream_id:
         here, now = reader.stream_id, stream.stream_id

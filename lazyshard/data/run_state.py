@@ -97,10 +97,11 @@ class RunStates(States[RunState]):
         out += [one for steps in wanted if steps[0] != now for one in runs.ranges_of_steps(state, *steps, total)]
         for start, stop in wanted:
             if start == now:
-                state = runs.without_steps(state, start, stop, total)
+                state = replace(state, parts=runs.parts_behind_steps(state.parts, start, stop))
         known = gaps_of(state.parts)
         # What is left out already need not be dealt anew.
-        self.loaded = state if known.joined(out).ranges == known.ranges else runs.without_samples(state, out)
+        more = known.joined(out).ranges != known.ranges
+        self.loaded = replace(state, parts=runs.parts_without(state.parts, out)) if more else state
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
@@ -123,7 +124,8 @@ class RunStates(States[RunState]):
         return position if same else None
 
     def _resumed(self, state: RunState, dp: int) -> RunState:
-        return runs.resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
+        size, each = self.order.batch_size, self.order.draws_per_step
+        return replace(state, parts=runs.resumed_parts(state.parts, dp, size, draws_per_step=each))
 
 
 def _course(state: RunState) -> list[Part]:

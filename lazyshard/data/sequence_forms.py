@@ -29,7 +29,7 @@ from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, misfit
-from lazyshard.stream.token_lengths import ChunkLengths
+from lazyshard.stream.stream import ChunkLengths
 
 __all__ = ["AtEnd", "Form", "Pack", "Pad", "SequenceMaker", "SequenceSettings", "Split", "TooLong"]
 

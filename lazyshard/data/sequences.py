@@ -25,7 +25,7 @@ from lazyshard.part import Part
 from lazyshard.plan.sequences import Form, SplitSequence, completed
 from lazyshard.stream.run_state import parts_behind_steps, parts_without, resumed_parts
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
-from lazyshard.stream.token_lengths import lengths_not_ours
+from lazyshard.stream.stream import lengths_missing
 
 _log = logging.getLogger("lazyshard")
 
@@ -128,7 +128,7 @@ class LazyShardedSequences(RankIterable):
                 # All that is missing is the size of chunks: another program fills the directory.
                 if isinstance(cause, LazyShardError) or "samples_per_chunk" not in str(cause):
                     raise
-                raise lengths_not_ours(directory) from cause
+                raise lengths_missing(directory) from cause
         self._samples = self._dataset._states.order.num_samples
         sequence_forms.enter_rows(self._dataset)
         datasets = sequence_forms.datasets_of(self._dataset)

@@ -26,8 +26,7 @@ from lazyshard.format.names import QUARANTINE
 from lazyshard.memory import loads
 from lazyshard.store.files import open_file, read_file, read_seal
 from lazyshard.store.urls import UrlPath, stream_path
-from lazyshard.stream.stream import open_now
-from lazyshard.stream.token_lengths import lengths_missing
+from lazyshard.stream.stream import lengths_missing, open_now
 
 OTHERS: Final = "other reasons"
 MOST_TOLD_APART: Final = 200  # Reasons for which rows were refused, and as many sources of each

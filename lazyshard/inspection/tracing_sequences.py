@@ -206,7 +206,7 @@ class SequenceTracing(Tracing):
         def see(window: PlannedWindow) -> None:
             nonlocal last
             for first, names, fresh in self.rows_met(window):
-                drawn = self.rows.of_window(first // self.rows.rows, epoch)
+                drawn = self.rows.window(first // self.rows.rows, epoch)[0]
                 own = ((drawn.streams == self.stream) & (drawn.samples == sample))[names - first] & fresh
                 rows.update(names[own].tolist())
                 last = max((np.flatnonzero(own) + first).tolist(), default=last)

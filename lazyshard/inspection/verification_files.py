@@ -23,7 +23,7 @@ from lazyshard.inspection.outlook import producer_state
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.retention import read_retired
+from lazyshard.stream.listing import read_retired
 
 # damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
 # leaves behind, and a producer's next start puts right

@@ -1,7 +1,7 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
 `writer` and `reader` are the two sides, `waiting` is how a reader waits, with back-off; `cursor` says how far those are
-who read, `retention` deletes what the producer's limits allow.
+who read, `listing` deletes what the producer's limits allow.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
         write_cursor,
         write_reading,
     )
-    from lazyshard.stream.listing import Published
+    from lazyshard.stream.listing import Published, list_kept, read_retired
     from lazyshard.stream.reader import StreamReader
-    from lazyshard.stream.retention import list_kept, read_retired
     from lazyshard.stream.writer import ChunkWriter
 
 _OF_CONSUMERS: Final = "Consumer CursorOwner forget_consumer list_consumers read_cursor read_reading write_cursor"
 _HOMES: Final = {
     "cursor": (*_OF_CONSUMERS.split(), "write_reading"),
-    "listing": ("Published",),
+    "listing": ("Published", "list_kept", "read_retired"),
     "reader": ("StreamReader",),
-    "retention": ("list_kept", "read_retired"),
     "writer": ("ChunkWriter",),
 }
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -33,6 +34,7 @@ from lazyshard.stream.chunk_files import ChunkArrays, FileOfRows, RowPlace, dama
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
+    from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
@@ -40,6 +42,10 @@ copy more, and to hold several is memory that is touched for the first time. Bot
 
 HELD_BYTES: Final = 64 << 20
 """Bytes of chunks that a `ScatteredReader` holds. Where those of a window are more, rows are read one by one."""
+
+OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
+# Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row
+OPEN_ROWS: Final = 1 << 20
 
 _SCAN_BYTES: Final = 1 << 20
 _BLANKS: Final = b" \t\r\n"  # what JSON takes for white space
@@ -68,11 +74,6 @@ class Chunk(FileOfRows):
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._offsets[-1]
 
     def offset(self, row: int) -> int:
         """Byte at which a row starts."""
@@ -116,8 +117,7 @@ class Chunk(FileOfRows):
             lines = BytesIO(data).readlines()
             if b"".join(map(_digest, lines)) == self._digests[8 * first : 8 * stop]:
                 return lines
-        cuts = [offset - start for offset in offsets[first : stop + 1]]
-        lines = [data[cut:end] for cut, end in pairwise(cuts)]
+        lines = [data[begin - start : end - start] for begin, end in pairwise(offsets[first : stop + 1])]
         return lines[: good_until(len(lines), lambda at: self.check(lines[at], first + at))]
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ class Chunk(FileOfRows):
 
     def read_whole(self) -> bytes:
         """Reads the whole file. Its rows are not checked yet: see `spans` and `check`."""
-        return self._read(0, self.size)
+        return self._read(0, self._offsets[-1])
 
     def spans(self, rows: _Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], _Numbers | None]:
         """Returns where rows, in any order, start and stop in the file, and the bits of their digests if any."""
@@ -169,7 +169,7 @@ class Chunk(FileOfRows):
     def _read(self, start: int, size: int) -> bytes:
         data = self._file.read(start, size)
         if len(data) < size:
-            raise self._ended(start + len(data))
+            raise self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {start + len(data)}")
         return data
 
     def check(self, line: bytes, row: int) -> None:
@@ -242,8 +242,7 @@ def _find_rows(file: OpenFile, number: int) -> array[int]:
                 offsets.append(position + newline + 1)
             elif len(offsets) > 1:
                 offsets[-1] = position + newline + 1
-            blank = True
-            start = newline + 1
+            blank, start = True, newline + 1
         blank = blank and not block[start:].strip(_BLANKS)
         position += len(block)
         if position - offsets[-1] > MAX_ROW_BYTES:
@@ -255,6 +254,34 @@ def _find_rows(file: OpenFile, number: int) -> array[int]:
     else:
         offsets.append(position)
     return offsets
+
+
+class OpenChunks(dict[int, Chunk]):
+    """The open chunks of one reader, in the order of use; those that were not used for longest are closed.
+
+    Of an object store no more are held than are needed, as each is kept in the cache meanwhile: one at first, and twice
+    as many whenever a chunk has to be opened again that was closed only just before. Several threads may share one, and
+    it may be forked at any time: each step is atomic. (An OrderedDict breaks when the end of a value lets a thread in.)
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        files = 1 + stream.arrays
+        self._by_rows = max(1, OPEN_ROWS // files // stream.samples_per_chunk)
+        self._grows = stream.mirror is not None
+        self._most = 1 if self._grows else min(OPEN_CHUNKS // files, self._by_rows)
+        self._closed: deque[int] = deque(maxlen=2)
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes a chunk that was opened and is about to be used; closes others for it, if there are too many."""
+        if self._grows and chunk.number in self._closed:
+            # It was closed too early: the reader goes to and fro between more of them.
+            self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
+            self._closed = deque(self._closed, maxlen=2 * self._most)
+        self[chunk.number] = chunk
+        for old in list(self)[: -self._most]:
+            self.pop(old, None)
+            self._closed.append(old)
 
 
 def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
@@ -293,31 +320,31 @@ class ScatteredReader:
         None, and what is held is let go, unless their chunks fit into `HELD_BYTES`, a quarter of them at least is to be
         read, their rows are not large, and each chunk can be opened: who comes to its rows is told.
         """
-        found = None
         with contextlib.suppress(LazyShardError, OSError):
-            found = self._find(samples)
-        if found is None:
-            self._held = {}
-        return found
+            if (found := self._find(samples)) is not None:
+                return found
+        self._held = {}
+        return None
 
     def _find(self, samples: _Numbers) -> Held | None:
         numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
         spans = np.empty((3, len(samples)), dtype=np.int64)
         spans[0] = numbers
-        digests, unsealed, whole = np.empty(len(samples), dtype=np.int64), False, 0
+        digests, whole = np.zeros(len(samples), dtype=np.int64), 0
         chunks = frozenset(np.unique(numbers).tolist())
         for number in sorted(chunks):
             chunk = self._reader.chunk(number)
-            if (whole := whole + chunk.size) > HELD_BYTES:
+            if (whole := whole + chunk.offset(len(chunk))) > HELD_BYTES:
                 return None
             places = np.flatnonzero(numbers == number)
             spans[1, places], spans[2, places], sealed = chunk.spans(rows[places])
-            digests[places], unsealed = 0 if sealed is None else sealed, unsealed or sealed is None
+            if sealed is not None:
+                digests[places] = sealed
         wanted = int((spans[2] - spans[1]).sum())
         row_bytes = max(1, wanted // len(samples))
         if whole > 4 * wanted or row_bytes > LARGE_ROW_BYTES:
             return None
-        return Held(samples, row_bytes, spans, None if unsealed else digests.tobytes(), chunks)
+        return Held(samples, row_bytes, spans, digests.tobytes() if self._reader.stream_id else None, chunks)
 
     def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
         """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.

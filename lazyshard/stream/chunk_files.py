@@ -32,7 +32,7 @@ KEPT_BYTES: Final = 64 << 20  # what a process keeps at the most: a batch of 8 r
 LEAST_BYTES: Final = 128 << 10
 
 _PROBE: Final = [np.empty(0, np.uint8)]
-_ALONE: Final = sys.getrefcount(_PROBE[0])  # references to an array that a container alone holds, counted as in `_free`
+_ALONE: Final = sys.getrefcount(_PROBE[0])  # references to an array that a container alone holds, counted as in `take`
 
 _OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, in the order of use
@@ -67,9 +67,6 @@ class FileOfRows:
         byte, sealed = None if row is None else self._offsets[row], self._digests is not None
         return damaged(self.path, self.number, row, byte, expected, actual, sealed=sealed)
 
-    def _ended(self, at: int) -> ChunkCorrupt:
-        return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {at}")
-
 
 class ChunkArrays(FileOfRows):
     """The side file of an open chunk."""
@@ -99,7 +96,7 @@ class ChunkArrays(FileOfRows):
         data = ROW_MEMORY.take(offsets[stop] - start)
         view = data.data
         if (done := self._file.read_into(view, start)) < len(view):
-            raise self._ended(start + done)
+            raise self._corrupt(None, f"{offsets[-1]} bytes", f"the end of the file at byte {start + done}")
         for row in range(first, stop):
             found = _digest(view[offsets[row] - start : offsets[row + 1] - start])
             if found != (sealed := self._digests[8 * row : 8 * row + 8]):
@@ -146,30 +143,24 @@ class RowMemory:
         # Never waits: a lock that a thread holds while its process forks stays locked in the child for ever.
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
             return np.empty(size, np.uint8)
+        buffers = self._buffers
         try:
-            if (found := self._free(size)) is not None:
-                return found[:size]
+            # Of so many, 3 microseconds at the most, from what was taken last: that is still in the CPU's caches, and
+            # who looks at one row at a time has dropped it already. What is in use is not looked at first next time.
+            for _ in range(min(len(buffers), 24)):
+                if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
+                    return buffers[-1][:size]
+                buffers.rotate(1)
             # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
             step = 1 << (size.bit_length() - 4)
             made = np.empty(-(-size // step) * step, np.uint8)
-            self._buffers.append(made)
+            buffers.append(made)
             self.size += made.size
             while self.size > self._limit:
-                self.size -= self._buffers.popleft().size
+                self.size -= buffers.popleft().size
             return made[:size]
         finally:
             self._lock.release()
-
-    def _free(self, size: int) -> Bytes | None:
-        """Returns memory of about this size that nobody looks at, if some is found soon."""
-        buffers = self._buffers
-        # Of so many, 3 microseconds at the most, from what was taken last: that is still in the CPU's caches, and who
-        # looks at one row at a time has dropped it already. What is in use is not looked at first the next time.
-        for _ in range(min(len(buffers), 24)):
-            if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
-                return buffers[-1]
-            buffers.rotate(1)
-        return None
 
 
 ROW_MEMORY: Final = RowMemory()  # this process's
@@ -208,9 +199,9 @@ def _file_of(place: RowPlace) -> OpenFile:
         try:
             file = open_file(Path(place.path))
         except FileNotFoundError as cause:
-            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since. Nothing"
-            way = "may delete chunks that are still being read: let the producer do it (--retain consumed)"
-            raise ChunkMissing(f"{what} {way}", file=place.path, chunk=place.chunk) from cause
+            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since"
+            way = "let the producer delete chunks (--retain consumed), it spares those that are still read"
+            raise ChunkMissing(f"{what}; {way}", file=place.path, chunk=place.chunk) from cause
         # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
         for path, other in list(_open_files.items()):
             if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:

@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from lazyshard.errors import CursorTaken, FileInvalid, FormatInvalid, StreamMiss
 from lazyshard.format import cursor as names
 from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
-from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory, write_new
+from lazyshard.store.durable import remove, rename, sync_directory, write_new
 from lazyshard.store.files import cache_folder, check_folder, list_names, read_file, read_record
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard.stream.listing import names_in, read_manifest
@@ -60,21 +60,11 @@ def write_cursor(
         StreamMissing: there is no such directory.
         OSError: the filesystem refused; the old cursor may still be the one that counts.
     """
-    path = stream_path(directory)
-    if isinstance(path, UrlPath):
-        check()
-        target = path / CURSORS / cursor_name(cursor.consumer)
-        target.store.put(target.key, cursor.encode())
-        return
-    folder = _make_folder(path)
-    # Always: who has made the folder may have been killed before its name was durable.
-    sync_directory(folder.parent)
-    temporary = folder / f".{cursor.consumer}.{secrets.token_hex(8)}"
-    with _removed_on_error(temporary):
-        write_new(temporary, cursor.encode(), durable=True)
-        check()
-        rename(temporary, folder / cursor_name(cursor.consumer))
-        sync_directory(folder)
+    folder = _make_folder(stream_path(directory))
+    if not isinstance(folder, UrlPath):
+        # Always: who has made the folder may have been killed before its name was durable.
+        sync_directory(folder.parent)
+    _replace(folder / cursor_name(cursor.consumer), cursor.encode(), f".{cursor.consumer}", check)
 
 
 def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
@@ -91,7 +81,7 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
         return None
 
 
-class CursorOwner:
+class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
     """The right of one run to write the cursor of a consumer. For one thread of the process that made it.
 
     A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
@@ -119,14 +109,15 @@ class CursorOwner:
         self.consumer = check_consumer(consumer)
         self._pid = os.getpid()
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
-        self._path = _lock_path(self.directory, consumer, make=True)
-        self._lock = _lock(self._path)
+        _make_folder(self.directory)
+        self._lock = _lock_of(self.directory, consumer)
+        self._path = Path(self._lock.lock_file)
         self.begun = self._told = self._closed = False
         self._holder: str | None = None
         if not self._try_lock() and not take_over:
             holder = str(_read_signature(self._path) or "a process that has not written its name yet")
-            what = f"is running as {consumer!r} and writes that cursor; stop it first, give this run another name, or"
-            raise self._taken(holder, f"{what} let it take the cursor over")
+            way = "stop it first, give this run another name, or let it take the cursor over"
+            raise self._taken(holder, f"is running as {consumer!r} and writes that cursor; {way}")
         try:
             self._take_turn()
         except BaseException:
@@ -181,9 +172,6 @@ class CursorOwner:
             self._closed = True
             self._lock.release()
 
-    def __enter__(self) -> CursorOwner:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -205,8 +193,8 @@ class CursorOwner:
             return read() if read else read_cursor(self.directory, self.consumer)
         except FileInvalid as error:
             if not self._told:
-                self._told = True
                 _log.warning("%s; this run writes it anew", error)
+            self._told = True
             return None
 
     def _replace_object(self, target: UrlPath, data: bytes) -> None:
@@ -258,52 +246,61 @@ class CursorOwner:
         self._holder = holder
         # Whoever has taken over may have it now.
         self._lock.release()
-        what = f"has taken over the cursor of {self.consumer!r}; this run does not write it any more, so the producer"
-        way = "may delete what only this run still needs. Stop one of the two, or give it another name"
-        return self._taken(holder, f"{what} {way}")
+        what = "so the producer may delete what only this run needs. Stop one of the two, or give it another name"
+        return self._taken(holder, f"has taken over the cursor of {self.consumer!r}, {what}")
 
     def _taken(self, holder: str, what: str) -> CursorTaken:
         where = str(self.directory)
         return CursorTaken(f"{where}: {holder} {what}", directory=where, consumer=self.consumer, holder=holder)
 
 
-@contextlib.contextmanager
-def _removed_on_error(temporary: Path) -> Iterator[None]:
+def _replace(
+    target: Path, data: bytes, prefix: str, check: Callable[[], object] = lambda: None, *, durable: bool = True
+) -> None:
+    """Replaces a file of a consumer's; `check` is called right before that. Not `durable`: a hint, tried once.
+
+    A file is written under a name of this prefix, of which nothing is left after an error.
+    """
+    if isinstance(target, UrlPath):
+        check()
+        return target.store.put(target.key, data, patience_s=None if durable else 0)
+    temporary = target.with_name(f"{prefix}.{secrets.token_hex(8)}")
     try:
-        yield
+        write_new(temporary, data, durable=durable)
+        check()
+        rename(temporary, target)
+        if durable:
+            sync_directory(target.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             remove(temporary)
         raise
 
 
-def _make_folder(directory: str | os.PathLike[str]) -> Path:
+def _make_folder(directory: Path) -> Path:
     """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet."""
-    folder = stream_path(directory) / CURSORS
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileNotFoundError as cause:
-        what = f"{folder.parent}: no such directory, so no cursor can be written there"
-        raise StreamMissing(what, directory=str(folder.parent)) from cause
+    folder = directory / CURSORS
+    if not isinstance(folder, UrlPath):
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError as cause:
+            what = f"{directory}: no such directory, so no cursor can be written there"
+            raise StreamMissing(what, directory=str(directory)) from cause
     return check_folder(folder)
 
 
-def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
-    """Returns the file that is locked: of a stream in an object store, one of this machine."""
-    name = f".{check_consumer(consumer)}.lock"
+def _lock_of(directory: Path, consumer: str) -> filelock.BaseFileLock:
+    """Returns the lock, a file in the stream; of a stream in an object store, one of this machine."""
+    path = directory / CURSORS / f".{check_consumer(consumer)}.lock"
     if isinstance(directory, UrlPath):
-        return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
-    return (_make_folder(directory) if make else directory / CURSORS) / name
+        path = cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{path.name}'.encode())}.lock"
+    return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
 def _read_signature(path: Path) -> CursorToken | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return CursorToken.parse(read_file(path).decode().partition("\n")[0])
     return None
-
-
-def _lock(path: Path) -> filelock.BaseFileLock:
-    return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,33 +328,27 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
         AccessRefused, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
         FileInvalid, VersionUnsupported: `stream.json` cannot be used.
     """
-    stream = stream_path(directory)
+    stream, found = stream_path(directory), set()
     stream_id = None if (manifest := read_manifest(stream, None)) is None else manifest.stream_id
-    folder = stream / CURSORS
     try:
-        entries = names_in(check_folder(folder))
+        entries = names_in(check_folder(stream / CURSORS))
     except FileNotFoundError:
         return ()
-    found = sorted({name for name in map(_consumer_of, entries) if name is not None})
-    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in found)
-
-
-def _consumer_of(entry: str) -> str | None:
-    with contextlib.suppress(ValueError):
+    for entry in entries:
         if entry.endswith(names.CURSOR_SUFFIX):
-            return check_consumer(entry.removesuffix(names.CURSOR_SUFFIX).removesuffix(".reading"))
-    return None
+            with contextlib.suppress(ValueError):
+                found.add(check_consumer(entry.removesuffix(names.CURSOR_SUFFIX).removesuffix(".reading")))
+    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in sorted(found))
 
 
 def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: int | None) -> Consumer:
-    reading = read_reading(stream, name)
-    if reading is not None and reading.stream_id != stream_id:
-        reading = None
+    hint, cursor = read_reading(stream, name), None
     try:
         cursor = read_cursor(stream, name)
+        problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
     except (FormatInvalid, OSError) as error:
-        return Consumer(name, None, reading, str(error))
-    problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
+        problem = str(error)
+    reading = hint if hint is not None and hint.stream_id == stream_id else None
     return Consumer(name, None if problem else cursor, reading, problem)
 
 
@@ -392,12 +383,12 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
             path.store.delete(path.key)
         else:
             remove(path)
-    lock = _lock_path(stream, name)
+    lock = _lock_of(stream, name)
     # Unless a run holds it: without the file it would lock out nobody.
     with contextlib.suppress(filelock.Timeout, OSError):
-        if os.path.lexists(lock):
-            with _lock(lock).acquire():
-                remove(lock)
+        if os.path.lexists(lock.lock_file):
+            with lock:
+                remove(Path(lock.lock_file))
     if not isinstance(folder, UrlPath):
         sync_directory(folder)
     return not found.isdisjoint(own)
@@ -409,25 +400,18 @@ def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
     Reading goes on without it, so an error of the filesystem is logged, once in each process for each file. Not
     guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
     """
-    folder = stream_path(directory) / CURSORS
-    target = folder / reading_name(hint.consumer)
-    temporary = folder / f".{hint.consumer}.reading.{secrets.token_hex(8)}"
+    stream = stream_path(directory)
+    target = stream / CURSORS / reading_name(hint.consumer)
     try:
-        if isinstance(target, UrlPath):
-            # Once: a store that does not answer is not waited for to give it a hint.
-            target.store.put(target.key, hint.encode(), patience_s=0)
-            return True
-        _make_folder(directory)
-        with _removed_on_error(temporary):
-            publish_bytes(hint.encode(), target, temporary, durable=False)
+        _make_folder(stream)
+        _replace(target, hint.encode(), f".{hint.consumer}.reading", durable=False)
     except OSError as error:
         if str(target) not in _told:
-            _told.add(str(target))
             refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            remedy = f"; let uid {os.geteuid()} write to {folder}" if refused else ""
-            what = "%s: cannot be written (%s), so the producer is not told how far this run reads: one that goes no"
-            then = "further ahead than its consumers need may hold back what this run waits for%s"
-            _log.warning(f"{what} {then}", target, error.strerror or error, remedy)
+            remedy = f"; let uid {os.geteuid()} write to {target.parent}" if refused else ""
+            what = "so the producer is not told how far this run reads, and may hold back what it waits for"
+            _log.warning(f"%s: cannot be written (%s), {what}%s", target, error.strerror or error, remedy)
+        _told.add(str(target))
         return False
     return True
 

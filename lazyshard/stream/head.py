@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,19 +21,12 @@ from lazyshard.format.records import STATES, Head, ProducerState, printable
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
 
-# Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
-# metadata server (4,000 of them on as many nodes: 800 opens a second), and is the longest that a chunk can lie unseen
-FIRST_POLL_S: Final = 0.005
-LAST_POLL_S: Final = 5.0
+FIRST_POLL_S: Final = 0.005  # the shortest pause between two looks
 # The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
 # that a prefix of a bucket answers. 1,000 nodes ask so often together
 FIRST_REQUEST_S: Final = 0.2
-# A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing
-_FORESEEABLE_S: Final = 30 * 86400.0
 STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-_RESERVED_BYTES: Final = 4096  # A head with a note has some hundred. Filesystems give room by pages of this size
-_MEMORY_S: Final = 30.0  # time constant of the average: rides over one slow chunk, and follows a change within a minute
 _STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot
 
 
@@ -51,9 +43,8 @@ class Announcer:
         self._temporary, self._reserve = path(HEAD), path(HEAD_RESERVE)
         self._reserved = False
         self._samples_per_chunk, self._clock = per_chunk, clock
-        self._who: dict[str, Any] = {"host": socket.gethostname() or "unknown", "pid": os.getpid()}
-        self._who["process"] = own_process()
-        self.told_at = time.monotonic()
+        host, self.told_at = socket.gethostname() or "unknown", time.monotonic()
+        self._who: dict[str, Any] = {"host": host, "pid": os.getpid(), "process": own_process()}
         self._metered, self._sum, self._weight = (self.told_at, samples), 0.0, 0.0
         self._taken, self._row_at = samples, 0.0
 
@@ -62,14 +53,13 @@ class Announcer:
         self.told_at, now = time.monotonic(), self._clock()
         if taken != self._taken:
             self._taken, self._row_at = taken, now
-        ended, working = state == "finished", state in ("running", "waiting")
+        ended = state == "finished"
         # A partial chunk is the last one: no head names it before `stream.end` is there.
         partial = 0 if ended else samples % self._samples_per_chunk
         chunks, samples, rate = chunks - bool(partial), samples - partial, self._rate(self.told_at, taken)
-        head = Head(chunks, samples, ended, state, rate, updated_at=now, note=note, **self._who)
-        if working:
-            # One that stops drops them.
-            head = replace(head, open=taken - samples - partial, row_at=self._row_at)
+        # One that stops drops the rows of its open chunk.
+        rows, at = (taken - samples - partial, self._row_at) if state in ("running", "waiting") else (0, 0.0)
+        head = Head(chunks, samples, ended, state, rate, updated_at=now, note=note, open=rows, row_at=at, **self._who)
         try:
             publish_bytes(head.encode(), self._path, self._temporary, durable=ended)
         except OSError as cause:
@@ -81,7 +71,8 @@ class Announcer:
         if not self._reserved and not ended:
             # After a publish: where the reserve was used, the room of the head before is free now.
             try:
-                write_new(self._reserve, bytes(_RESERVED_BYTES))
+                # A head with a note has some hundred bytes. Filesystems give room by pages of this size.
+                write_new(self._reserve, bytes(4096))
                 self._reserved = True
             except OSError as cause:
                 remove(self._reserve)
@@ -97,7 +88,8 @@ class Announcer:
         """Returns exponentially weighted samples per second; 0 until time has passed."""
         last, before = self._metered
         if (elapsed := now - last) > 0:
-            fade = math.exp(-elapsed / _MEMORY_S)
+            # This time constant rides over one slow chunk, and follows a change within a minute.
+            fade = math.exp(-elapsed / 30.0)
             self._sum = self._sum * fade + (count - before) / elapsed * (1 - fade)
             self._weight = self._weight * fade + (1 - fade)
             self._metered = now, count
@@ -162,9 +154,10 @@ def _started(pid: int) -> str | None:
 
 def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
     """Returns the pause before the next look; `expected`: wait by the producer's rate, None where unknown."""
-    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share.
-    pause = (waited if expected is None else max(expected, waited / 10)) / 10
-    return min(LAST_POLL_S, max(least, pause))
+    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share. Not above 5 s, the
+    # longest that a chunk can lie unseen, which keeps a job of thousands of waiting processes from loading a metadata
+    # server (4,000 of them on as many nodes: 800 opens a second).
+    return min(5.0, max(least, (waited if expected is None else max(expected, waited / 10)) / 10))
 
 
 def next_report(last: float) -> float:
@@ -179,7 +172,8 @@ def expected_wait(samples: int, published: Published) -> float | None:
     if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
         return None
     left = max(0, samples - published.samples)
-    return left / head.rate if left < head.rate * _FORESEEABLE_S else None
+    # A rate that has faded while no row came, towards zero where a division by it overflows, promises nothing.
+    return left / head.rate if left < head.rate * 30 * 86400 else None
 
 
 def describe_producer(

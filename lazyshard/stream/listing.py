@@ -1,27 +1,34 @@
-"""What lies in a stream's directory, or under its URL: the manifest, and the chunks by listing it.
+"""What lies in a stream's directory, or under its URL: the manifest, and chunks by listing it; how chunks are deleted.
 
-Listing is O(chunks): for writers, and where head.json is lost. Of foreign directories `scan_chunks` keeps numbers only.
+Listing is O(chunks): for writers, and where head.json is lost.
+
+The order of steps is the guarantee of a deletion. First `retired.json` is durable: from then on the chunks below its
+number are gone for everybody. Then come the files, for each chunk its seal, its data and its side file, in this order,
+so that no moment shows a seal without data; the directory is synced once at the end. A kill in between, or a power cut
+that brings deleted files back, leaves files below the number, which the next start of a producer removes. The newest
+chunk never goes: its seal holds the position from which a producer continues.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import secrets
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import names
-from lazyshard.format.names import HEAD, MANIFEST, OWNER, TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Head, Manifest, check_samples_per_chunk
+from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name, tokens_name
+from lazyshard.format.records import Head, Manifest, Retired, check_samples_per_chunk
+from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, list_names, read_record, unreadable
 from lazyshard.store.urls import UrlPath
-
-_OURS: Final = frozenset((MANIFEST, HEAD, OWNER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +72,9 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
         error.args = (f"{error}; restore it from a copy",)
         raise
     if samples_per_chunk not in (None, size := manifest.samples_per_chunk):
-        what = f"{directory}: the stream has {size} samples per chunk, asked for {samples_per_chunk}, and that never"
+        what = f"{directory}: the stream has {size} samples per chunk, which never changes, asked for"
         told = {"directory": str(directory), "expected": str(samples_per_chunk), "actual": str(size)}
-        raise StreamMismatch(f"{what} changes. Use {size}, or another directory", **told)
+        raise StreamMismatch(f"{what} {samples_per_chunk}. Use {size}, or another directory", **told)
     return manifest
 
 
@@ -79,10 +86,9 @@ def stream_missing(directory: Path) -> StreamMissing:
 
 def how_to_mark(directory: Path) -> str:
     """Returns in words what to do with chunk files that have no markers."""
-    files = shlex.quote(f"{directory}/chunk_*.jsonl")
     what = "a producer makes an empty marker when its chunk is complete (`touch chunk_00000.jsonl.completed`); if none"
-    command = f"lazyshard-producer run --source {files} --out NEW --samples-per-chunk N"
-    return f"{what} is to come, make a stream of their rows: `{command}`"
+    source = shlex.quote(f"{directory}/chunk_*.jsonl")
+    return f"{what} is to come, run `lazyshard-producer run --source {source} --out NEW --samples-per-chunk N`"
 
 
 def manifest_lost(directory: Path, beside: str) -> StreamInvalid:
@@ -96,6 +102,17 @@ def other_files(names: Iterable[str]) -> str:
     if any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in seen):
         return ""
     return ", ".join(seen[:3]) + (", ..." if len(seen) > 3 else "")
+
+
+def path_hint(directory: Path) -> str:
+    """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
+    try:
+        found = "" if isinstance(directory, UrlPath) else other_files(list_names(directory))
+    except FileNotFoundError:
+        return "; there is no such directory yet, so see whether the path is right"
+    except OSError:
+        found = ""
+    return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""
 
 
 @dataclass(frozen=True)
@@ -144,43 +161,17 @@ def list_chunks(directory: Path) -> Listing:
     return sort_names(names_in(directory), directory)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What is known of a stream that nobody deletes from."""
-
-    complete: int  # the chunks of the half-open range [0, complete) have marker and data
-    data: int
-    seals: int
-    odd: dict[int, str]  # data files that are not named as `chunk_name` says
-    ours: frozenset[str]  # names of files that only producers of ours write
-    ended: bool = False  # whether there was an end before it was listed
-    listed: int = 0  # how many chunks were complete when it was listed, before others were looked up; 0 if it was not
-    again_at: float = 0.0  # when it may be listed again, in seconds of `time.monotonic`
-
-    @property
-    def gap(self) -> int | None:
-        """As `Listing.gap`."""
-        return self.complete if self.seals > self.complete else None
-
-    def data_name(self, chunk: int) -> str:
-        """Returns the file name of a chunk's rows."""
-        return self.odd.get(chunk, chunk_name(chunk))
-
-
-def scan_chunks(directory: Path) -> Scan:
-    """Lists the chunk files of a directory as `list_chunks` does, and keeps numbers instead of names."""
-    listed = names_in(directory)
-    found = sort_names(listed, directory)
-    odd = {chunk: name for chunk, name in found.data.items() if name != chunk_name(chunk)}
-    return Scan(found.complete, len(found.data), len(found.seals), odd, _OURS.intersection(listed))
-
-
 def names_in(directory: Path) -> list[str]:
     """Returns the names in a directory. Raises AccessRefused: this process may not list it."""
     try:
         return list_names(directory)
     except PermissionError as cause:
         raise unreadable(directory) from cause
+
+
+def names_of(chunk: int, *, arrays: bool) -> list[str]:
+    """Returns the names of the files that a published chunk of ours has, its seal first."""
+    return [name(chunk) for name in (seal_name, chunk_name, arrays_name)[: 2 + arrays]]
 
 
 def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
@@ -198,25 +189,108 @@ def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
 def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
     """Returns which chunks of [first, stop) of a stream of ours lack a file in the listing, which may be old."""
     listed = set(os.listdir(directory))
-    kinds = (chunk_name, seal_name, arrays_name) if arrays else (chunk_name, seal_name)
-    return [chunk for chunk in range(first, stop) if any(name(chunk) not in listed for name in kinds)]
+    return [chunk for chunk in range(first, stop) if not listed.issuperset(names_of(chunk, arrays=arrays))]
 
 
 def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
     """Returns the listing of a place that holds files of these names. Raises StreamInvalid as `list_chunks`."""
     found = Listing({}, {})
     for name in listed:
-        parsed = names.parse_chunk_name(name)
-        if parsed is None:
-            if (number := names.parse_arrays_name(name)) is not None:
-                found.arrays[number] = name
-            elif (number := names.parse_tokens_name(name)) is not None:
-                found.tokens.append((number, name))
-            continue
-        chunk, is_seal = parsed
-        kind = found.seals if is_seal else found.data
-        if chunk in kind:
-            first, second = sorted((kind[chunk], name))
-            raise invalid(directory, f"{first} and {second} are both chunk {chunk}; keep one of them", chunk)
-        kind[chunk] = name
+        if (parsed := names.parse_chunk_name(name)) is not None:
+            chunk, kind = parsed[0], found.seals if parsed[1] else found.data
+            if chunk in kind:
+                first, second = sorted((kind[chunk], name))
+                raise invalid(directory, f"{first} and {second} are both chunk {chunk}; keep one of them", chunk)
+            kind[chunk] = name
+        elif (number := names.parse_arrays_name(name)) is not None:
+            found.arrays[number] = name
+        elif (number := names.parse_tokens_name(name)) is not None:
+            found.tokens.append((number, name))
     return found
+
+
+def read_retired(directory: Path, stream_id: str | None = None) -> int:
+    """Returns how many chunks of a stream are retired: those of the half-open range [0, n).
+
+    Costs one failed open as long as nothing was ever deleted. Without `stream_id` the manifest is read. Raises
+    FileInvalid, VersionUnsupported, OSError: a file cannot be used or read.
+    """
+    try:
+        mark = read_record(directory / RETIRED, Retired.decode)
+    except FileNotFoundError:
+        return 0
+    if stream_id is None and (manifest := read_manifest(directory, None)) is not None:
+        stream_id = manifest.stream_id
+    # Who removes a stream to make another one in its place may overlook this file. It must not delete the new chunks.
+    return mark.chunks_before if mark.stream_id == stream_id else 0
+
+
+def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = True) -> Listing:
+    """Lists the chunks of a stream of ours, those that are retired left out. Raises as `list_chunks`, `read_retired`.
+
+    Without `arrays` what has the name of a side file is none of the stream's: it is not listed, nor a leftover.
+    """
+    found = list_chunks(directory)
+    if not arrays:
+        found = replace(found, arrays={})
+    # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
+    return found.starting_at(read_retired(directory, stream_id))
+
+
+def complete_retirement(directory: Path, listing: Listing) -> None:
+    """Removes what is still there, or there again, of retired chunks. The caller holds the writer's lock."""
+    for name in listing.leftovers:
+        remove(directory / name)
+    if listing.leftovers:
+        sync_directory(directory)
+
+
+def retire(
+    directory: Path, chunks_before: int, published_chunks: int, *, check: Callable[[], Path | None] = lambda: None
+) -> int:
+    """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one; returns how many.
+
+    What was begun by an earlier call and has failed is completed; after an OSError, by the next call or start.
+
+    Args:
+        directory: the stream's directory, whose writer's lock the caller holds.
+        chunks_before: no consumer needs the chunks below this number.
+        published_chunks: how many chunks have ever been published, the retired ones included.
+        check: is called before anything is changed; raises if the stream is another producer's now, and returns the
+            directory from which this one may publish. None for who keeps others away by himself.
+    """
+    if (manifest := read_manifest(directory, None)) is None:
+        raise invalid(directory, f"there is no {MANIFEST}, so this is no stream of which chunks can be deleted")
+    marked = read_retired(directory, manifest.stream_id)
+    first, target = marked, max(marked, min(chunks_before, published_chunks - 1))
+    while first > 0 and _is_there(directory, first - 1, manifest.arrays):
+        first -= 1
+    if first == target:
+        return 0
+    folder = check()
+    if target > marked:
+        _write_mark(directory, folder, Retired(manifest.stream_id, target, time.time()))
+    else:
+        # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
+        sync_directory(directory)
+    for chunk in range(first, target):
+        for name in (tokens_name(chunk), *names_of(chunk, arrays=manifest.arrays)):
+            remove(directory / name)
+    sync_directory(directory)
+    return target - first
+
+
+def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
+    return any(os.path.lexists(directory / name) for name in names_of(chunk, arrays=arrays))
+
+
+def _write_mark(directory: Path, folder: Path | None, mark: Retired) -> None:
+    temporary = (folder or directory / TEMPORARY) / RETIRED
+    if folder is None:
+        temporary.parent.mkdir(exist_ok=True)
+        temporary = check_folder(temporary.parent) / f"{RETIRED}.{secrets.token_hex(8)}"
+    try:
+        publish_bytes(mark.encode(), directory / RETIRED, temporary)
+    finally:
+        with contextlib.suppress(OSError):
+            remove(temporary)

@@ -1,6 +1,7 @@
-"""One writer a stream: a lock against a second producer on the same machine, fencing against one anywhere.
+"""How a writer comes by its stream: the right to write, the manifest, found or made, and what a crash has left.
 
-Files: `.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.records`), and
+One writer a stream: a lock against a second producer on the same machine, fencing against one anywhere. Files:
+`.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.records`), and
 `.tmp/EPOCH.TOKEN/`, a producer's own directory for what is not published yet; epoch and token are its fencing token.
 
 Whatever a producer makes appear in a stream, or takes out of it, it renames from or into its own directory. So one that
@@ -8,32 +9,240 @@ takes a stream over fences all before it by destroying their directories: a rena
 will. No look before the rename could give that, since a process may be stopped between any two calls. It takes that a
 rename is one step; that a directory which was removed is gone for whoever has used it; and that who makes a directory
 and then lists the one that holds it sees all that were made before: of two that start at once the lower one gives up.
+
+A crash can leave a file under `.tmp/`, or a data file or a side file with no seal; none was ever published. It can also
+leave seals that are visible but not yet durable, so the directory is synced before any of them is believed. Chunks
+below the retired mark may be missing; those that are still there, or there again after a power cut, are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import secrets
+import shlex
 import socket
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import filelock
 
-from lazyshard.errors import FileInvalid, ProducerFenced
-from lazyshard.format.names import LOCK, OWNER, TEMPORARY
-from lazyshard.format.records import Owner
-from lazyshard.store.durable import clear_folder, publish_bytes, remove, rename
-from lazyshard.store.files import check_folder, read_record
+from lazyshard.errors import ChunkMissing, FileInvalid, LazyShardError, ProducerFenced, StreamEnded, StreamMismatch
+from lazyshard.format.names import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Encoding, End, Manifest, Owner, differences
+from lazyshard.format.seal import Seal
+from lazyshard.store.durable import clear_folder, publish_bytes, publish_new_bytes, remove, rename, sync_directory
+from lazyshard.store.files import check_folder, read_record, read_seal
+from lazyshard.stream import listing as listings
+from lazyshard.stream.chunk import open_sealed
+from lazyshard.stream.head import Announcer
+from lazyshard.stream.listing import Listing, Published, complete_retirement, invalid, list_kept, read_manifest
+from lazyshard.stream.publishing import publish_end
 
 REMEMBERED_S: Final = 60.0  # how long network filesystems may remember what was removed; settings are 3 to 60 s
+LISTING_S: Final = 60.0  # how long a listing may stay behind; as long
 _NAME: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{16})(\.gone)?")
 # Added to the name of a directory that is being destroyed: from there on its owner does not find it
 _GONE: Final = ".gone"
+_UNSEEN: Final = "another producer has created a stream here, which is not visible yet; start again in a minute"
+_log = logging.getLogger("lazyshard")
+
+
+def open_for_writing(
+    directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
+) -> tuple[Manifest, WriterLock, Announcer, Published, Any]:
+    """Opens a stream for writing, made if it is not there, and tells the readers. Raises as `ChunkWriter` does.
+
+    Returns what is published, too, and the position behind that.
+    """
+    # Refuses what can be refused before anything is made, and before another producer is fenced.
+    find_manifest(directory, samples_per_chunk, arrays, encoding)
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(directory, clock())
+    try:
+        manifest = find_manifest(directory, samples_per_chunk, arrays, encoding)
+        if manifest is None:
+            assert samples_per_chunk is not None
+            manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
+            _create_stream(directory, manifest, lock.path(MANIFEST))
+        found, last = recover(directory, manifest, lock)
+        chunks, samples, source = found.chunks, found.samples, None if last is None else last.source
+        announcer = Announcer(directory, lock.path, manifest.samples_per_chunk, samples, clock)
+        # The last chunk is a partial one, so only `stream.end` is missing.
+        if closing := not found.ended and last is not None and last.samples < manifest.samples_per_chunk:
+            publish_end(directory, chunks, samples, source, lock.path(END))
+        if found.ended or closing:
+            announcer.tell(chunks, samples, samples, "finished")
+            what = f"{directory}: the stream has ended with {samples:,} samples; write a new one to another directory"
+            raise StreamEnded(what, directory=str(directory), samples=samples)
+        # Looking through a long stream takes its time: another producer may have come meanwhile.
+        lock.check()
+        announcer.tell(chunks, samples, samples, "running")
+        return manifest, lock, announcer, found, source
+    except BaseException as cause:
+        try:
+            # An error may come of another producer: a listing may be older than what that one has done.
+            fenced = lock.lost() if isinstance(cause, OSError | LazyShardError) else None
+        finally:
+            lock.release()
+        if fenced is not None:
+            raise fenced from cause
+        raise
+
+
+def find_manifest(
+    directory: Path, samples_per_chunk: int | None, arrays: bool = False, encoding: Encoding | None = None
+) -> Manifest | None:
+    """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
+
+    Raises:
+        StreamMismatch: the stream has another number of samples per chunk, or was made with other rows in mind.
+        StreamInvalid: the directory holds chunks that somebody else made, or a manifest not to be seen yet.
+        ValueError: samples_per_chunk is impossible, or missing for a new stream.
+    """
+    manifest = read_manifest(directory, samples_per_chunk)
+    # Made since by another producer, or what a network filesystem remembers as missing.
+    unseen = manifest is None and not _is_new(directory, samples_per_chunk)
+    if unseen and (manifest := read_manifest(directory, samples_per_chunk)) is None:
+        raise invalid(directory, _UNSEEN)
+    if manifest is not None:
+        _check_same(directory, manifest, arrays, encoding)
+    return manifest
+
+
+def _check_same(directory: Path, manifest: Manifest, arrays: bool, encoding: Encoding | None) -> None:
+    was, what, way = manifest.encoding, "", "continue with the encoding of before"
+    expected, actual = map(_named, (encoding, was))
+    if was is not None and encoding is not None and (found := differences(was, encoding)):
+        what = f"its rows are encoded otherwise: {'; '.join(found)}"
+    elif (was is None) != (encoding is None):
+        what = f"its rows are {'not ' * (was is None)}encoded, and those to come are{' not' * (was is not None)}"
+    if not what and manifest.arrays != arrays:
+        what = f"it was made {'to hold arrays' if manifest.arrays else 'without arrays'}"
+        way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True"
+        expected, actual = f"arrays={arrays}", f"arrays={manifest.arrays}"
+    if what:
+        what = f"{directory}: {what}. That never changes for a stream: {way}, or take another directory"
+        raise StreamMismatch(what, directory=str(directory), expected=expected, actual=actual)
+
+
+def _named(encoding: Encoding | None) -> str:
+    return "none" if encoding is None else ", ".join(f"{name}={value}" for name, value in encoding.items())[:1000]
+
+
+def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
+    """Returns whether a stream can be made there; False where a manifest is listed."""
+    if samples_per_chunk is None:
+        raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
+    with contextlib.suppress(FileNotFoundError):
+        listing, names = listings.list_chunks(directory), os.listdir(directory)
+        if MANIFEST in names:
+            return False
+        if listing.data or listing.seals:
+            if HEAD in names:
+                raise listings.manifest_lost(directory, HEAD)
+            what = f"holds chunk files but no {MANIFEST}, so somebody else made them; choose another directory"
+            command = f"lazyshard-producer run --source {shlex.quote(str(directory))}"
+            raise invalid(directory, f"{what}, to which `{command}` takes their rows")
+    return True
+
+
+def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
+    """Publishes a new stream's manifest, once the names of all directories above are durable: some may be new."""
+    path = directory.absolute()
+    while not os.path.ismount(path):
+        path = path.parent
+        # One that this process may not even list is none that it has made.
+        with contextlib.suppress(PermissionError):
+            sync_directory(path)
+    try:
+        publish_new_bytes(manifest.encode(), directory / MANIFEST, temporary)
+    except FileExistsError as cause:
+        raise invalid(directory, _UNSEEN) from cause
+
+
+def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> tuple[Published, Seal | None]:
+    """Clears what was never published and returns what was, and the last seal. The caller holds the writer's lock.
+
+    Another producer may publish it meanwhile, so it is taken out in a way in which only the owner can.
+    """
+    sync_directory(directory)
+    listing = _list(directory, manifest, lock)
+    _check_gaps(directory, listing, manifest.arrays)
+    sealed, size, last, short = listing.sealed, manifest.samples_per_chunk, None, 0
+    if sealed > listing.first:
+        last = read_seal(directory, sealed - 1, listing.seals[sealed - 1])
+        # Which looks whether its files are as long as sealed.
+        open_sealed(directory / listing.data[sealed - 1], last)
+        if (short := size - last.samples) < 0:
+            what = f"chunk {last.chunk} holds {last.samples} samples, the stream has {size} a chunk"
+            raise invalid(directory, what, last.chunk)
+    samples, end = sealed * size - short, None
+    with contextlib.suppress(FileNotFoundError):
+        end = read_record(directory / END, End.decode)
+    if end is not None and (end.chunks, end.samples) != (sealed, samples):
+        what = f"{END} says {end.chunks} chunks with {end.samples} samples, the seals say {sealed} with {samples}"
+        raise invalid(directory, what)
+    _clear(directory, listing, lock)
+    complete_retirement(directory, listing)
+    return Published(sealed, samples, end is not None), last
+
+
+def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
+    """Lists the stream, and waits where the listing is older than what can be seen by name.
+
+    By an old one a chunk that another machine's producer has sealed meanwhile would be deleted as never published.
+    """
+    started, told = time.monotonic(), False
+    while True:
+        listing = list_kept(directory, manifest.stream_id, arrays=manifest.arrays)
+        open_chunks = sorted({listing.sealed, *listing.data, *listing.arrays} - {*listing.seals})
+        unlisted = next((chunk for chunk in open_chunks if os.path.lexists(directory / seal_name(chunk))), None)
+        if unlisted is None:
+            return listing
+        lock.check()
+        name, waited = seal_name(unlisted), time.monotonic() - started
+        if waited > LISTING_S:
+            what = f"{name} is there, but no listing has shown it for {waited:.0f} s; start again when one does"
+            raise invalid(directory, f"{what}, or mount the filesystem with shorter caches", unlisted)
+        if not told:
+            _log.warning("%s/%s: is there, but not listed yet; waiting for the filesystem to list it", directory, name)
+        told = True
+        time.sleep(min(1.0, max(0.01, waited / 10)))
+
+
+def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
+    sealed, missing = listing.sealed, ""
+    if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
+        missing = f" although {listing.seals[min(beyond)]} is there"
+    elif sealed == listing.first > 0:
+        missing = ", the first that retired.json says was not deleted"
+    if missing:
+        way = "restore it from a copy, a producer continues from the position in the last of all seals"
+        raise invalid(directory, f"{seal_name(sealed)} is missing{missing}; {way}", sealed)
+    kinds = [("data file", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
+    for chunk in range(listing.first, sealed):
+        for kind, names, name_of in kinds:
+            if chunk not in names:
+                path = str(directory / name_of(chunk))
+                what = f"{path}: sealed, but its {kind} is missing; restore it from a copy"
+                raise ChunkMissing(what, file=path, chunk=chunk)
+
+
+def _clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+    lock.check()
+    for names in (listing.data, listing.arrays):
+        for chunk, name in names.items():
+            if chunk not in listing.seals:
+                lock.take_out(directory / name)
+    # What was written there by versions that had no directories of their own.
+    clear_folder(directory / TEMPORARY)
 
 
 def make_workplace(temporary: Path, least: int, token: str) -> int:
@@ -86,58 +295,50 @@ def destroy(directory: Path) -> None:
 
 
 class WriterLock:
-    """The right to write to a stream; files get into it, and out of it, by way of `place` only, our own directory."""
+    """The right to write to a stream; files get into it, and out of it, by way of `place` only, our own directory.
 
-    place: Path
+    Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on. Raises
+    ProducerFenced: a producer on this machine is running on the stream, or another one takes it at this moment.
+    FileRefused, OSError: as `make_workplace`.
+    """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, now: float) -> None:
         self._directory, self._path = directory, directory / OWNER
         self._lock = filelock.FileLock(directory / LOCK, timeout=0, thread_local=False)
-        self._mine = (0, secrets.token_hex(8))  # epoch and token
         self._owner: Owner | None = None
         self._released = False
-
-    def acquire(self, now: float) -> None:
-        """Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on.
-
-        Raises ProducerFenced: a producer on this machine is running on the stream, or another one takes it at this
-        moment. FileRefused, OSError: as `make_workplace`.
-        """
-        directory, temporary = str(self._directory), self._directory / TEMPORARY
+        temporary, token = directory / TEMPORARY, secrets.token_hex(8)
         try:
             self._lock.acquire()
         except filelock.Timeout as cause:
             holder = str(self._read() or "a process that has not written its name yet")
             what = f"{directory}: {holder} is already producing into this stream; stop it first, or choose another"
-            raise ProducerFenced(f"{what} directory", directory=directory, holder=holder) from cause
+            raise ProducerFenced(f"{what} directory", directory=str(directory), holder=holder) from cause
         with contextlib.ExitStack() as undo:
             undo.callback(self._lock.release)
-            before, token = self._read(), self._mine[1]
+            before = self._read()
             self._mine = make_workplace(temporary, before.epoch + 1 if before else 1, token), token
             self.place = temporary / f"{self._mine[0]}.{token}"
             try:
-                self._take_over(temporary, now)
+                # In this order: who has left before the first look has been the owner by the second.
+                others, mine = list_workplaces(temporary), self._mine
+                if (found := self._read()) is not None:
+                    # By its name too: a listing may be old.
+                    others.setdefault((found.epoch, found.token), f"{found.epoch}.{found.token}")
+                if max(others, default=mine) > mine:
+                    raise self._fenced(found)
+                for other, name in sorted(others.items()):
+                    # The owner's file may hold anything.
+                    if other != mine and _NAME.fullmatch(name):
+                        destroy(temporary / name)
+                self._owner = Owner(*mine, socket.gethostname() or "unknown", os.getpid(), now)
+                publish_bytes(self._owner.encode(), self._path, self.path(OWNER))
             except BaseException as cause:
                 if isinstance(cause, OSError) and self.is_gone():
                     raise self._fenced(self._read()) from cause
                 self._remove_place()
                 raise
             undo.pop_all()
-
-    def _take_over(self, temporary: Path, now: float) -> None:
-        # In this order: who has left before the first look has been the owner by the second.
-        others, mine = list_workplaces(temporary), self._mine
-        if (found := self._read()) is not None:
-            # By its name too: a listing may be old.
-            others.setdefault((found.epoch, found.token), f"{found.epoch}.{found.token}")
-        if max(others, default=mine) > mine:
-            raise self._fenced(found)
-        for other, name in sorted(others.items()):
-            # The owner's file may hold anything.
-            if other != mine and _NAME.fullmatch(name):
-                destroy(temporary / name)
-        self._owner = Owner(*mine, socket.gethostname() or "unknown", os.getpid(), now)
-        publish_bytes(self._owner.encode(), self._path, self.path(OWNER))
 
     def path(self, name: str) -> Path:
         """Returns under which name to write the file that is to be called `name`."""
@@ -153,14 +354,13 @@ class WriterLock:
 
     def take_out(self, path: Path) -> None:
         """Removes a file of the stream if it is there. Raises FileNotFoundError: somebody has taken the stream over."""
-        mine = self.path(path.name)
         try:
-            rename(path, mine)
+            rename(path, self.path(path.name))
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise
         else:
-            remove(mine)
+            remove(self.path(path.name))
 
     def check(self, *, closely: bool = False) -> None:
         """Raises ProducerFenced if another producer has taken the stream over, or its owner's file is gone.
@@ -168,11 +368,9 @@ class WriterLock:
         `closely`, as after an error, it looks at our directory too, which who takes over removes first.
         """
         if (found := self._read()) is None:
-            what = (
-                f"{self._path}: is gone or torn: somebody removes the stream, or has changed that file; this one stops"
-            )
-            way = "If the stream is still wanted, start it again: it continues after the last sealed chunk"
-            raise ProducerFenced(f"{what}. {way}", directory=str(self._directory))
+            what = f"{self._path}: is gone or torn: the stream is being removed, or the file was changed. If the stream"
+            way = "is still wanted, start this producer again: it continues after the last sealed chunk"
+            raise ProducerFenced(f"{what} {way}", directory=str(self._directory))
         if found != self._owner or (closely and not self._released and self.is_gone()):
             raise self._fenced(found)
 
@@ -187,7 +385,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Lets the next producer in, and removes what is not published."""
-        if self._owner is not None and not self._released:
+        if not self._released:
             self._released = True
             self._remove_place()
         self._lock.release()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,9 @@ from lazyshard.format.records import End
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.durable import create, publish_bytes, rename, start_writing_back, sync, sync_directory, write_all
 from lazyshard.store.files import MAX_PLAIN_BYTES
-from lazyshard.stream.lock import WriterLock
+
+if TYPE_CHECKING:
+    from lazyshard.stream.lock import WriterLock
 
 # Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory
 _BACKLOG_BYTES: Final = 8 << 20

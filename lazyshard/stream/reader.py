@@ -6,21 +6,21 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkCorrupt, ChunkMissing, ChunkRetired, LazyShardError, StreamMissing
+from lazyshard import errors
+from lazyshard.errors import ChunkCorrupt, FormatInvalid, LazyShardError, StreamMissing, WaitTimeout
 from lazyshard.format.batch import CheckedArrays
-from lazyshard.format.names import CURSORS, HEAD, RETIRED
+from lazyshard.format.names import END, HEAD, RETIRED
+from lazyshard.format.records import Head
 from lazyshard.format.seal import DealtByCost
-from lazyshard.store.urls import check_place, stream_path
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.head import format_seconds, next_poll, next_report
-from lazyshard.stream.listing import Published, invalid
-from lazyshard.stream.node_poll import HEAD_SLOT, RETIRED_SLOT, NodePoll, decode_head
+from lazyshard.store.urls import UrlPath, check_place, stream_path
+from lazyshard.stream import head as heads
+from lazyshard.stream.chunk import Chunk, OpenChunks
+from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint
 from lazyshard.stream.stream import Stream, open_stream
-from lazyshard.stream.waiting import Waiting
+from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker
 
 # How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
 # minute that a name did not exist
@@ -30,15 +30,14 @@ _LET_GO_S: Final = 1.0
 _AHEAD_BYTES: Final = 512 << 10
 # Reading ahead starts small and doubles with every look that goes on where the last one stopped
 _FIRST_AHEAD_BYTES: Final = 16 << 10
-OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
-# Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row
-OPEN_ROWS: Final = 1 << 20
+# What a look at the filesystem takes beyond this is no time in which a producer could have been waited for
+_ANSWER_S: Final = 5.0
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
 
-class StreamReader(Waiting):
+class StreamReader:
     """Reads a stream, live or ended, native or foreign.
 
     Sample n is row n % samples_per_chunk of chunk n // samples_per_chunk.
@@ -65,7 +64,13 @@ class StreamReader(Waiting):
         samples_per_chunk: rows in every chunk but possibly the last.
         arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
         encoding: what encoded rows were made with, facts by name; None for rows that are not encoded.
-        label, quiet, parent, on_wait, seen, waited_s: see `Waiting`. In a pickle `parent` and `on_wait` are None.
+        label: how to call this reader in log lines; empty by default.
+        quiet: whether it waits without a word, because somebody else waits for the same and tells.
+        parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
+            wants nothing more, the wait ends. None in a pickle, as `on_wait`.
+        on_wait: is called while this reader waits, at least about once a second.
+        seen: what was published at the last look.
+        waited_s: seconds spent waiting for the producer.
         chunks_opened: how many times a chunk was opened.
         dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not.
     """
@@ -75,11 +80,14 @@ class StreamReader(Waiting):
     ) -> None:
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
-        super().__init__(stream_path(directory), float(max_wait))
-        self.chunks_opened = 0
+        self.directory, self.max_wait = stream_path(directory), float(max_wait)
+        self.label, self.quiet = "", False
+        self.parent: Parent | None = None
+        self.on_wait: Callable[[], None] | None = None
+        self.seen, self.waited_s, self._hung_s = Published(0, 0, False), 0.0, 0.0
+        self._least_poll = heads.FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else heads.FIRST_POLL_S
+        self.chunks_opened, self._next, self._let_go_at = 0, 0, time.monotonic()
         self.dealt: DealtByCost | None = None
-        self._let_go_at = time.monotonic()
-        self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._stream = stream = self._wait_for_stream(samples_per_chunk)
         self.samples_per_chunk, self.stream_id = stream.samples_per_chunk, stream.stream_id
@@ -108,9 +116,8 @@ class StreamReader(Waiting):
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
         except FileNotFoundError as cause:
-            what = f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its"
-            way = "filesystem unmounted? When it is there again, continue from the last checkpoint"
-            raise StreamMissing(f"{what} {way}", directory=str(self.directory)) from cause
+            what = f"{self.directory}: the stream has gone while it was being read: was it removed, or unmounted?"
+            raise StreamMissing(f"{what} Continue from the last checkpoint", directory=str(self.directory)) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
         news = found.ended or not seen.ended
         if found.samples < seen.samples and found.ended:
@@ -143,6 +150,96 @@ class StreamReader(Waiting):
 
         return self._wait(look, samples, (samples - 1) // self.samples_per_chunk, poll)
 
+    def _wait(self, look: Callable[[float], _T | None], samples: int, chunk: int | None, poll: NodePoll | None) -> _T:
+        """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
+
+        `look` may rest on what was seen so many seconds before; `chunk` has the last of the samples, None for a stream.
+        """
+        started = self._clock()
+        reported = age = 0.0
+        with Waker(self.directory) as waker, contextlib.closing(poll) if poll else contextlib.nullcontext():
+            while True:
+                found, waited = look(age), self._clock() - started
+                over = found is None and waited >= self.max_wait
+                if over and poll is not None and age > 0:
+                    age = 0.0  # nobody gives up by what was seen before
+                    continue
+                if over or found is not None:
+                    self.waited_s += waited
+                if over:
+                    raise self._timeout(samples, chunk, waited)
+                if found is not None:
+                    return found
+                if waited >= heads.next_report(reported):
+                    reported = heads.next_report(reported)
+                    if not self.quiet:
+                        _log.warning("%s", self._describe(samples, chunk, waited))
+                age = heads.next_poll(waited, heads.expected_wait(samples, self.seen), self._least_poll)
+                due = age if poll is None else poll.pause(HEAD_SLOT, age)
+                pause = min(due, self.max_wait - waited, heads.next_report(reported) - waited)
+                # For longer waits than this it is worth to start watching the directory.
+                if self._pause(pause, time.sleep if max(waited, pause) < 0.02 else waker.sleep):
+                    age = 0.0
+
+    def _describe(self, samples: int, chunk: int | None, waited: float) -> str:
+        """Says what is waited for, and what the producer is doing."""
+        who = f"{self.label}: " if self.label else ""
+        so_far = f"({heads.format_seconds(waited)} of at most {heads.format_seconds(self.max_wait)})"
+        if chunk is None:
+            hint = path_hint(self.directory)
+            return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
+        seen, head, now, where = self.seen, self.seen.head, time.time(), self.directory
+        gone, open_rows, end = False, None, ""
+        if head is not None and head.state in ("running", "waiting"):
+            # A producer of this machine has ended, or is silent and has no process.
+            silent = now - head.updated_at >= heads.STALE_HEARTBEAT_S
+            gone = heads.process_ended(head) or (silent and heads.process_gone(head) is True)
+            if head.state == "running" and not head.open:
+                open_rows = self._ask(lambda: has_unpublished_rows(where, seen.chunks), "looking into %s", where)
+        elif head is None and self.stream_id is None and seen.gap is None and seen.short is None:
+            end = f"; if no more are to come, an empty file {where / END} says so"
+        producer = heads.describe_producer(seen, samples, now, gone, open_rows)
+        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}"
+
+    def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
+        head = self.seen.head
+        hint = f"{'see to' if head else 'start'} its producer, or wait longer with max_wait"
+        what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}"
+        fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self.seen, time.time())}
+        return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)
+
+    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
+        """Sleeps, with an eye on the parent; returns whether something has come. WaitTimeout: nobody wants more."""
+        if self.parent is None and self.on_wait is None:
+            return bool(sleep(seconds))
+        due = time.monotonic() + seconds
+        while seconds > 0:
+            if self.parent is not None and self.parent.leave_if_gone():
+                where = str(self.directory)
+                raise WaitTimeout(f"{where}: nobody waits for this any more", directory=where)
+            if self.on_wait is not None:
+                self.on_wait()
+            if sleep(min(seconds, 0.5)):
+                return True
+            seconds = due - time.monotonic()
+        return False
+
+    def _ask(self, call: Callable[[], _T], what: str, *of: object) -> _T:
+        """Calls the filesystem; where no answer comes, says what was asked for, `what % of`."""
+        asked = time.monotonic()
+        if not self.quiet:
+            READERS.start()
+            READERS.ask(lambda: f"{self.label}: {what % of}" if self.label else what % of)
+        try:
+            return call()
+        finally:
+            READERS.answered()
+            self._hung_s += max(0.0, time.monotonic() - asked - _ANSWER_S)
+
+    def _clock(self) -> float:
+        """Returns seconds for measuring waits: while the filesystem gives no answer, this clock stands still."""
+        return time.monotonic() - self._hung_s
+
     def _identify(self) -> os.stat_result:
         folder = self.directory if self._stream.mirror is None else self._stream.mirror.folder
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
@@ -152,11 +249,14 @@ class StreamReader(Waiting):
         return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
-        seen, found = self.seen, decode_head(data, self.samples_per_chunk)
-        if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
-            return False
-        self.seen = found
-        return True
+        """Takes what another process has found in `head.json`, unless that cannot be, or is older than what is seen."""
+        with contextlib.suppress(FormatInvalid):
+            head = Head.decode(data)
+            whole = are_whole(head.chunks, head.samples, head.ended, self.samples_per_chunk)
+            if whole and head.samples >= self.seen.samples and head.ended >= self.seen.ended:
+                self.seen = Published(head.chunks, head.samples, head.ended, head)
+                return True
+        return False
 
     def read(self, sample: int) -> dict[str, Any]:
         """Returns one row, waiting for it if need be.
@@ -197,9 +297,7 @@ class StreamReader(Waiting):
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses lines of `lines_published`, of which the first is sample `first`; see `Chunk.parse`."""
         chunk, row = self._place(first)
-        if not self.arrays:
-            return chunk.parse(lines, row)
-        return self.read_from(chunk, lambda: chunk.parse(lines, row))
+        return chunk.parse(lines, row) if not self.arrays else self.read_from(chunk, lambda: chunk.parse(lines, row))
 
     def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
         """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
@@ -230,7 +328,9 @@ class StreamReader(Waiting):
 
     def chunk(self, number: int) -> Chunk:
         """Returns a published chunk, open. Few stay open, see `OpenChunks`. Raises as `read_published` does."""
-        if (chunk := self._chunks.used(number)) is None:
+        if (chunk := self._chunks.pop(number, None)) is not None:
+            self._chunks[number] = chunk
+        else:
             chunk = self._open(number)
             self._let_go()
             self._chunks.add(chunk)
@@ -262,28 +362,22 @@ class StreamReader(Waiting):
                 # Only here, so that a chunk which is there costs no more than before.
                 self._check_retired(number, file, cause)
                 if waited > min(GRACE_S, self.max_wait):
-                    what = f"{file}: chunk {number} is published, but this file of it has not appeared within"
-                    way = "restore it from a copy; `lazyshard verify` tells what else is missing"
-                    missing = f"{what} {format_seconds(waited)}: {way}"
-                    raise ChunkMissing(missing, file=file, chunk=number, waited=waited) from cause
-                if waited >= next_report(reported):
-                    reported = next_report(reported)
+                    what = f"{file}: not there after {heads.format_seconds(waited)}, though chunk {number} is published"
+                    raise errors.ChunkMissing(f"{what}; restore it", file=file, chunk=number, waited=waited) from cause
+                if waited >= heads.next_report(reported):
+                    reported = heads.next_report(reported)
                     who = f"{self.label}: " if self.label else ""
                     _log.warning("%schunk %d is published, waiting for %s to appear", who, number, file)
-                self._pause(next_poll(waited, None, self._least_poll), time.sleep)
-        self._check_rows(chunk)
+                self._pause(heads.next_poll(waited, None, self._least_poll), time.sleep)
+        if (rows := len(chunk)) != (size := self.samples_per_chunk):
+            seen = self.seen if self.seen.ended else self.refresh()
+            wanted = min(size, seen.samples - number * size) if seen.ended else size
+            if rows != wanted:
+                what = f"{chunk.path.name}: expected {wanted} rows, found {rows}; only the last chunk"
+                raise invalid(self.directory, f"{what} of a stream that has ended may hold fewer than {size}", number)
         self.chunks_opened += 1
         self.dealt = chunk.dealt
         return chunk
-
-    def _check_rows(self, chunk: Chunk) -> None:
-        if (rows := len(chunk)) == (size := self.samples_per_chunk):
-            return
-        seen = self.seen if self.seen.ended else self.refresh()
-        wanted = min(size, seen.samples - chunk.number * size) if seen.ended else size
-        if rows != wanted:
-            what = f"{chunk.path.name}: expected {wanted} rows, found {rows}; only the last chunk"
-            raise invalid(self.directory, f"{what} of a stream that has ended may hold fewer than {size}", chunk.number)
 
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
         checked = False
@@ -319,10 +413,7 @@ class StreamReader(Waiting):
 
         # What cannot be told now is told by whoever reads on.
         with contextlib.suppress(LazyShardError, OSError):
-            if poll is None:
-                look()
-            else:
-                poll.renew(RETIRED_SLOT, _LET_GO_S, look, adopt)
+            (poll or NodePoll(None, self._identify, time.monotonic)).renew(RETIRED_SLOT, _LET_GO_S, look, adopt)
 
     def read_from(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
         """Returns what a call reads from an open chunk. Raises as `lines_published`."""
@@ -342,42 +433,6 @@ class StreamReader(Waiting):
 
     def _check_retired(self, number: int, file: str, cause: OSError) -> None:
         if number < (retired := self._stream.retired()):
-            what = f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}:"
-            why = f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Continue from a later"
-            way = "checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes"
-            told = f"{what} {why} {way} nothing before the consumer NAME has registered"
-            raise ChunkRetired(told, file=file, chunk=number, chunks_before=retired) from cause
-
-
-class OpenChunks(dict[int, Chunk]):
-    """The open chunks of one reader, in the order of use; those that were not used for longest are closed.
-
-    Of an object store no more are held than are needed, as each is kept in the cache meanwhile: one at first, and twice
-    as many whenever a chunk has to be opened again that was closed only just before. Several threads may share one, and
-    it may be forked at any time: each step is atomic. (An OrderedDict breaks when the end of a value lets a thread in.)
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__()
-        files = 1 + stream.arrays
-        self._by_rows = max(1, OPEN_ROWS // files // stream.samples_per_chunk)
-        self._grows = stream.mirror is not None
-        self._most = 1 if self._grows else min(OPEN_CHUNKS // files, self._by_rows)
-        self._closed: deque[int] = deque(maxlen=2)
-
-    def used(self, number: int) -> Chunk | None:
-        """Returns a chunk that is about to be used, None if it is not open."""
-        if (chunk := self.pop(number, None)) is not None:
-            self[number] = chunk
-        return chunk
-
-    def add(self, chunk: Chunk) -> None:
-        """Takes a chunk that was opened and is about to be used; closes others for it, if there are too many."""
-        if self._grows and chunk.number in self._closed:
-            # It was closed too early: the reader goes to and fro between more of them.
-            self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
-            self._closed = deque(self._closed, maxlen=2 * self._most)
-        self[chunk.number] = chunk
-        for old in list(self)[: -self._most]:
-            self.pop(old, None)
-            self._closed.append(old)
+            what = f"{file}: chunk {number} was deleted by its producer, as were all below {retired}: all consumers"
+            way = "were done with them. Continue from a later checkpoint, or produce it anew, with --consumers NAME"
+            raise errors.ChunkRetired(f"{what} {way}", file=file, chunk=number, chunks_before=retired) from cause

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 
+Parts: TypeAlias = tuple[Part, ...]
 _MAX_SAMPLES_OF_STEPS: Final = 20_000_000  # that may be left out: each is looked up, at 16 bytes
 
 
@@ -33,8 +34,7 @@ def draws_of(state: RunState, consumed: int) -> int:
     if draws < 0:
         raise ValueError(f"consumed is at least {before}, what was trained when the run went on last, got {consumed}")
     if more:
-        whole = f"whole steps of all {part.dp} ranks: {before} and a multiple of {part.dp}"
-        raise ValueError(f"consumed counts {whole}, got {consumed}")
+        raise ValueError(f"consumed is {before} and whole steps of all ranks, a multiple of {part.dp}, got {consumed}")
     return draws
 
 
@@ -44,19 +44,11 @@ def with_consumed(state: RunState, consumed: int) -> RunState:
     return replace(state, parts=(*state.parts[:-1], current), consumed=consumed)
 
 
-def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> RunState:
-    """Returns the state of a run that goes on with these ranks: in the same part if nothing changes, else in a new one.
+def resumed_parts(parts: Parts, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> Parts:
+    """Returns the parts of a run that continues with these ranks: the same if nothing changes, else a new one behind.
 
     `draws_per_step`: 0 where it is not known. `step`: steps trained so far; None to count them by the part that ends.
     """
-    parts = resumed_parts(state.parts, dp, batch_size, draws_per_step=draws_per_step, step=step)
-    return state if parts is state.parts else replace(state, parts=parts)
-
-
-def resumed_parts(
-    parts: tuple[Part, ...], dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None
-) -> tuple[Part, ...]:
-    """As `resumed`, of the parts of a state."""
     part = parts[-1]
     if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
         return parts
@@ -71,33 +63,18 @@ def steps_of(part: Part) -> int:
     return part.first_step + part.draws // part.draws_per_step
 
 
-def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunState:
-    """Returns the state of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
-    parts = parts_without(state.parts, ranges)
-    return state if parts is state.parts else replace(state, parts=parts)
-
-
-def parts_without(parts: tuple[Part, ...], ranges: Iterable[tuple[int, int]]) -> tuple[Part, ...]:
-    """As `without_samples`, of the parts of a state."""
+def parts_without(parts: Parts, ranges: Iterable[tuple[int, int]]) -> Parts:
+    """Returns the parts of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
     skip, part = Gaps(ranges).ranges, parts[-1]
     after = replace(part, draws=0, epoch=None, skip=skip, first_step=steps_of(part))
     return _behind(parts, after) if skip else parts
 
 
-def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
-    """Returns the state of a run that leaves out what the steps [start, stop) would train, counted as the run goes now.
+def parts_behind_steps(parts: Parts, start: int, stop: int) -> Parts:
+    """Returns the parts of a run that passes over the next steps, [start, stop), as a part that is not trained.
 
-    The first step is step 1. Steps that would come next are passed over as a part that is not trained; of later ones
-    the samples are left out, and steps of these numbers train what would have followed. `total`: the end of the stream,
-    or None. ValueError: the state does not know its steps, or the range is empty, too long, or already trained.
+    The first step is step 1. ValueError: others come next, the range is empty, or the parts do not know their steps.
     """
-    if start != _draws_of_steps(state.parts[-1], start, stop)[0]:
-        return without_samples(state, ranges_of_steps(state, start, stop, total))
-    return replace(state, parts=parts_behind_steps(state.parts, start, stop))
-
-
-def parts_behind_steps(parts: tuple[Part, ...], start: int, stop: int) -> tuple[Part, ...]:
-    """Returns the parts of a run that passes over the next steps. Raises ValueError: they do not begin with `start`."""
     part = parts[-1]
     now, first, last = _draws_of_steps(part, start, stop)
     if start != now:
@@ -107,7 +84,10 @@ def parts_behind_steps(parts: tuple[Part, ...], start: int, stop: int) -> tuple[
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
-    """Returns what the steps [start, stop) will train: half-open ranges of sample numbers. Else as `without_steps`."""
+    """Returns what the steps [start, stop) will train: half-open ranges of sample numbers; to leave later steps out.
+
+    `total`: the end of the stream, or None. ValueError: already trained, too many, or the steps are not known.
+    """
     _, first, last = _draws_of_steps(state.parts[-1], start, stop)
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
@@ -151,11 +131,10 @@ def _draws_of_steps(part: Part, start: int, stop: int) -> tuple[int, int, int]:
     return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 
-def _behind(parts: tuple[Part, ...], part: Part) -> tuple[Part, ...]:
+def _behind(parts: Parts, part: Part) -> Parts:
     """Returns the parts with another current one; one that has drawn nothing is not kept, only what it leaves out."""
     ended = parts[-1]
     if ended.draws:
         return (*parts, part)
-    joined = Gaps((*ended.skip, *part.skip)).ranges
     epoch = ended.epoch if part.epoch is None else part.epoch
-    return (*parts[:-1], replace(part, skip=joined, epoch=epoch))
+    return (*parts[:-1], replace(part, skip=Gaps((*ended.skip, *part.skip)).ranges, epoch=epoch))

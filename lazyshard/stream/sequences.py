@@ -25,13 +25,12 @@ from lazyshard.plan.deal import Gaps
 from lazyshard.plan.sequences import Cut, Form, Piece, Split, SplitSequence, cut_after, make_sequences
 from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.token_lengths import ChunkLengths
+from lazyshard.stream.stream import ChunkLengths
 
 ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # One stream is a blend of one
-_KEPT: Final = 4  # Windows of which the rows are known: what is left over of one is needed with the next
-
 _Numbers = npt.NDArray[np.int64]
 _Lengths = npt.NDArray[np.uint32]
+_Limit = int | None  # the most samples, None for all
 _Meet = Callable[[int, int, int], None]
 _Made = tuple[list[SplitSequence], Cut]
 
@@ -58,13 +57,7 @@ class SequenceRows:
     """
 
     def __init__(
-        self,
-        name: str,
-        readers: list[StreamReader],
-        limits: list[int | None],
-        rows: int,
-        samples: int | None,
-        stopping: str,
+        self, name: str, readers: list[StreamReader], limits: list[_Limit], rows: int, samples: _Limit, stopping: str
     ) -> None:
         self.name, self.readers, self.rows = name, readers, rows
         self._limits, self._samples, self._stopping = limits, samples, stopping
@@ -83,17 +76,13 @@ class SequenceRows:
 
     def lengths(self, window: int, epoch: int) -> _Lengths:
         """Returns the lengths of a window's rows, fewer at their end. Waits, and raises, as a draw does."""
-        return self._window(window, epoch)[1]
+        return self.window(window, epoch)[1]
 
     def place(self, row: int, epoch: int) -> tuple[int, int]:
         """Returns the stream and the sample of a row, by its number in an epoch."""
         window, within = divmod(row, self.rows)
-        found = self._window(window, epoch)[0]
+        found = self.window(window, epoch)[0]
         return int(found.streams[within]), int(found.samples[within])
-
-    def of_window(self, window: int, epoch: int) -> RowDraws:
-        """Returns what the rows of a window are. Waits, and raises, as `lengths`."""
-        return self._window(window, epoch)[0]
 
     def draws(self, first: int, stop: int, epoch: int) -> RowDraws:
         """Returns what the rows [first, stop) are, waiting until that is certain."""
@@ -119,7 +108,8 @@ class SequenceRows:
         total = seen.samples if limit is None else min(seen.samples, limit)
         return total if seen.ended or total == limit else None
 
-    def _window(self, window: int, epoch: int) -> tuple[RowDraws, _Lengths]:
+    def window(self, window: int, epoch: int) -> tuple[RowDraws, _Lengths]:
+        """Returns what the rows of a window are, and their lengths. Waits, and raises, as `lengths`."""
         if (found := self._known.get((epoch, window))) is not None:
             return found
         first = window * self.rows
@@ -132,7 +122,8 @@ class SequenceRows:
         for own in np.split(order, np.flatnonzero(borders) + 1) if len(order) else ():
             stream, chunk = int(drawn.streams[own[0]]), int(chunks[own[0]])
             lengths[own] = self._lengths[stream].of(chunk)[rows[own]]
-        if len(self._known) >= _KEPT:
+        # What is left over of a window is needed with the next one.
+        if len(self._known) >= 4:
             del self._known[next(iter(self._known))]
         self._known[epoch, window] = found = drawn, lengths
         return found
@@ -183,25 +174,26 @@ class PlannedWindow(NamedTuple):
 
 
 class SequencePlanner:
-    """Makes the sequences of any window; `meet_too_long` is told of rows that are too long, of each window the first.
+    """Makes the sequences of any window; `meet` is told of rows that are too long, of each window the first.
 
     `skips` returns for an epoch which samples of the only stream are in no sequence from the one of a number on.
     """
 
-    def __init__(
-        self, rows: SequenceRows, form: Form, seed: int | None, where: str, meet_too_long: _Meet | None = None
-    ) -> None:
+    def __init__(self, rows: SequenceRows, form: Form, seed: int | None, where: str, meet: _Meet | None = None) -> None:
         self.skips: Callable[[int], list[tuple[int, Gaps]]] = lambda epoch: []
         self._source, self._form, self._seed, self._where = rows, form, seed, where
-        self._meet_too_long = meet_too_long or (lambda row, epoch, tokens: None)
+        self._meet_too_long = meet or (lambda row, epoch, tokens: None)
 
     def plan(self, place: WindowPlace, epoch: int, skips: Sequence[tuple[int, Gaps]] | None = None) -> PlannedWindow:
         """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
 
-        Raises what `meet_too_long` does; StateMismatch: the rows have ended before; or as their lengths do.
+        Raises what `meet` does; StateMismatch: the rows have ended before; or as their lengths do.
         """
-        size = self._source.rows
-        rows, lengths = self._rows(place, epoch)
+        size, first = self._source.rows, self.first_window(place)
+        windows, skip = range(first, place.window + 1), place.position - first * self._source.rows
+        own = [self.in_order(window, epoch) for window in windows]
+        known = [self._source.lengths(at, epoch)[rows - at * size] for at, rows in zip(windows, own, strict=True)]
+        rows, lengths = np.concatenate(own)[skip:], np.concatenate(known).astype(np.int64)[skip:]
         self._check_begins(place, epoch)
         kept = lengths > 0
         if not isinstance(self._form, Split):
@@ -218,9 +210,8 @@ class SequencePlanner:
         for number, gaps in self.skips(epoch) if skips is None else skips:
             begin = max(number - place.before, 0)
             if not begin or begin < len(sequences):
-                gone = np.array([self._source.place(row, epoch)[1] in gaps for row in rows.tolist()], bool)
                 start = Cut(int(np.argmax(kept)) if len(kept) else 0, place.offset)
-                kept &= ~gone
+                kept &= np.array([self._source.place(row, epoch)[1] not in gaps for row in rows.tolist()], bool)
                 sequences, cut = made.without((sequences, cut), begin, start, kept, begun=place.before > 0)
         after = None
         if not last:
@@ -254,13 +245,9 @@ class SequencePlanner:
         if not possible or self.digest(place, epoch, consumed) != state.lengths:
             if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
                 raise self._beyond(consumed, f"all else in it says {place.before}")
-            why = f"has made its sequences of other lengths of the rows from {place.position} on: take the stream of"
-            why += " before, or begin an epoch anew"
+            why = f"has other lengths of the rows from {place.position} on: take the stream of before, or a new epoch"
             raise misfit(self._where, why, "lengths", state.lengths, "others")
-        if consumed == place.before:
-            return
-        planned = self.plan(place, epoch, skips_of(state.parts))
-        if consumed > planned.stop:
+        if consumed > place.before and consumed > (planned := self.plan(place, epoch, skips_of(state.parts))).stop:
             ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
@@ -275,25 +262,15 @@ class SequencePlanner:
         window, within = divmod(row, self._source.rows)
         return int(self._source.lengths(window, epoch)[within])
 
-    def _rows(self, place: WindowPlace, epoch: int) -> tuple[_Numbers, _Numbers]:
-        size, first = self._source.rows, self.first_window(place)
-        windows = range(first, place.window + 1)
-        rows = [self.in_order(window, epoch) for window in windows]
-        lengths = [self._source.lengths(at, epoch)[own - at * size] for at, own in zip(windows, rows, strict=True)]
-        skip = place.position - first * size
-        return np.concatenate(rows)[skip:], np.concatenate(lengths).astype(np.int64)[skip:]
-
     def _check_begins(self, place: WindowPlace, epoch: int) -> None:
         begin, total = place.window * self._source.rows, self._source.ended(epoch)
         if total is not None and begin > total:
-            why = f"those that follow begin with row {begin}, and the stream has ended with {total}"
-            raise self._beyond(place.before, why)
+            raise self._beyond(place.before, f"the next begin with row {begin}, and the stream has ended with {total}")
 
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
-        why = f"stands behind {consumed} sequences of its epoch, but {reason}: nothing that follows can be told from it"
-        why += ". Was the state changed, or the stream cut or restored from an older copy? Go on from the state as it"
-        why += " was saved, with the stream as it was then, or begin an epoch anew"
-        return misfit(self._where, why, "consumed", reason, consumed)
+        why = f"stands behind {consumed} sequences of its epoch, but {reason}. Was the state changed, or the stream cut"
+        way = "or restored from an older copy? Continue with both as they were saved, or begin an epoch anew"
+        return misfit(self._where, f"{why} {way}", "consumed", reason, consumed)
 
 
 def skips_of(parts: Sequence[Part]) -> list[tuple[int, Gaps]]:
@@ -325,13 +302,13 @@ class _Making(NamedTuple):
         """Returns the same of the rows that are kept, from the sequence `begin` on; those before stay as they are."""
         (sequences, cut), own = made, np.flatnonzero(kept)
         before = sequences[:begin]
-        if begin and not isinstance(self.form, Split):
-            stay = set(self.rows[own].tolist())
-            left = (tuple(piece for piece in one.pieces if piece.document in stay) for one in sequences[begin:])
-            return [*before, *(SplitSequence(pieces, False, False) for pieces in left if pieces)], cut
         if begin and isinstance(self.form, Split):
             document, offset = cut_after(before[-1], self.form)
             start = Cut(int(np.flatnonzero(self.rows == document)[0]), offset)
+        elif begin:
+            stay = set(self.rows[own].tolist())
+            left = (tuple(piece for piece in one.pieces if piece.document in stay) for one in sequences[begin:])
+            return [*before, *(SplitSequence(pieces, False, False) for pieces in left if pieces)], cut
         own = own[own >= start.document]
         offset = start.offset if len(own) and own[0] == start.document else 0
         again, cut = self.of(own, offset, begun=begun or begin > 0)

@@ -7,27 +7,33 @@ empty `.completed` files, closed by an empty `stream.end` or not.
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.errors import FileInvalid, LengthUnknown, SealInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.format.records import FORMAT, End, Head, Manifest
+from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused
 from lazyshard.store.files import again_if_stale, is_there, read_record, read_seal
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import listing
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
-from lazyshard.stream.listing import Published, Scan, are_whole, invalid, read_manifest, scan_chunks
-from lazyshard.stream.retention import list_kept, read_retired
+from lazyshard.stream.listing import Published, are_whole, invalid, names_in, read_manifest, sort_names
 
 if TYPE_CHECKING:
     from lazyshard.store.mirror import Mirror
+    from lazyshard.stream.reader import StreamReader
 
 _MANY: Final = 1000
+_OURS: Final = (MANIFEST, HEAD, OWNER)
+_Lengths = npt.NDArray[np.uint32]
 Stream: TypeAlias = "NativeStream | ForeignStream"  # A stream directory, or what is under a URL, for reading
 
 
@@ -67,23 +73,23 @@ def rows_of_first_chunk(directory: Path) -> int | None:
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):
             return None
-        scan = scan_chunks(directory)
+        found = listing.list_chunks(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not scan.seals:
+    if not found.seals:
         return None
-    path, what = directory / scan.data_name(0), "chunk 0 is not complete"
-    if scan.complete:
-        if rows := len(open_foreign(path, 0)):
+    what = "chunk 0 is not complete"
+    if found.complete:
+        if rows := len(open_foreign(directory / found.data[0], 0)):
             return rows
-        what = f"{path.name} holds no rows"
+        what = f"{found.data[0]} holds no rows"
     raise invalid(directory, f"{what}, so nothing tells how many samples a chunk has; give their number", 0)
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
-    of_store, ours = isinstance(directory, UrlPath), _there(directory, (MANIFEST, HEAD, OWNER))
+    of_store, ours = isinstance(directory, UrlPath), (_is_there(directory / name) for name in _OURS)
     # With the first chunk under its usual names, and no file of ours, a directory need not be listed to be read.
-    if samples_per_chunk is not None and not of_store and _is_complete(directory, 0, chunk_name(0)) and not any(ours):
+    if samples_per_chunk is not None and not of_store and _is_complete(directory, _NOTHING, 0) and not any(ours):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
@@ -100,35 +106,60 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
         what = f"{directory}: {found.data} chunk files, but no .completed marker, so nothing tells which are complete"
         raise FileInvalid(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
     if of_store:
-        what = f"there is no {MANIFEST}, and in an object store only streams of ours are read, not what other programs"
-        way = "Copy it into a directory, and make a stream of that: `lazyshard-producer run --source DIR --out URL`"
-        raise invalid(directory, f"{what} put there. {way}")
+        what = f"there is no {MANIFEST}, and of an object store only streams of ours are read. Copy it into a directory"
+        raise invalid(directory, f"{what}, and make a stream of that: `lazyshard-producer run --source DIR --out URL`")
     if samples_per_chunk is None:
-        what = f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but"
-        raise ValueError(f"{what} the last holds")
+        what = "so samples_per_chunk must be given: how many rows every chunk but the last holds"
+        raise ValueError(f"{directory}: there is no {MANIFEST}, {what}")
     return ForeignStream(directory, samples_per_chunk, found)
 
 
-_NOTHING: Final = Scan(0, 0, 0, {}, frozenset())
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What is known of a foreign directory: numbers instead of names."""
+
+    complete: int = 0  # the chunks of the half-open range [0, complete) have marker and data
+    data: int = 0
+    seals: int = 0
+    odd: dict[int, str] = field(default_factory=dict)  # data files that are not named as `chunk_name` says
+    ours: frozenset[str] = frozenset()  # names of files that only producers of ours write
+    ended: bool = False  # whether there was an end before it was listed
+    listed: int = 0  # how many chunks were complete when it was listed, before others were looked up; 0 if it was not
+    again_at: float = 0.0  # when it may be listed again, in seconds of `time.monotonic`
+
+    @property
+    def gap(self) -> int | None:
+        """As `Listing.gap`."""
+        return self.complete if self.seals > self.complete else None
+
+    def data_name(self, chunk: int) -> str:
+        """Returns the file name of a chunk's rows."""
+        return self.odd.get(chunk, chunk_name(chunk))
+
+
+_NOTHING: Final = Scan()
 
 
 def look_foreign(directory: Path) -> Scan:
-    """Returns whether there is an end, and what is listed after that look. Raises as `scan_chunks`."""
+    """Returns whether there is an end, and what is listed after that look. Raises as `list_chunks`."""
     started = time.monotonic()
     # What is in an object store is refused, or not there yet.
-    ended = not isinstance(directory, UrlPath) and any(_there(directory, (END,)))
-    found, now = scan_chunks(directory), time.monotonic()
+    ended = not isinstance(directory, UrlPath) and _is_there(directory / END)
+    listed = names_in(directory)
+    found, now = sort_names(listed, directory), time.monotonic()
+    odd = {chunk: name for chunk, name in found.data.items() if name != chunk_name(chunk)}
+    ours = frozenset(_OURS).intersection(listed)
     # Listing may take a twentieth of the time; who waits lists again after a minute at the latest.
     again_at = now + min(20 * (now - started), 60.0)
-    return replace(found, ended=ended, listed=found.complete, again_at=again_at)
+    return Scan(found.complete, len(found.data), len(found.seals), odd, ours, ended, found.complete, again_at)
 
 
-def _there(directory: Path, names: Iterable[str]) -> Iterator[bool]:
-    return (again_if_stale((directory / name).exists) for name in names)
+def _is_there(path: Path) -> bool:
+    return again_if_stale(path.exists)
 
 
-def _is_complete(directory: Path, chunk: int, data_name: str) -> bool:
-    return all(_there(directory, (seal_name(chunk), data_name)))
+def _is_complete(directory: Path, known: Scan, chunk: int) -> bool:
+    return _is_there(directory / seal_name(chunk)) and _is_there(directory / known.data_name(chunk))
 
 
 class ForeignStream:
@@ -147,7 +178,7 @@ class ForeignStream:
     def __init__(self, directory: Path, samples_per_chunk: int, found: Scan = _NOTHING) -> None:
         self.directory, self.samples_per_chunk = directory, samples_per_chunk
         self._known = found
-        self._newest: tuple[int, int] | None = None
+        self._newest = (-1, 0)  # a chunk, and its rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind when to list again: another machine has another clock."""
@@ -160,15 +191,20 @@ class ForeignStream:
         if known.ended and gap is None and known.data > chunks:
             # Rows that were written but never marked complete: the end must not drop them in silence.
             gap = chunks
-        ended, rows = known.ended and gap is None, size
+        ended, newest = known.ended and gap is None, chunks - 1
         try:
-            rows = self._rows_of_newest(chunks - 1) if chunks else size
+            if chunks and self._newest[0] != newest:
+                if (rows := len(self._open(newest))) > size:
+                    what = f"chunk {newest}: expected at most {size} rows (samples_per_chunk), found {rows}"
+                    raise invalid(self.directory, what, newest)
+                self._newest = newest, rows
+            rows = self._newest[1] if chunks else size
         except FileNotFoundError:
             # Listed, but the filesystem still remembers that it was not there.
-            chunks, ended, gap = chunks - 1, False, chunks - 1
+            chunks, ended, gap, rows = newest, False, newest, size
         if rows < size and not ended:
             # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
-            chunks, short, rows = chunks - 1, rows, size
+            chunks, short, rows = newest, rows, size
         return Published(chunks, chunks * size - (size - rows), ended, gap=gap, short=short)
 
     def check_identity(self) -> None:
@@ -182,9 +218,8 @@ class ForeignStream:
         found = look_foreign(self.directory)
         if found.gap is not None or max(found.data, found.complete) != known.complete:
             what = f"there is an end, and {known.complete} chunks were found by their names, but a listing shows"
-            more = f"{found.data} files of rows and {found.seals} markers, of which the first {found.complete} chunks"
-            way = f"complete chunk {found.complete} and start again"
-            raise invalid(self.directory, f"{what} {more} are complete; {way}", found.complete)
+            more = f"{found.data} files of rows and {found.seals} markers; complete chunk {found.complete}, start again"
+            raise invalid(self.directory, f"{what} {more}", found.complete)
         self._known = found
 
     def open_chunk(self, chunk: int) -> Chunk:
@@ -203,17 +238,26 @@ class ForeignStream:
             self._known = look_foreign(self.directory)
             if chunk >= self._known.listed:
                 raise
-            return open_foreign(self.directory / self._known.data_name(chunk), chunk)
+        return open_foreign(self.directory / self._known.data_name(chunk), chunk)
 
     def retired(self) -> int:
         """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
         return 0
 
     def _look(self, wanted: int | None) -> Scan:
-        known = self._known
+        known = found = self._known
         if wanted is None:
             return look_foreign(self.directory)
-        ended, found = any(_there(self.directory, (END,))), self._look_up(known)
+        ended = _is_there(self.directory / END)
+        # Chunks that come one by one are looked up one by one: they may come out of order.
+        complete, step, growth = known.complete, 1, 1 if known.complete else 2
+        while _is_complete(self.directory, known, complete + step - 1):
+            complete, step = complete + step, growth * step
+        # The first that is missing is less than `step` further on.
+        while step := step // 2:
+            complete += step * _is_complete(self.directory, known, complete + step - 1)
+        if complete > known.complete:
+            found = replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
         # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms.
         if known is _NOTHING and found.complete >= _MANY:
             return replace(found, ended=ended)
@@ -221,30 +265,6 @@ class ForeignStream:
         if known.ended != ended or (found is not known if ended else missing):
             return look_foreign(self.directory)
         return found
-
-    def _look_up(self, known: Scan) -> Scan:
-        """Returns what is known with the chunks that have been completed since; the same where there are none."""
-        # Those that come one by one are looked up one by one: they may come out of order.
-        complete, step, growth = known.complete, 1, 1 if known.complete else 2
-        while self._is_there(complete + step - 1):
-            complete, step = complete + step, growth * step
-        # The first that is missing is less than `step` further on.
-        while step := step // 2:
-            complete += step * self._is_there(complete + step - 1)
-        if complete == known.complete:
-            return known
-        return replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
-
-    def _is_there(self, chunk: int) -> bool:
-        return _is_complete(self.directory, chunk, self._known.data_name(chunk))
-
-    def _rows_of_newest(self, chunk: int) -> int:
-        if self._newest is None or self._newest[0] != chunk:
-            if (rows := len(self._open(chunk))) > (most := self.samples_per_chunk):
-                what = f"chunk {chunk}: expected at most {most} rows (samples_per_chunk), found {rows}"
-                raise invalid(self.directory, what, chunk)
-            self._newest = (chunk, rows)
-        return self._newest[1]
 
 
 class NativeStream:
@@ -279,14 +299,13 @@ class NativeStream:
     def _checked(self, name: str, found: Published) -> Published:
         if not are_whole(found.chunks, found.samples, found.ended, size := self.samples_per_chunk):
             self.check_identity()
-            path, expected, actual = str(self.directory / name), str(found.chunks * size), str(found.samples)
-            what = f"{path}: expected {found.chunks} chunks of {size} samples, found {actual}"
-            fields = {"file": path, "field": "samples", "expected": expected, "actual": actual}
-            raise FileInvalid(f"{what}; start the producer again, or restore the file from a copy", **fields)
+            what = f"{self.directory / name}: expected {found.chunks} chunks of {size} samples, found {found.samples}"
+            fields = {"file": str(self.directory / name), "field": "samples", "expected": str(found.chunks * size)}
+            raise FileInvalid(f"{what}; start the producer again, or restore it", **fields, actual=str(found.samples))
         return found
 
     def _listed(self) -> Published:
-        found = list_kept(self.directory, self.stream_id)
+        found = listing.list_kept(self.directory, self.stream_id)
         try:
             end = read_record(self.directory / END, End.decode)
         except FileNotFoundError:
@@ -306,9 +325,8 @@ class NativeStream:
         """Compares the manifest. Raises StreamMismatch: another stream is in its place."""
         found = read_record(self.directory / MANIFEST, Manifest.decode).stream_id
         if found != self.stream_id:
-            what = f"{self.directory}: stream {self.stream_id} was replaced by stream {found} while it was being read"
-            fields = {"directory": str(self.directory), "expected": str(self.stream_id), "actual": found}
-            raise StreamMismatch(f"{what}; open the directory again to read the new one", **fields)
+            what = f"{self.directory}: stream {self.stream_id} was replaced by stream {found}; open the directory again"
+            raise StreamMismatch(what, directory=str(self.directory), expected=str(self.stream_id), actual=found)
 
     def check_end(self) -> None:
         """Does nothing: the end says how much there is."""
@@ -331,8 +349,8 @@ class NativeStream:
                 # Of another format than the manifest: its rows would be read wrongly.
                 path = str(self.directory / seal_name(chunk))
                 expected, actual = f"{FORMAT + self.arrays}, as {MANIFEST} says", str(FORMAT + (not self.arrays))
-                fields = {"file": path, "field": "format", "expected": expected, "actual": actual, "chunk": chunk}
-                raise SealInvalid(f"{path}: field 'format': expected {expected}, found {actual}", **fields)
+                what = f"{path}: field 'format': expected {expected}, found {actual}"
+                raise SealInvalid(what, file=path, field="format", expected=expected, actual=actual, chunk=chunk)
         except SealInvalid as error:
             error.args = (f"{error}; restore the file from a copy",)
             raise
@@ -340,4 +358,74 @@ class NativeStream:
 
     def retired(self) -> int:
         """Reads which chunks were deleted by the stream's own rules: those of the half-open range [0, n)."""
-        return read_retired(self.directory, self.stream_id)
+        return listing.read_retired(self.directory, self.stream_id)
+
+
+def read_lengths(stream: Stream, samples: int) -> _Lengths:
+    """Returns the tokens of so many published samples, u32. Raises LengthUnknown: not known of a chunk, or deleted.
+
+    Of each chunk its seal is read, some 30 bytes a row; every process that asks reads them all.
+    """
+    directory = stream.directory
+    # In place: of a long stream there is no room for all of them twice.
+    lengths = np.zeros(samples, np.uint32)
+    for chunk, begin in enumerate(range(0, samples, stream.samples_per_chunk)):
+        try:
+            part = _tokens(directory, read_seal(directory, chunk))[: samples - begin]
+        except FileNotFoundError:
+            if chunk >= stream.retired():
+                raise
+            what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
+            raise LengthUnknown(what, directory=str(directory), chunk=chunk) from None
+        lengths[begin : begin + len(part)] = part
+    return lengths
+
+
+def _tokens(directory: Path, seal: Seal) -> _Lengths:
+    if seal.tokens is None:
+        raise lengths_missing(directory, seal.chunk)
+    return seal.tokens
+
+
+class ChunkLengths:
+    """Reads lengths chunk by chunk, as somebody needs them. LengthUnknown: the stream is foreign."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        if reader.stream_id is None:
+            raise lengths_missing(reader.directory)
+        self._reader = reader
+        self._kept: dict[int, _Lengths] = {}
+
+    def of(self, chunk: int) -> _Lengths:
+        """Returns u32 of shape (rows,), waiting until the chunk is published; of none behind the end of the stream."""
+        if (lengths := self._kept.get(chunk)) is None:
+            first, size = chunk * self._reader.samples_per_chunk, self._reader.samples_per_chunk
+            rows = min(size, self._reader.wait_for(first + size).samples - first)
+            lengths = _tokens(self._reader.directory, self._seal(chunk))[:rows] if rows > 0 else np.zeros(0, np.uint32)
+            if len(self._kept) >= 4:
+                self._kept.pop(min(self._kept), None)
+            self._kept[chunk] = lengths
+        return lengths
+
+    def source(self, chunk: int) -> Any:
+        """Returns the field `source` of the seal of a published chunk: what its producer says of its own place."""
+        return self._seal(chunk).source
+
+    def _seal(self, chunk: int) -> Seal:
+        try:
+            return read_seal(self._reader.directory, chunk)
+        except FileNotFoundError:
+            # Waits until its files are to be seen, or says what has become of them.
+            self._reader.chunk(chunk)
+            return read_seal(self._reader.directory, chunk)
+
+
+def lengths_missing(directory: object, chunk: int | None = None) -> LengthUnknown:
+    """Returns the error for a chunk of which nobody has said how long its rows are; None: another program fills all."""
+    who = "another program fills it" if chunk is None else f"the producer of chunk {chunk} did not say so"
+    what = f"{directory}: how long its samples are in tokens is not known: {who}. Make a stream of its rows that does:"
+    command = f"lazyshard-producer run --source {shlex.quote(str(directory))} --out NEW --samples-per-chunk N"
+    way = f"`{command} --measure TOKENIZER` (the folder of a tokenizer, swift, or MODULE:FUNCTION)"
+    if chunk is not None:
+        way += "; or have them sealed as it is produced, by --measure, --encode, or `ChunkWriter.write(row, tokens=N)`"
+    return LengthUnknown(f"{what} {way}", directory=str(directory), chunk=chunk)

@@ -1,32 +1,43 @@
 """What a reader does while a filesystem gives no answer, and while a producer has nothing new for it.
 
-`Waiting` polls, with a back-off; `Waker`, the call from the local filesystem, is a shortcut only: inotify never fires
+A reader polls, with a back-off; `Waker`, the call from the local filesystem, is a shortcut only: inotify never fires
 for another machine's writes. `Watchdog` says what somebody is stuck in; `Parent` is the process that is worked for.
+
+Single-flight polling per node, `NodePoll`: one process asks the filesystem for a stream's news, the others reuse its
+answer. Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told
+(`NodeFile`): an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a
+little later the next time, so the one that asks continues to. Where several would ask at once, a record lock on the
+slot decides; one that keeps the lock for long (a filesystem that hangs, a stopped process) is not waited for.
+
+Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one of some KB for each stream that is waited for.
+Who waits holds a shared flock on it; the last one to leave removes it, and who makes one those that nobody holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import logging
 import math
 import multiprocessing
 import os
+import re
+import stat
+import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from lazyshard.errors import WaitTimeout
+import xxhash
+
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
-from lazyshard.store.files import list_names
+from lazyshard.store.durable import lock, open_own
+from lazyshard.store.files import OpenFile
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream import head as heads
-from lazyshard.stream.head import expected_wait, format_seconds, next_poll, next_report, process_ended, process_gone
-from lazyshard.stream.listing import Published, has_unpublished_rows, other_files
-from lazyshard.stream.node_poll import HEAD_SLOT, NodePoll
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
@@ -34,11 +45,25 @@ if TYPE_CHECKING:
 
 _FOLLOW_S: Final = 2.0  # how often to look whether the process worked for is there
 _STUCK_S: Final = 10.0  # how long after its end this one may still be at work
-# What a look at the filesystem takes beyond this is no time in which a producer could have been waited for
-_ANSWER_S: Final = 5.0
 NO_ANSWER_S: Final = 60.0  # far longer than a device, a network or a function takes that works
 
-_T = TypeVar("_T")
+# Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR
+MEMORY: Final = "/dev/shm"  # noqa: S108
+SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
+
+_HEADER: Final = struct.Struct("<8xdI")  # behind a digest: when the answer came, and how many bytes it has
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
+
+# How much later than due a process comes that lives on another's answers, but of a short pause a quarter
+LATER_S: Final = 0.02
+# How long the answer of another process that is just asking is waited for: that of a busy server takes less
+ASKING_S: Final = 2.0
+_SOON_S: Final = 0.001  # no pause is shorter; what is due within it is due
+HEAD_SLOT: Final = 0  # the bytes of `head.json`
+RETIRED_SLOT: Final = 1  # how many chunks are deleted, in decimal digits
+
+_Clock = Callable[[], float]
 _log = logging.getLogger("lazyshard")
 
 
@@ -115,131 +140,11 @@ READERS: Final = Watchdog(_log.warning, again=True, advice="; the filesystem han
 os.register_at_fork(after_in_child=READERS.forget)
 
 
-class Waiting:
-    """Asks a filesystem, which may hang, and waits for what somebody has still to publish there.
-
-    Attributes:
-        label: how to call this reader in log lines; empty by default.
-        quiet: whether it waits without a word, because somebody else waits for the same and tells.
-        parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
-            wants nothing more, the wait ends.
-        on_wait: is called while this reader waits, at least about once a second.
-        seen: what was published at the last look.
-        waited_s: seconds spent waiting for the producer.
-    """
-
-    stream_id: str | None = None
-
-    def __init__(self, directory: Path, max_wait: float) -> None:
-        self.directory, self.max_wait = directory, max_wait
-        self.label, self.quiet = "", False
-        self.parent: Parent | None = None
-        self.on_wait: Callable[[], None] | None = None
-        self.waited_s = self._hung_s = 0.0
-        self.seen = Published(0, 0, False)
-        self._least_poll = heads.FIRST_REQUEST_S if isinstance(directory, UrlPath) else heads.FIRST_POLL_S
-
-    def _wait(self, look: Callable[[float], _T | None], samples: int, chunk: int | None, poll: NodePoll | None) -> _T:
-        """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
-
-        `look` may rest on what was seen so many seconds before; `chunk` has the last of the samples, None for a stream.
-        """
-        started = self._clock()
-        reported = age = 0.0
-        with Waker(self.directory) as waker, contextlib.closing(poll) if poll else contextlib.nullcontext():
-            while True:
-                found = look(age)
-                waited = self._clock() - started
-                if found is not None:
-                    self.waited_s += waited
-                    return found
-                if waited >= self.max_wait:
-                    if poll is not None and age > 0:
-                        # Nobody gives up by what was seen before.
-                        age = 0.0
-                        continue
-                    self.waited_s += waited
-                    raise self._timeout(samples, chunk, waited)
-                if waited >= next_report(reported):
-                    reported = next_report(reported)
-                    if not self.quiet:
-                        _log.warning("%s", self._describe(samples, chunk, waited))
-                age = next_poll(waited, expected_wait(samples, self.seen), self._least_poll)
-                due = age if poll is None else poll.pause(HEAD_SLOT, age)
-                pause = min(due, self.max_wait - waited, next_report(reported) - waited)
-                # For longer waits than this it is worth to start watching the directory.
-                if self._pause(pause, time.sleep if max(waited, pause) < 0.02 else waker.sleep):
-                    age = 0.0
-
-    def _describe(self, samples: int, chunk: int | None, waited: float) -> str:
-        """Says what is waited for, and what the producer is doing."""
-        who = f"{self.label}: " if self.label else ""
-        so_far = f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)})"
-        if chunk is None:
-            hint = _path_hint(self.directory)
-            return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
-        seen, head, now = self.seen, self.seen.head, time.time()
-        gone, open_rows, end = False, None, ""
-        if head is not None and head.state in ("running", "waiting"):
-            # A producer of this machine has ended, or is silent and has no process.
-            silent = now - head.updated_at >= heads.STALE_HEARTBEAT_S
-            gone = process_ended(head) or (silent and process_gone(head) is True)
-            if head.state == "running" and not head.open:
-                look = partial(has_unpublished_rows, self.directory, seen.chunks)
-                open_rows = self._ask(look, "looking for rows that are not published yet in %s", self.directory)
-        elif head is None and self.stream_id is None and seen.gap is None and seen.short is None:
-            end = f"; if no more are to come, an empty file {self.directory / END} says so"
-        producer = heads.describe_producer(seen, samples, now, gone, open_rows)
-        return f"{who}waiting for chunk {chunk} of {self.directory} {so_far}: {producer}{end}"
-
-    def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
-        head = self.seen.head
-        hint = "start its producer" if head is None else "see to its producer"
-        what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}, or wait longer with max_wait"
-        fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self.seen, time.time())}
-        return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)
-
-    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
-        """Sleeps, with an eye on the parent; returns whether something has come. WaitTimeout: nobody wants more."""
-        if self.parent is None and self.on_wait is None:
-            return bool(sleep(seconds))
-        due = time.monotonic() + seconds
-        while seconds > 0:
-            if self.parent is not None:
-                self.parent.leave_if_gone()
-                if self.parent.done():
-                    where = str(self.directory)
-                    raise WaitTimeout(f"{where}: nobody waits for this any more", directory=where)
-            if self.on_wait is not None:
-                self.on_wait()
-            if sleep(min(seconds, 0.5)):
-                return True
-            seconds = due - time.monotonic()
-        return False
-
-    def _ask(self, call: Callable[[], _T], what: str, *of: object) -> _T:
-        """Calls the filesystem; where no answer comes, says what was asked for, `what % of`."""
-        asked, quiet = time.monotonic(), self.quiet
-        if not quiet:
-            READERS.start()
-            READERS.ask(lambda: f"{self.label}: {what % of}" if self.label else what % of)
-        try:
-            return call()
-        finally:
-            if not quiet:
-                READERS.answered()
-            self._hung_s += max(0.0, time.monotonic() - asked - _ANSWER_S)
-
-    def _clock(self) -> float:
-        """Returns seconds for measuring waits: while the filesystem gives no answer, this clock stands still."""
-        return time.monotonic() - self._hung_s
-
-
 # What watchdog reports as an error whenever an observer is stopped: its thread finds itself stopped.
 logging.getLogger("watchdog.observers.inotify").addFilter(lambda told: "thread is inactive" not in told.getMessage())
 
 
-class Waker:
+class Waker(contextlib.AbstractContextManager["Waker"]):
     """Wakes a sleeper when the head, the end or a marker of a stream is written. Nobody is woken by an object store.
 
     Starts watching at the first sleep that finds the directory there; as a context manager it ends the thread.
@@ -263,10 +168,8 @@ class Waker:
 
     def dispatch(self, event: FileSystemEvent) -> None:
         """Called by watchdog's thread, whose event handler this is."""
-        names = {str(path).rpartition("/")[2] for path in (event.src_path, event.dest_path)}
-        if event.event_type not in ("opened", "closed_no_write") and any(
-            name in (HEAD, END) or name.endswith(SEAL_SUFFIX) for name in names
-        ):
+        paths, told = (str(event.src_path), str(event.dest_path)), (f"/{HEAD}", f"/{END}", SEAL_SUFFIX)
+        if event.event_type not in ("opened", "closed_no_write") and any(path.endswith(told) for path in paths):
             self._woken.set()
 
     def _events(self) -> list[type[FileSystemEvent]] | None:
@@ -291,26 +194,12 @@ class Waker:
             Waker._refused = True
         return not Waker._refused
 
-    def __enter__(self) -> Waker:
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self._observer is not None:
             # One that failed to start has to be stopped too: it holds descriptors, and a thread in watchdog 7.
             self._observer.stop()
             if self._observer.is_alive():
                 self._observer.join()
-
-
-def _path_hint(directory: Path) -> str:
-    """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
-    try:
-        found = "" if isinstance(directory, UrlPath) else other_files(list_names(directory))
-    except FileNotFoundError:
-        return "; there is no such directory yet, so see whether the path is right"
-    except OSError:
-        found = ""
-    return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""
 
 
 class Parent:
@@ -345,12 +234,186 @@ class Parent:
         time.sleep(_STUCK_S)
         os._exit(1)
 
-    def leave_if_gone(self) -> None:
-        """Ends this process by SystemExit if the other one has ended, without a word: there is nobody to hear it."""
+    def leave_if_gone(self) -> bool:
+        """Ends this process by SystemExit if the other one has ended, without a word: there is nobody to hear it.
+
+        Returns whether the other one wants nothing more of it.
+        """
         if not self.gone():
-            return
+            return self.done()
         # If that does not end it (raised in a thread, caught, flushing a pipe that nobody reads), a timer does.
         timer = threading.Timer(1.0, os._exit, (1,))
         timer.daemon = True
         timer.start()
         raise SystemExit(1)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a wait knows of one slot."""
+
+    at: float = -math.inf  # since when
+    own: bool = True  # by the filesystem's word, not by that of another process
+    asking: bool = False  # whether another process is just asking
+    refused_at: float = math.inf  # since when it is
+
+
+class NodePoll:
+    """What one wait shares with those of other processes; nothing without a stream's identity.
+
+    `identify` returns the status of its directory; `clock` gives seconds of CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: _Clock) -> None:
+        self._stream_id, self._identify, self._clock = stream_id, identify, clock
+        self._tries = 0 if stream_id is None else 3  # how often to try whether there can be a file
+        self._file: NodeFile | None = None
+        self._slots = (_Slot(), _Slot())
+
+    def close(self) -> None:
+        """Closes the file, for good."""
+        self._tries = 0
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def renew(self, slot: int, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
+        """Sees to it that what is known is not older than `age` seconds; if another process is just asking, not yet.
+
+        `ask` asks the filesystem, and returns the answer for others, if any; `adopt` takes theirs, or returns False.
+        """
+        known = self._slots[slot]
+        known.asking = False
+        if self._file is None and age > 0 and self._tries > 0:
+            self._tries -= 1
+            with contextlib.suppress(OSError):
+                self._file = NodeFile(file_name(str(self._stream_id), self._identify()))
+        file = self._file
+        if age <= 0 or file is None:
+            return self._ask(slot, ask)
+        if self._take(slot, file, age, adopt):
+            return
+        if not file.lock(slot):
+            known.refused_at = min(self._clock(), known.refused_at)
+            known.asking = self._clock() < known.refused_at + ASKING_S
+            if not known.asking:
+                self._ask(slot, ask)
+            return
+        known.refused_at = math.inf
+        try:
+            # Somebody may have asked since.
+            if not self._take(slot, file, age, adopt):
+                self._ask(slot, ask)
+        finally:
+            file.unlock(slot)
+
+    def pause(self, slot: int, age: float) -> float:
+        """Returns in how many seconds to come again, if what is known may be so many seconds old."""
+        known, now, later = self._slots[slot], self._clock(), min(LATER_S, age / 4)
+        if known.asking:
+            return max(_SOON_S, later, (now - known.refused_at) / 10)
+        return max(_SOON_S, known.at - now + age + (0.0 if known.own else later))
+
+    def _take(self, slot: int, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
+        """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
+        known, answer = self._slots[slot], None
+        with contextlib.suppress(OSError):
+            answer = file.read(slot)
+        now = self._clock()
+        # One from the future was written under another clock.
+        if answer is not None and known.at < answer[0] <= now and adopt(answer[1]):
+            known.at, known.own, known.refused_at = answer[0], False, math.inf
+        return now < known.at + age - _SOON_S
+
+    def _ask(self, slot: int, ask: Callable[[], bytes | None]) -> None:
+        data, known = ask(), self._slots[slot]
+        known.at, known.own = self._clock(), True
+        if self._file is not None and data is not None:
+            # Where that fails, each of the others asks.
+            with contextlib.suppress(OSError):
+                self._file.write(slot, (known.at, data))
+
+
+Answer = tuple[float, bytes]  # when it came, by CLOCK_MONOTONIC, one clock for all processes of a node; and what it is
+
+
+def encode_answer(answer: Answer, name: str) -> bytes:
+    """Returns the bytes of a slot in the file of that name."""
+    body = _HEADER.pack(answer[0], len(answer[1]))[8:] + answer[1]
+    return xxhash.xxh3_64_digest(name.encode() + body) + body
+
+
+def decode_answer(slot: bytes, name: str) -> Answer | None:
+    """Reads a slot, which may hold more behind the answer; None where it holds none that is whole."""
+    if len(slot) < _HEADER.size:
+        return None
+    at, size = _HEADER.unpack_from(slot)
+    answer = at, slot[_HEADER.size : _HEADER.size + size]
+    return answer if slot.startswith(encode_answer(answer, name)) else None
+
+
+def file_name(stream_id: str, directory: os.stat_result) -> str:
+    """Returns the name of a stream's file; a copy of the stream or another mount of it has another one."""
+    # Of other slots than these it would begin with another number.
+    return xxhash.xxh3_128_hexdigest(f"1 {stream_id} {directory.st_dev} {directory.st_ino}".encode())
+
+
+class NodeFile:
+    """The file of one stream, open, and made if need be. Raises OSError: it cannot be had, or is not this user's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        folder = Path(f"{MEMORY}/lazyshard-{os.geteuid()}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(0o700)
+        found = folder.lstat()
+        # Who cannot write here cannot plant anything in it either.
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "is not of the user's own making", str(folder))
+        self._file = self._open(folder / name)
+        if os.fstat(self._file.fd).st_size == 0:
+            for path in folder.iterdir():
+                if _NAME.fullmatch(path.name) and path.name != name:
+                    with contextlib.suppress(OSError):
+                        self._remove(OpenFile(open_own(path, 0), path, 0))
+
+    def read(self, slot: int) -> Answer | None:
+        """Returns the answer of a slot, None where there is none. Raises OSError where it cannot be read."""
+        return decode_answer(os.pread(self._file.fd, SLOT_BYTES, slot * SLOT_BYTES), self.name)
+
+    def write(self, slot: int, answer: Answer) -> None:
+        """Puts an answer into a slot, unless it is too long for one. Raises OSError where there is no room for it."""
+        if len(data := encode_answer(answer, self.name)) <= SLOT_BYTES:
+            os.pwrite(self._file.fd, data, slot * SLOT_BYTES)
+
+    def lock(self, slot: int) -> bool:
+        """Takes the right to ask for the answer of a slot; returns whether it was free."""
+        try:
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self, slot: int) -> None:
+        """Gives that right back."""
+        with contextlib.suppress(OSError):
+            fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
+
+    def close(self) -> None:
+        """Leaves; removes the file if nobody else has it open."""
+        with contextlib.suppress(OSError):
+            self._remove(self._file)
+        del self._file
+
+    def _open(self, path: Path) -> OpenFile:
+        for _ in range(3):  # one that is being removed when it is opened is made anew
+            file = OpenFile(open_own(path), path, 0)
+            # From the lock on nobody removes it; somebody may have done so before.
+            if lock(file.fd, shared=True) and os.fstat(file.fd).st_nlink:
+                return file
+        raise BlockingIOError(errno.EAGAIN, "is being removed again and again", str(path))
+
+    def _remove(self, file: OpenFile) -> None:
+        # The name may be that of a newer file.
+        if lock(file.fd, shared=False) and os.path.samestat(os.fstat(file.fd), file.path.lstat()):
+            file.path.unlink()

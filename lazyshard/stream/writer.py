@@ -21,19 +21,18 @@ from lazyshard.format.records import Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state
+from lazyshard.stream.lock import open_for_writing
 from lazyshard.stream.publishing import OpenChunk, WriteSteps
-from lazyshard.stream.recovery import open_for_writing
 
 HEARTBEAT_S: Final = 5.0
 """How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
 
-_MAX_NOTE: Final = 1000  # characters of the reason for stopping
 _MAX_TOKENS: Final = 2**32 - 1
 
 _log = logging.getLogger("lazyshard")
 
 
-class ChunkWriter:
+class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     """Writes rows into a stream, `samples_per_chunk` to a chunk, and publishes each chunk when it is full.
 
     Opening a stream that is there goes on after its last published chunk: give it the rows after the first
@@ -60,6 +59,7 @@ class ChunkWriter:
         stream_id: the stream's identity, 32 hexadecimal digits.
         published_chunks: chunks sealed so far.
         published_samples: rows in them.
+        samples: rows taken so far: the published ones, those on their way and those of the open chunk.
         full_chunks: chunks sealed so far, and the one that is on its way where these overlap.
         source: the position that was given with the last published row, None if there is none.
         publish_s: seconds from the last row of the last published chunk until the readers were told.
@@ -85,17 +85,15 @@ class ChunkWriter:
     ) -> None:
         self.directory = Path(directory)
         self._pid = os.getpid()
-        self._closed = True
         if encoding is not None:
             encoding = check_encoding(encoding)
             if not arrays:
                 raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
         opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays, encoding)
-        manifest, self._lock, self._announcer, found = opened
+        manifest, self._lock, self._announcer, found, self.source = opened
         self.arrays, self.stream_id, self.samples_per_chunk = arrays, manifest.stream_id, manifest.samples_per_chunk
         self.full_chunks = self.published_chunks = found.chunks
-        self.published_samples = self._handed_over = found.samples
-        self.source: Any = None if found.last is None else found.last.source
+        self.published_samples = self.samples = found.samples
         self._row_source = self.source  # the position after the last row
         self.publish_s = 0.0
         self._state: ProducerState = "running"
@@ -138,7 +136,7 @@ class ChunkWriter:
             line, packed = pack_row(row) if self.arrays else (encode_row(row), b"")
         try:
             self._chunk.append(line, packed, tokens)
-            self._added(source)
+            self._added(1, source)
         except BaseException as cause:
             self._fail(cause)
         self._beat()
@@ -174,7 +172,7 @@ class ChunkWriter:
         try:
             if len(rows):
                 self._chunk.extend(rows)
-                self._added(source if rows.refused is None else None)
+                self._added(len(rows), source if rows.refused is None else None)
         except BaseException as cause:
             self._fail(cause)
         self._beat()
@@ -196,11 +194,6 @@ class ChunkWriter:
         """Rows that the open chunk can still take, at least 1."""
         return self.samples_per_chunk - len(self._chunk)
 
-    @property
-    def samples(self) -> int:
-        """Rows taken so far: the published ones, those on their way and those of the open chunk."""
-        return self._handed_over + len(self._chunk)
-
     def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
         """Tells the readers that this producer is alive. `write` does so by itself; call it while no row comes.
 
@@ -214,11 +207,7 @@ class ChunkWriter:
         """
         self._check_open()
         self.state = state or self.state
-        try:
-            self._steps.do(functools.partial(self._tell_alive, note))
-            self._steps.wait()
-        except Exception as cause:
-            self._fail(cause)
+        self._finish_steps(functools.partial(self._tell_alive, note))
 
     def settle(self) -> None:
         """Returns when every full chunk is published; at once where publishing does not overlap. Raises as `write`."""
@@ -281,9 +270,6 @@ class ChunkWriter:
                 self._announcer.close()
                 self._lock.release()
 
-    def __enter__(self) -> ChunkWriter:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
@@ -293,7 +279,8 @@ class ChunkWriter:
         self._chunk = OpenChunk(self.full_chunks, self._lock.path, self._steps, arrays=self.arrays)
         self._dropped = weakref.finalize(self, _warn_unpublished, self.directory, self._chunk, self._pid)
 
-    def _added(self, source: Any) -> None:
+    def _added(self, rows: int, source: Any) -> None:
+        self.samples += rows
         self._row_source = self._row_source if source is None else source
         if len(self._chunk) == self.samples_per_chunk:
             self._publish()
@@ -305,7 +292,6 @@ class ChunkWriter:
         # The one before: with that still on its way, this would be the second.
         self._steps.wait(self._publishing)
         step = functools.partial(self._publish_chunk, chunk, self._row_source, time.monotonic(), last)
-        self._handed_over += len(chunk)
         self.full_chunks += 1
         self._dropped.detach()
         self._begin_chunk()
@@ -360,9 +346,11 @@ class ChunkWriter:
         if time.monotonic() - self._announcer.told_at > HEARTBEAT_S:
             self.heartbeat()
 
-    def _finish_steps(self) -> None:
+    def _finish_steps(self, last: Callable[[], object] | None = None) -> None:
         if self._failure is None:
             try:
+                if last is not None:
+                    self._steps.do(last)
                 self._steps.wait()
             except Exception as cause:
                 self._fail(cause)
@@ -397,10 +385,10 @@ class ChunkWriter:
             raise self._failed(reason, "open") from self._failure
 
     def _failed(self, reason: str, remedy: str) -> WriterFailed:
-        samples = self.published_samples
-        what = f"{self.directory}: {reason}. {samples:,} samples are published and safe, the rows after them are not"
-        way = f"{remedy} the stream again, or start its producer again: it continues from there"
-        return WriterFailed(f"{what}; {way}", directory=str(self.directory), published_samples=samples)
+        samples, where = self.published_samples, str(self.directory)
+        what = f"{where}: {reason}. {samples:,} samples are published and safe, the rows after them are not; {remedy}"
+        way = "the stream again, or start its producer again: it continues from there"
+        return WriterFailed(f"{what} {way}", directory=where, published_samples=samples)
 
     def _forked(self) -> RuntimeError:
         return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}, this one is a fork of it")
@@ -409,8 +397,8 @@ class ChunkWriter:
 def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
     """Logs, if the writer is dropped or the interpreter ends before it was closed, that rows are not published."""
     if len(chunk) and os.getpid() == pid:
-        what = "a ChunkWriter was dropped without close(): %d rows of its open chunk are not published"
-        _log.warning(f"%s: {what}; use it in a with statement, or call close()", directory, len(chunk))
+        what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
+        _log.warning(f"%s: {what}", directory, len(chunk))
 
 
 def _why(error: BaseException | None) -> str:
@@ -419,4 +407,4 @@ def _why(error: BaseException | None) -> str:
 
 def _plain(text: str) -> str:
     """Returns a text on one line, short enough, and as bytes of UTF-8 can hold it: a file's name need not."""
-    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:_MAX_NOTE]
+    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]

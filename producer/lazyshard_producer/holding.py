@@ -31,8 +31,7 @@ from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
-from lazyshard.stream.listing import read_manifest
-from lazyshard.stream.retention import read_retired, retire
+from lazyshard.stream.listing import read_manifest, read_retired, retire
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.wording import count, one_line
 
@@ -165,7 +164,7 @@ class Shelf:
         return list_consumers(self.directory, published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retention`."""
+        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.listing`."""
         retire(self.directory, chunks_before, published, check=check)
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:

@@ -26,9 +26,8 @@ from lazyshard.format.row import check_row
 from lazyshard.store.files import is_there, read_file, read_record, read_seal
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.listing import list_chunks, read_manifest
-from lazyshard.stream.recovery import find_manifest
-from lazyshard.stream.retention import list_kept
+from lazyshard.stream.listing import list_chunks, list_kept, read_manifest
+from lazyshard.stream.lock import find_manifest
 from lazyshard.stream.stream import open_stream
 from lazyshard_producer.configuration import settings as known
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
 from tests.stream.damage import edit

@@ -12,7 +12,7 @@ import pytest
 from lazyshard.cli.forget import freed
 from lazyshard.cli.main import main
 from lazyshard.stream.cursor import Consumer, list_consumers
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.cli.commands import lazyshard
 from tests.cli.looks import consumer
 from tests.inspection.surveyed import checkpoint, reads

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import BFLOAT16, ChunkWriter
 from lazyshard.inspection import inspection
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main as produce
 from tests.cli.commands import lazyshard, on_terminal
 from tests.stream import damage

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from lazyshard.part import Part
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.cli.commands import fill, lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
 from tests.conversion.test_exporting import ids

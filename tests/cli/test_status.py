@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.cli.commands import environment, lazyshard, terminal
 from tests.inspection.surveyed import checkpoint, edit_head, reads
 from tests.stream.streams import produce, wait_until

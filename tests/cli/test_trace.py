@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard.part import Part
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks

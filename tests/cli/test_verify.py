@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard, on_terminal
 from tests.stream.damage import delete, each, flip, put, stream
 from tests.stream.streams import foreign

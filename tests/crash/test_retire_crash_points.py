@@ -9,8 +9,8 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
-from lazyshard.stream import read_retired, retention
-from lazyshard.stream.retention import list_kept
+from lazyshard.stream import listing, read_retired
+from lazyshard.stream.listing import list_kept
 from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
@@ -37,8 +37,8 @@ def live(directory: Path) -> Files:
 
 
 def both_passes(directory: Path) -> None:
-    retention.retire(directory, GONE - 1, CHUNKS)
-    retention.retire(directory, GONE, CHUNKS)
+    listing.retire(directory, GONE - 1, CHUNKS)
+    listing.retire(directory, GONE, CHUNKS)
 
 
 def clear_up(directory: Path) -> None:
@@ -95,7 +95,7 @@ def sweep_clearing(root: Path) -> int:
     for at in itertools.count(1):
         directory = root / f"stream_{at}"
         files = live(directory)
-        assert killed(16, "before", partial(retention.retire, directory, GONE, CHUNKS)) is None
+        assert killed(16, "before", partial(listing.retire, directory, GONE, CHUNKS)) is None
         if killed(at, WHENS[at % 3], partial(clear_up, directory)) is not None:
             break
         go_on(directory, files)
@@ -117,7 +117,7 @@ def test_harness_detects_files_that_go_before_the_mark(forks: Nursery, root: Pat
 
 def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
     files = live(root / "stream")
-    retention.retire(root / "stream", 2, CHUNKS)
+    listing.retire(root / "stream", 2, CHUNKS)
     gone = sorted(set(files) - set(names(root / "stream")))
     assert len(gone) == 6
     for number in range(1 << len(gone)):

@@ -62,7 +62,7 @@ import sys, time
 from pathlib import Path
 from lazyshard import ChunkWriter
 from lazyshard.stream import list_consumers
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 
 directory, total = Path(sys.argv[1]), int(sys.argv[2])
 deadline = time.monotonic() + float(sys.argv[3])

@@ -11,7 +11,7 @@ import pytest
 from lazyshard import BlendedDataset
 from lazyshard.errors import CursorTaken
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.runs import State, open_rank, open_ranks
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce, raised, refusal_of

@@ -15,7 +15,7 @@ from lazyshard import BlendedDataset, LateRow, LazyShardedDataset, Order
 from lazyshard.data.index_space import IndexReader
 from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.blends import Stream, blend, take, write
 from tests.data.options import grouped
 from tests.data.runs import open_rank

@@ -13,7 +13,7 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamRea
 from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WaitTimeout, WriterFailed
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.runs import State, open_rank, open_ranks
 from tests.data.workers import PICKLED, first_error, loader
 from tests.stream.streams import produce, raised, raising, refusal_of

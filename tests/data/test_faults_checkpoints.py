@@ -12,7 +12,7 @@ import torch
 
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported, WaitTimeout
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.runs import State, open_ranks, part
 from tests.data.workers import loader
 from tests.inspection.surveyed import edit_head

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 from lazyshard import BadRows, ChunkWriter, LateRow, LazyShardedSequences, Pack, Pad, Split, errors
 from lazyshard.errors import BadSample, ChunkCorrupt, LengthUnknown, SkipSample, StreamMismatch
 from lazyshard.format.batch import encode_pack
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.sequence_runs import (
     LENGTHS,
     all_written,

@@ -15,7 +15,7 @@ from lazyshard import Filter, LazyShardedSequences, Map, Pack, Split
 from lazyshard.errors import BadSample, CursorTaken, StateMismatch
 from lazyshard.format.names import chunk_name
 from lazyshard.stream import read_cursor, read_reading, read_retired
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.sequence_runs import LENGTHS, all_written, expected, loader_of, open_sequences, write_rows
 from tests.data.streams import HOLDING_BACK
 from tests.data.workers import DEADLINE_S

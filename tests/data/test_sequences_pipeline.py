@@ -31,7 +31,7 @@ from lazyshard.inspection.tracing import facts_of
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream import read_cursor, read_retired
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard as cli
 from tests.data.sequence_runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows

@@ -15,7 +15,7 @@ import torch
 from lazyshard import LazyShardedDataset
 from lazyshard.data import commits as state_checks
 from lazyshard.errors import ConfigInvalid, LengthUnknown, StateMismatch
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.runs import State, open_ranks, part, read
 from tests.stream.streams import foreign, produce, raised, refusal_of
 

@@ -16,7 +16,7 @@ from lazyshard import BadRows, Filter, LateRow, LazyShardedDataset, LazyShardedS
 from lazyshard.data import samples
 from lazyshard.data.samples import FILL_ROWS, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, ConfigInvalid, WaitTimeout
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of

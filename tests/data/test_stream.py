@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, StateInvalid, WaitTimeout
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data import blends
 from tests.data.blends import Stream, blend, write
 from tests.data.runs import open_ranks

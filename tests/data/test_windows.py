@@ -75,7 +75,7 @@ def test_rows_are_those_drawn(stream: Path, batch: int, most: int, monkeypatch: 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_rank(stream, batch_size=4)
     dataset[0]
-    chunks = [dataset.reader.chunk(number).size for number in range(SAMPLES // PER_CHUNK)]
+    chunks = [dataset.reader.chunk(number).offset(PER_CHUNK) for number in range(SAMPLES // PER_CHUNK)]
     reads = preads(monkeypatch)
     for start in range(30, SAMPLES, 4):
         dataset.__getitems__(list(range(start, min(start + 4, SAMPLES))))
@@ -99,7 +99,7 @@ def test_workers_that_step_over_each_other_hold_chunks_too(stream: Path, monkeyp
 def test_who_jumps_about_reads_no_chunk_whole(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_rank(stream, shuffle_window=1)
     expected = drawn(open_rank(stream, shuffle_window=1))
-    smallest = min(dataset.reader.chunk(number).size for number in range(SAMPLES // PER_CHUNK))
+    smallest = min(dataset.reader.chunk(number).offset(PER_CHUNK) for number in range(SAMPLES // PER_CHUNK))
     reads = preads(monkeypatch)
     # Never twice in a row forward by less than a window.
     for index in [at for first in range(40) for at in (first + 80, first + 40, first)]:
@@ -234,4 +234,4 @@ def test_each_rank_reads_the_bytes_of_its_rows_once(
         assert least <= len(found) <= most
         assert dataset.stats().chunks_opened == 1
         everything += found
-    assert joined(everything) == [(0, chunk.size)]
+    assert joined(everything) == [(0, chunk.offset(len(chunk)))]

@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format.cursor import Cursor
 from lazyshard.store import durable
-from lazyshard.stream import CursorOwner, publishing, retention
+from lazyshard.stream import CursorOwner, listing, publishing
 from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import Holdback, Shelf
@@ -200,8 +200,8 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
     def work() -> None:
         broken = mock.patch.object(durable, "sync_directory", raising(OSError(errno.EIO, "broken")))
         with broken, pytest.raises(OSError, match="broken"):
-            retention.retire(root / STREAM, 1, plan.chunks)
-        assert retention.retire(root / STREAM, 1, plan.chunks) == 1
+            listing.retire(root / STREAM, 1, plan.chunks)
+        assert listing.retire(root / STREAM, 1, plan.chunks) == 1
 
     found = recorded(root, work, plan)
     renamed = found.index(("rename", f"{TMP}/retired.json.*", f"{STREAM}/retired.json"))

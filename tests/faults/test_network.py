@@ -169,7 +169,7 @@ def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, tmp_path: P
 
 def test_a_share_that_hangs_costs_no_wait_its_time(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is answered, neither `max_wait` nor the grace for files that do not show yet passes."""
-    monkeypatch.setattr("lazyshard.stream.waiting._ANSWER_S", 0.1)
+    monkeypatch.setattr("lazyshard.stream.reader._ANSWER_S", 0.1)
     directory = site.at("cached", "waits")
     writer = ChunkWriter(directory, 2)
     write(writer, 0, 2)

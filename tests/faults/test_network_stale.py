@@ -12,8 +12,8 @@ from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, FileInvalid, LazyShardError, StreamEnded, StreamInvalid, WriterFailed
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store import files
-from lazyshard.stream import listing, read_retired, recovery, stream
-from lazyshard.stream.retention import retire
+from lazyshard.stream import listing, lock, read_retired
+from lazyshard.stream.listing import retire
 from lazyshard.stream.waiting import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.harness.processes.producing import ids
@@ -151,7 +151,7 @@ def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
 ) -> None:
     path = retired(tmp_path / "s")
     listed: list[Path] = []
-    monkeypatch.setattr(stream, "list_kept", lambda directory, stream_id: listed.append(directory))
+    monkeypatch.setattr(listing, "list_kept", lambda directory, stream_id: listed.append(directory))
     torn = tear(monkeypatch, name, 2)
     with pytest.raises(ChunkRetired):
         StreamReader(path, max_wait=0).read(0)
@@ -177,7 +177,7 @@ def lagging(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         return listing.Listing(found.data, seals)
 
     list_chunks = listing.list_chunks
-    monkeypatch.setattr("lazyshard.stream.retention.list_chunks", list_old)
+    monkeypatch.setattr("lazyshard.stream.listing.list_chunks", list_old)
 
 
 def test_a_producer_waits_for_a_listing_that_lags(
@@ -194,7 +194,7 @@ def test_a_producer_waits_for_a_listing_that_lags(
 def test_a_listing_that_stays_behind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = produce(tmp_path / "s", 6, 2, end=False)
     lagging(monkeypatch, 10**9)
-    monkeypatch.setattr(recovery, "LISTING_S", 0.05)
+    monkeypatch.setattr(lock, "LISTING_S", 0.05)
     with pytest.raises(StreamInvalid):
         ChunkWriter(path)
     assert ids(path) == list(range(6))

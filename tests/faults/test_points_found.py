@@ -11,7 +11,7 @@ from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
-from lazyshard.stream import head, list_kept, retention
+from lazyshard.stream import head, list_kept, listing
 from lazyshard_producer.run import complete_end, find_end
 from tests.stream.streams import names, produce, raising
 
@@ -61,9 +61,9 @@ def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkey
         for number in range(3):
             writer.write({"id": number})
         with monkeypatch.context() as broken:
-            broken.setattr("lazyshard.stream.retention.remove", raising(OSError(errno.EIO, "broken")))
+            broken.setattr("lazyshard.stream.listing.remove", raising(OSError(errno.EIO, "broken")))
             with pytest.raises(OSError, match="broken"):
-                retention.retire(out, 2, 3)
+                listing.retire(out, 2, 3)
     assert len(list_kept(out).leftovers) == 4
     end = find_end(str(out), 1)
     assert end is not None

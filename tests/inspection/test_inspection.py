@@ -19,7 +19,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.inspection import inspection, row_facts
 from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Keys, Lengths, count_refusals, read_refusals
 from lazyshard.stream.cursor import write_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.stream.damage import Damage, delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce

@@ -17,7 +17,7 @@ from lazyshard.errors import FileInvalid, StreamMissing
 from lazyshard.format.records import Head
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection import survey
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
 from tests.harness.processes.producing import rows as made_rows

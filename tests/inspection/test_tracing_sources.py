@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from lazyshard_producer.cli import main as produce_main
 from tests.stream.streams import foreign, produce

@@ -18,7 +18,7 @@ from lazyshard.errors import StreamMismatch
 from lazyshard.inspection import verification
 from lazyshard.inspection.verification import check_in_order, verify
 from lazyshard.inspection.verification_files import ChunkFiles
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.harness.processes.nursery import has_ended
 from tests.stream.damage import cut, delete, edit, flip, found, head, move, put, shortened, stream
 from tests.stream.streams import HERE, produce, wait_until
@@ -30,7 +30,7 @@ PRODUCER: Final = """
 import sys
 from pathlib import Path
 from lazyshard import ChunkWriter
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 
 directory, keep = Path(sys.argv[1]), int(sys.argv[2])
 writer = ChunkWriter(directory, 2)

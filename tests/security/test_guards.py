@@ -12,7 +12,7 @@ from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.store import durable, files
 from lazyshard.stream import CursorOwner, cursor, head
 from lazyshard.stream.cursor import write_reading
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray import write_piece

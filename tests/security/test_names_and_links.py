@@ -24,7 +24,7 @@ from lazyshard.stream.cursor import (
     write_cursor,
     write_reading,
 )
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import FollowState, Journal, decode_name

@@ -91,10 +91,9 @@ def test_errors_of_the_library_hold_no_control_characters(tmp_path: Path) -> Non
 
 
 def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
-    held, second = WriterLock(tmp_path), WriterLock(tmp_path)
-    held.acquire(0.0)
+    held = WriterLock(tmp_path, 0.0)
     edit(tmp_path / "stream.owner", host=ESCAPES)
-    calls: list[Callable[[], None]] = [held.check, lambda: second.acquire(0.0)]
+    calls: list[Callable[[], object]] = [held.check, lambda: WriterLock(tmp_path, 0.0)]
     try:
         for call in calls:
             with pytest.raises(ProducerFenced) as caught:

@@ -18,7 +18,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.store.mirror import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream import CursorOwner, retention
+from lazyshard.stream import CursorOwner, listing
 from tests.data.options import grouped
 from tests.store.server import BUSY, Gate, Server
 from tests.store.streams import publish, put, upload
@@ -130,7 +130,7 @@ def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(t
 
 def test_a_chunk_that_the_producer_deleted_is_told_as_such(tmp_path: Path, bucket: UrlPath) -> None:
     folder = publish(tmp_path / "local", bucket, 8)
-    retention.retire(folder, 2, 4)
+    listing.retire(folder, 2, 4)
     upload(folder, bucket)
     for chunk in range(2):
         for name in (chunk_name(chunk), seal_name(chunk)):

@@ -8,8 +8,7 @@ import numpy as np
 from lazyshard import ChunkWriter
 from lazyshard.format.names import seal_name
 from lazyshard.store.files import read_seal
-from lazyshard.stream.stream import open_now
-from lazyshard.stream.token_lengths import read_lengths
+from lazyshard.stream.stream import open_now, read_lengths
 
 
 def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool = True) -> Path:

@@ -13,7 +13,7 @@ from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
 from lazyshard.store.files import OpenFile
 from lazyshard.stream import list_kept
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.stream.arrays import expected, produce, row, values
 from tests.stream.streams import names, raised, refusal_of
 

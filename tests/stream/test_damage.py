@@ -16,7 +16,7 @@ from lazyshard.cli.main import main
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, FileInvalid, FileRefused, VersionUnsupported
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import CursorOwner, list_consumers, read_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.harness.fuzz.damage import replace_by
 from tests.stream.consuming import cursor
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, move, put, stream

@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.stream import head, node_poll
+from lazyshard.stream import head, waiting
 from lazyshard.stream.head import next_poll
 from lazyshard.stream.listing import Published, has_unpublished_rows
-from lazyshard.stream.node_poll import HEAD_SLOT, Answer, NodeFile, NodePoll, file_name
-from lazyshard.stream.waiting import Waker
+from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name
 from tests.stream import streams
 from tests.stream.damage import edit
 from tests.stream.streams import DEADLINE_S, needs_root, open_descriptors, produce, raising, rows, wait_until
@@ -41,7 +40,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the node's memory, so that no test meets what others share there."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(node_poll, "MEMORY", str(folder))
+    monkeypatch.setattr(waiting, "MEMORY", str(folder))
     return folder
 
 
@@ -208,13 +207,13 @@ def test_the_answer_of_another_is_waited_for_but_not_for_long(node: Node, tmp_pa
         waiter.renew(5.0)
         assert waiter.asked == []
         assert 0 < waiter.looks.pause(HEAD_SLOT, 5.0) < 0.1
-        node.now += node_poll.ASKING_S
+        node.now += waiting.ASKING_S
         waiter.renew(5.0)
-        assert waiter.asked == [1000.0 + node_poll.ASKING_S]
+        assert waiter.asked == [1000.0 + waiting.ASKING_S]
     # Its end has freed the right, and who has asked gives it back.
     node.now += 5
     waiter.renew(5.0)
-    assert waiter.asked == [1000.0 + node_poll.ASKING_S, 1005.0 + node_poll.ASKING_S]
+    assert waiter.asked == [1000.0 + waiting.ASKING_S, 1005.0 + waiting.ASKING_S]
     name = file_name(ID, os.stat(node.directory))
     assert streams.forked(lambda: os._exit(not NodeFile(name).lock(0))) == 0
 
@@ -269,7 +268,7 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
 @pytest.mark.parametrize(
     ("place", "plant"),
     [
-        ("file", lambda path: path.write_bytes(os.urandom(2 * node_poll.SLOT_BYTES))),
+        ("file", lambda path: path.write_bytes(os.urandom(2 * waiting.SLOT_BYTES))),
         ("file", huge),
         ("file", lambda path: path.symlink_to(path.parents[2] / "target")),
         ("file", os.mkfifo),
@@ -304,37 +303,26 @@ def test_what_is_planted_changes_nothing(place: str, plant: Callable[[Path], obj
 answers = st.tuples(st.floats(allow_nan=False), st.binary(max_size=300))
 
 
-@given(st.binary(max_size=400))
-def test_other_bytes_are_no_answer_and_no_head(data: bytes) -> None:
-    assert node_poll.decode_answer(data, NAME) is None
-    assert node_poll.decode_head(data, 2) is None
-
-
 @given(answers, answers, st.data())
 def test_half_an_answer_over_another_one_is_none_or_whole(new: Answer, old: Answer, data: st.DataObject) -> None:
-    after, before = node_poll.encode_answer(new, NAME), node_poll.encode_answer(old, NAME)
+    assert waiting.decode_answer(data.draw(st.binary(max_size=400)), NAME) is None
+    after, before = waiting.encode_answer(new, NAME), waiting.encode_answer(old, NAME)
     # Whole, it is read whatever lies behind it, in the file of its name alone.
-    assert node_poll.decode_answer(after + before[len(after) :], NAME) == new
-    assert node_poll.decode_answer(after, "e" * 32) is None
+    assert waiting.decode_answer(after + before[len(after) :], NAME) == new
+    assert waiting.decode_answer(after, "e" * 32) is None
     cut = data.draw(st.integers(0, len(after)))
-    assert node_poll.decode_answer(after[:cut] + before[cut:], NAME) in (None, new, old)
+    assert waiting.decode_answer(after[:cut] + before[cut:], NAME) in (None, new, old)
 
 
 def head_of(chunks: int, samples: int, ended: bool = False) -> bytes:
     return Head(chunks, samples, ended, "running", 1.0, "node", 7, 1.0).encode()
 
 
-def test_a_head_that_contradicts_the_stream_is_none() -> None:
-    for data, samples in ((head_of(3, 6), 6), (head_of(3, 5, True), 5)):
-        found = node_poll.decode_head(data, 2)
-        assert found is not None and found.samples == samples
-    for data in (head_of(3, 5), head_of(3, 4, True), head_of(3, 7), b'{"format": 2}'):
-        assert node_poll.decode_head(data, 2) is None
-
-
 def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
     looks = {head_of(1, 2): False, b"": False, head_of(2, 4): True, head_of(3, 6): True}
+    # A head that contradicts the stream is none.
+    looks |= dict.fromkeys([head_of(4, 7), head_of(4, 6, True), head_of(4, 9), b'{"format": 2}', b"\xff" * 80], False)
     assert {data: reader._adopt(data) for data in looks} == looks and not reader._adopt(head_of(2, 4))
     assert reader.seen.samples == 6
     assert reader._adopt(head_of(3, 6, True)) and not reader._adopt(head_of(3, 6)) and reader.seen.ended
@@ -403,7 +391,7 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path, answ
     node = Node(tmp_path / "s")
     node.now = 0.0
     other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
-    other.renew(node_poll.RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
+    other.renew(waiting.RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
     assert list(reader._chunks) == left

@@ -200,7 +200,7 @@ def test_older_copies_of_the_head_take_nothing_back(tmp_path: Path) -> None:
 
 
 def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.reader.OPEN_CHUNKS", 3)
+    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", 3)
     reader = StreamReader(produce(tmp_path, 20))
     before = open_descriptors()
     assert list(reader) == rows(0, 20)

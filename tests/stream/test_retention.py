@@ -21,9 +21,7 @@ from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.row_facts import mean_tokens
 from lazyshard.inspection.survey import take_survey
 from lazyshard.store import durable
-from lazyshard.stream import read_retired
-from lazyshard.stream.listing import list_chunks
-from lazyshard.stream.retention import list_kept, retire
+from lazyshard.stream.listing import list_chunks, list_kept, read_retired, retire
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream import streams
 from tests.stream.damage import found

@@ -40,17 +40,16 @@ def test_consumed_samples_are_draws_of_the_current_part_and_what_was_passed_over
 def test_run_goes_on_in_the_same_part_or_in_a_new_one() -> None:
     run = state(BEFORE, NOW)
     for draws_per_step in (0, 1):
-        assert run_state.resumed(run, 3, 1, draws_per_step=draws_per_step) == run
+        assert run_state.resumed_parts(run.parts, 3, 1, draws_per_step=draws_per_step) is run.parts
     # By steps of one draw, three of them behind step 3.
     for dp, batch_size, draws_per_step in ((4, 1, 2), (4, 1, 0), (3, 2, 0), (3, 1, 2)):
         new = Part(dp, batch_size, first_step=6, draws_per_step=draws_per_step)
-        assert run_state.resumed(run, dp, batch_size, draws_per_step=draws_per_step) == state(BEFORE, NOW, new)
+        assert run_state.resumed_parts(run.parts, dp, batch_size, draws_per_step=draws_per_step) == (BEFORE, NOW, new)
     nothing = Part(3, 1, skip=((1, 2), (8, 9)), epoch=2, first_step=3)
-    assert run_state.resumed(state(BEFORE, nothing), 4, 1).parts == (BEFORE, replace(nothing, dp=4))
-    more = run_state.without_samples(state(BEFORE, nothing), [(2, 4)])
-    assert more.parts == (BEFORE, replace(nothing, skip=((1, 4), (8, 9))))
+    assert run_state.resumed_parts((BEFORE, nothing), 4, 1) == (BEFORE, replace(nothing, dp=4))
+    assert run_state.parts_without((BEFORE, nothing), [(2, 4)]) == (BEFORE, replace(nothing, skip=((1, 4), (8, 9))))
     # A step that the caller knows counts.
-    assert run_state.resumed(state(replace(BEFORE, draws_per_step=0)), 3, 1, step=5).parts[-1].first_step == 5
+    assert run_state.resumed_parts((replace(BEFORE, draws_per_step=0),), 3, 1, step=5)[-1].first_step == 5
     # Steps by the end of a part.
     without = replace(NOW, draws_per_step=0), replace(NOW, trained=False), replace(NOW, draws=0)
     parts = (NOW, replace(BEFORE, draws=7), *without)
@@ -58,19 +57,15 @@ def test_run_goes_on_in_the_same_part_or_in_a_new_one() -> None:
 
 
 def test_samples_are_left_out_from_here_on() -> None:
-    run = state(BEFORE)
-    assert run_state.without_samples(run, []) is run
-    assert run_state.without_samples(run, [(8, 9), (2, 4), (4, 6)]).parts == (
-        BEFORE,
-        Part(2, 1, skip=((2, 6), (8, 9)), first_step=3, draws_per_step=2),
-    )
+    parts = (BEFORE,)
+    assert run_state.parts_without(parts, []) is parts
+    left = Part(2, 1, skip=((2, 6), (8, 9)), first_step=3, draws_per_step=2)
+    assert run_state.parts_without(parts, [(8, 9), (2, 4), (4, 6)]) == (BEFORE, left)
     for wrong in ((3, 3), (-1, 2)):
-        refusal_of(ValueError, "range", run_state.without_samples, run, [wrong])
+        refusal_of(ValueError, "range", run_state.parts_without, parts, [wrong])
     following = Part(2, 1, first_step=3, draws_per_step=2)
-    passed = replace(following, draws=4, trained=False)
-    assert run_state.without_steps(state(BEFORE), 4, 6, None).parts == (BEFORE, passed, following)
-    later = replace(following, skip=((16, 18), (20, 22)))
-    assert run_state.without_steps(state(BEFORE), 5, 6, None).parts == (BEFORE, later)
+    assert run_state.parts_behind_steps(parts, 4, 6) == (BEFORE, replace(following, draws=4, trained=False), following)
+    assert run_state.ranges_of_steps(state(BEFORE), 5, 6, None) == [(16, 18), (20, 22)]
     asked = [(4, 5, None), (4, 6, None), (6, 7, None), (6, 7, 22)]
     assert [run_state.ranges_of_steps(state(BEFORE), *one) for one in asked] == [
         [(10, 12), (14, 16)],
@@ -83,14 +78,16 @@ def test_samples_are_left_out_from_here_on() -> None:
 
 def test_steps_that_are_not_to_come_or_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for start, stop in ((3, 5), (5, 5), (6, 5)):
-        for use in (run_state.without_steps, run_state.ranges_of_steps):
-            refusal_of(ValueError, f"{start}:{stop}: .* 3 steps", use, state(BEFORE), start, stop, None)
-    refusal_of(ValueError, "samples", run_state.without_steps, state(replace(BEFORE, draws_per_step=0)), 4, 5, None)
+        told = f"{start}:{stop}: .* 3 steps"
+        refusal_of(ValueError, told, run_state.ranges_of_steps, state(BEFORE), start, stop, None)
+        refusal_of(ValueError, told, run_state.parts_behind_steps, (BEFORE,), start, stop)
+    refusal_of(ValueError, "5:6: .* 4", run_state.parts_behind_steps, (BEFORE,), 5, 6)
+    refusal_of(ValueError, "samples", run_state.parts_behind_steps, (replace(BEFORE, draws_per_step=0),), 4, 5)
     monkeypatch.setattr(run_state, "_MAX_SAMPLES_OF_STEPS", 8)
     assert len(run_state.ranges_of_steps(state(BEFORE), 5, 7, None)) > 0
-    refusal_of(ValueError, "5:8 train 12 samples, more than 8", run_state.without_steps, state(BEFORE), 5, 8, None)
+    refusal_of(ValueError, "5:8 train 12 samples, more than 8", run_state.ranges_of_steps, state(BEFORE), 5, 8, None)
     # The next ones are only passed over.
-    assert run_state.without_steps(state(BEFORE), 4, 101, None).parts[1].draws == 194
+    assert run_state.parts_behind_steps((BEFORE,), 4, 101)[1].draws == 194
 
 
 OTHERS = {"stream_id": "e" * 32, "samples_per_chunk": 5, "unit": 2, "window": 4, "seed": 1, "max_total_samples": 9}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInvalid, WaitTimeout
 from lazyshard.stream import stream as foreign_streams
-from lazyshard.stream.listing import list_chunks, scan_chunks
+from lazyshard.stream.listing import list_chunks, names_in
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream.damage import delete, each, edit
 from tests.stream.streams import fail_when, foreign, names, produce, raised, refusal_of, rows
@@ -131,9 +131,9 @@ def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tupl
         try:
             listing = list_chunks(directory)
         except StreamInvalid as error:
-            refusal_of(StreamInvalid, re.escape(str(error)), scan_chunks, directory)
+            refusal_of(StreamInvalid, re.escape(str(error)), foreign_streams.look_foreign, directory)
             return
-        scan = scan_chunks(directory)
+        scan = foreign_streams.look_foreign(directory)
         assert (scan.complete, scan.gap) == (listing.complete, listing.gap)
         assert (scan.data, scan.seals) == (len(listing.data), len(listing.seals))
         assert {chunk: scan.data_name(chunk) for chunk in listing.data} == listing.data
@@ -204,12 +204,12 @@ def test_foreign_directory_is_listed_for_waits_and_at_the_end(tmp_path: Path, mo
     clock, listed = [100.0], []
     monkeypatch.setattr("lazyshard.stream.stream.time.monotonic", lambda: clock[0])
 
-    def scan(directory: Path) -> Any:
+    def scan(directory: Path) -> list[str]:
         listed.append(directory)
         clock[0] += 2.0
-        return scan_chunks(directory)
+        return names_in(directory)
 
-    monkeypatch.setattr(foreign_streams, "scan_chunks", scan)
+    monkeypatch.setattr(foreign_streams, "names_in", scan)
     reader = StreamReader(tmp_path, 1)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)))
     # Of what is out of order, or otherwise named, a listing tells; until then it is waited for.

@@ -169,7 +169,7 @@ def test_impossible_samples_per_chunk_makes_nothing(tmp_path: Path, monkeypatch:
     assert names(tmp_path) == []
     # Directories above a new stream are made durable.
     synced: list[Path] = []
-    monkeypatch.setattr("lazyshard.stream.recovery.sync_directory", synced.append)
+    monkeypatch.setattr("lazyshard.stream.lock.sync_directory", synced.append)
     ChunkWriter(tmp_path / "a" / "b", 2).close(end=False)
     assert synced[:2] == [tmp_path / "a", tmp_path]
 

@@ -265,7 +265,7 @@ def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int |
     # Joined, so that at most one range comes next.
     for start, stop in Gaps((start, stop) for kind, start, stop in skips if kind == "steps").ranges:
         if start == run_state.steps_of(part) + 1:
-            after = run_state.without_steps(state, start, stop, total)
+            after = replace(state, parts=run_state.parts_behind_steps(state.parts, start, stop))
             continue
         last = part.draws + (stop - 1 - run_state.steps_of(part)) * part.draws_per_step - 1
         if total is None and run_state.course_of(state).needed(last) > published:
@@ -273,7 +273,7 @@ def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int |
             raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
         # Of the run as it goes now, before anything is left out of it.
         samples += run_state.ranges_of_steps(state, start, stop, total)
-    return run_state.without_samples(after, samples)
+    return replace(after, parts=run_state.parts_without(after.parts, samples))
 
 
 def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
@@ -285,7 +285,8 @@ def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
             # Its steps were not all alike, so it does not say when it trained what; the next part does.
             known = replace(state, parts=(*state.parts[:-1], replace(last, draws_per_step=0)))
         shape = {"draws_per_step": part.draws_per_step, "step": saved.step}
-        after = replace(plan, state=run_state.resumed(known, part.dp, part.batch_size, **shape))
+        parts = run_state.resumed_parts(known.parts, part.dp, part.batch_size, **shape)
+        after = replace(plan, state=replace(known, parts=parts))
     epoch_samples = after.epoch_length()
     if not megatron and saved is not None and saved.by_steps and plan.by_steps:
         # The trainer counts the batches to skip from the start of an epoch of this length.

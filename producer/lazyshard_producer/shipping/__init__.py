@@ -23,7 +23,7 @@ from lazyshard.format.names import HEAD, MANIFEST, seal_name
 from lazyshard.format.records import Head, Manifest
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import is_url, stream_name
-from lazyshard.stream.retention import list_kept
+from lazyshard.stream.listing import list_kept
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS

@@ -30,7 +30,7 @@ from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import Consumer, list_consumers
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.holding import Shelf, Stock

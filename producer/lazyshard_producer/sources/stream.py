@@ -22,9 +22,8 @@ from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_seal
 from lazyshard.store.urls import UrlPath, is_url, stream_path
 from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
-from lazyshard.stream.listing import Published, scan_chunks
+from lazyshard.stream.listing import Published, list_chunks, read_retired
 from lazyshard.stream.reader import GRACE_S, StreamReader
-from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.position import plain_name, read_entry
@@ -214,7 +213,7 @@ def is_stream(path: str) -> bool:
     """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers."""
     if is_url(path):
         return True
-    return os.path.lexists(os.path.join(path, MANIFEST)) or scan_chunks(Path(path)).seals > 0
+    return os.path.lexists(os.path.join(path, MANIFEST)) or bool(list_chunks(Path(path)).seals)
 
 
 def plain_line(line: bytes) -> bytes:

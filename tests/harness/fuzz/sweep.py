@@ -27,7 +27,7 @@ from lazyshard.format.arrays import fill_row
 from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import chunk, chunk_files, list_consumers, read_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from tests.data.options import grouped
 from tests.harness.fuzz import damage as spoiling
 from tests.harness.fuzz import formats

@@ -113,7 +113,7 @@ class Producer:
         retiring = self.looking(seen, step[1], step[2])  # It looks at the consumers now and then only
         return [retiring, []] if retiring else [[]]
 
-    # As `run.py`, `recovery.py` and `publishing.py` have it.
+    # As `run.py`, `lock.py` and `publishing.py` have it.
 
     def opening(self, disk: Disk, seen: Seen) -> list[Step]:
         manifest = value_of(seen, MANIFEST_PATH, "manifest")

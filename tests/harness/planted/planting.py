@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.store import durable
-from lazyshard.stream import recovery
+from lazyshard.stream import lock
 from lazyshard.stream.lock import WriterLock
 
 
@@ -39,12 +39,12 @@ def keep_begun(suffix: str) -> None:  # Has files of names with this end outlive
 
 def on_restart(change: Callable[[Path, int], object]) -> None:
     """Makes a change in runs alone that find something published: of its directory and the number of its last chunk."""
-    original = recovery.recover
+    original = lock.recover
 
     def recover(directory: Path, *given: Any) -> Any:
-        found = original(directory, *given)
-        if found.last is not None:
-            change(directory, found.last.chunk)
-        return found
+        found, last = original(directory, *given)
+        if last is not None:
+            change(directory, last.chunk)
+        return found, last
 
     everywhere(original, recover)

@@ -15,7 +15,7 @@ import xxhash
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store import durable
-from lazyshard.stream import lock, publishing, recovery, retention
+from lazyshard.stream import listing, lock, publishing
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.publishing import OpenChunk, RowFile
 from tests.harness.planted.planting import around, everywhere, keep_begun, on_restart
@@ -99,7 +99,7 @@ def _cut_at(size: int) -> None:
 
 
 def leftovers_stay() -> None:
-    recovery._clear = lambda directory, listing, lock: None
+    lock._clear = lambda directory, listing, lock: None
     lock.destroy = lambda directory: None
 
 
@@ -239,7 +239,7 @@ def side_file_leftovers_stay() -> None:
 
 
 def side_files_never_deleted() -> None:
-    around(retention, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
+    around(listing, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
 
 
 def side_files_deleted_only_once() -> None:
@@ -249,7 +249,7 @@ def side_files_deleted_only_once() -> None:
         found = original(self, first)
         return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
 
-    around(retention, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
+    around(listing, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
     around(Listing, "starting_at", kept)
 
 

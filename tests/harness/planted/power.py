@@ -21,10 +21,10 @@ _NOT_DONE: Final[dict[str, tuple[str, ...]]] = {  # Functions of modules that do
     "rows_not_synced": ("lazyshard.stream.publishing:sync",),
     # After a rename the directory is not synced: readers are told of what a cut takes back.
     "names_not_synced": ("lazyshard.store.durable:sync_directory", "lazyshard.stream.publishing:sync_directory"),
-    "nothing_synced_on_restart": ("lazyshard.stream.recovery:sync_directory",),  # A start believes what it sees
+    "nothing_synced_on_restart": ("lazyshard.stream.lock:sync_directory",),  # A start believes what it sees
     "refused_rows_not_synced": ("lazyshard_producer.rows.refusals:sync",),
     "journal_not_synced": ("lazyshard_producer.following.journal:sync",),
-    "what_comes_back_stays": ("lazyshard.stream.recovery:complete_retirement",),  # Nor when a cut has brought it back
+    "what_comes_back_stays": ("lazyshard.stream.lock:complete_retirement",),  # Nor when a cut has brought it back
     "cursor_name_not_synced": ("lazyshard.stream.cursor:sync_directory",),
 }
 
@@ -32,27 +32,27 @@ _NOT_DURABLE: Final = {  # Modules that leave it to the system when what they pu
     "seal_not_synced": "lazyshard.stream.publishing",  # The names of seal and end are durable, not their content
     "nothing_synced_on_restart": "lazyshard.stream.lock",
     "end_only_told": "lazyshard.stream.head",  # The head is a hint like all before it
-    "retired_mark_not_synced": "lazyshard.stream.retention",
+    "retired_mark_not_synced": "lazyshard.stream.listing",
 }
 
 
 def _deleted_before_the_mark() -> None:
-    retention: Any = import_module("lazyshard.stream.retention")
+    listing: Any = import_module("lazyshard.stream.listing")
 
     def late(write_mark: Any, directory: Path, folder: Path | None, mark: Any) -> None:
-        first = retention.read_retired(directory, mark.stream_id)
+        first = listing.read_retired(directory, mark.stream_id)
         for chunk in range(first, mark.chunks_before):
-            retention.remove(directory / retention.seal_name(chunk))
-            retention.remove(directory / retention.chunk_name(chunk))
-        retention.sync_directory(directory)
+            listing.remove(directory / listing.seal_name(chunk))
+            listing.remove(directory / listing.chunk_name(chunk))
+        listing.sync_directory(directory)
         write_mark(directory, folder, mark)
 
-    around(retention, "_write_mark", late)
+    around(listing, "_write_mark", late)
 
 
 def _deleting_only_once() -> None:
     """What is left of retired chunks is deleted chunk by chunk, and half of one is a failure."""
-    recovery: Any = import_module("lazyshard.stream.recovery")
+    recovery: Any = import_module("lazyshard.stream.lock")
 
     def complete(directory: Path, listing: Any) -> None:
         for chunk in sorted({int(name[6:11]) for name in listing.leftovers}):

@@ -7,7 +7,7 @@ from typing import Any, Final
 from unittest import mock
 
 from lazyshard.store import durable
-from lazyshard.stream import lock, publishing, recovery
+from lazyshard.stream import lock, publishing
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.publishing import OpenChunk, WriteSteps
@@ -36,7 +36,7 @@ def data_in_place() -> None:  # Writes rows under the chunk's own name, and take
             path.with_name(path.name + ".completed").touch()
         return original(directory, *given)
 
-    around(recovery, "recover", recover)
+    around(lock, "recover", recover)
 
 
 def end_before_last_chunk() -> None:
@@ -74,7 +74,7 @@ def side_files_not_cleared() -> None:
         listing.arrays.clear()
         original(directory, listing, *given)
 
-    around(recovery, "_clear", clear)
+    around(lock, "_clear", clear)
 
 
 MUTANTS: Final[dict[str, tuple[Mutant, int]]] = {

@@ -23,8 +23,7 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.verification import verify
 from lazyshard.store.durable import publish_bytes, sync_directory
 from lazyshard.stream import list_consumers, read_retired, write_cursor
-from lazyshard.stream.listing import read_manifest
-from lazyshard.stream.retention import list_kept
+from lazyshard.stream.listing import list_kept, read_manifest
 from lazyshard_swift import checkpoints as swift_checkpoints
 from lazyshard_swift.checkpoints import Position, load_if_there, save_position
 from tests.harness.disks import cut_power

@@ -100,7 +100,7 @@ def test_six_times_what_fits_goes_through_a_small_disk(
     # What is deleted takes room for as long as a reader has it open; this one looks at every chunk whether to let go.
     monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     # While it waits it still holds the last window, for which so small a disk has no room to spare.
-    monkeypatch.setattr("lazyshard.stream.reader.OPEN_CHUNKS", window)
+    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", window)
     source, out, ids, spare = tmp_path / "a.jsonl", disk.point / "out", list[int](), list[int]()
     text = b"x" * 1300  # about 27,000 bytes a chunk
     source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, text) for number in range(chunks * PER_CHUNK)))

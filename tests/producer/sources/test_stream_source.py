@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource

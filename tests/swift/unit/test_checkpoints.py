@@ -14,7 +14,7 @@ from lazyshard.errors import CursorTaken, FileRefused
 from lazyshard.format.cursor import Cursor
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused

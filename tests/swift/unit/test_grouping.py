@@ -13,7 +13,7 @@ from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.errors import StreamMismatch
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused

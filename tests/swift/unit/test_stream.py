@@ -17,7 +17,7 @@ from lazyshard.errors import LazyShardError, SkipSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream import list_consumers
-from lazyshard.stream.retention import retire
+from lazyshard.stream.listing import retire
 from lazyshard_swift import parallel, rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort

@@ -205,7 +205,7 @@ child = "import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift"
 print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True))
 """
     done = environment.python(code)
-    assert "stdout=\"['Finder']\\n\", stderr=''" in done.stdout, done
+    assert "stdout=\"['function']\\n\", stderr=''" in done.stdout, done
     environment.install("uninstall", "lazyshard")
     assert not installed.exists()
     done = environment.python(FINDERS)

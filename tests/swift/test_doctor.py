@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import site
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -80,12 +79,10 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
     """Examines an environment that is made up, in which all is well but for what is missing."""
 
     def examine(version: str | None = "4.6.0", *missing: str) -> dict[str, Finding]:
-        monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not hasattr(one, hook.MARK)])
         pth = write(tmp_path / "site" / "lazyshard_swift.pth")
         if "active" in missing:
             pth.unlink()
-        else:
-            hook.install()
+        monkeypatch.setattr(hook, "active", lambda: "active" not in missing)
         monkeypatch.setattr(ms_swift, "version", lambda: version)
         monkeypatch.setattr(ms_swift, "folder", lambda: None if version is None else tmp_path / "swift")
         distributions = {name: number for name, number in ALL.items() if name not in missing}

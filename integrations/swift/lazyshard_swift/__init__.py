@@ -8,17 +8,16 @@ import sys
 
 
 def start(name, path=None, target=None):  # type: ignore[no-untyped-def]
-    """Installs the hook at the first import of ms-swift; finds nothing, and whatever fails, ms-swift goes on.
+    """Finds modules of ms-swift as `hook.find_spec` does, nothing else; without that module ms-swift goes on.
 
     A finder of `sys.meta_path` in the least time: a class, and annotations, would cost a tenth of the whole.
     """
     if name[:5] == "swift" and name[5:6] in (".", ""):
         try:
-            from lazyshard_swift.hook import install
-
-            install()
-        except Exception:  # noqa: S110 - as said above
-            pass
+            from lazyshard_swift.hook import find_spec
+        except Exception:
+            return None
+        return find_spec(name, path, target)
 
 
 vars(start).update(find_spec=start, lazyshard_swift=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.ms_swift import caution, is_megatron, notice
 
 OnEnd = Literal["stop", "repeat"]
-OnBadSample = Literal["substitute", "raise"]
 
 # Those that encode in advance, read each sample once, and take their batches from the ordinary data loader.
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
@@ -86,7 +84,7 @@ class _Ours:
     sharded_lazy_shuffle_distance: int | None = None
     sharded_lazy_unit: str | None = None
     sharded_lazy_consumer: str | None = None
-    sharded_lazy_on_bad_sample: OnBadSample | None = None
+    sharded_lazy_on_bad_sample: Literal["substitute", "raise"] | None = None
     sharded_lazy_on_end: OnEnd = "stop"
     sharded_lazy_skip: str | None = None
     sharded_lazy_encode_cache: str | None = None
@@ -109,18 +107,14 @@ def extend(module: ModuleType) -> None:
         check(self)
         original.__post_init__(self)
 
-    kinds = get_type_hints(_Ours)
+    # Pickles and messages name the class as if it were ms-swift's.
+    own: dict[str, Any] = {name: getattr(original, name) for name in ("__doc__", "__module__", "__qualname__")}
+    own |= {"__post_init__": __post_init__, "__annotations__": get_type_hints(_Ours)}
     # Without docstrings (python -OO) there is no help.
-    paragraphs = (" ".join(text.split()).partition(": ") for text in (_Ours.__doc__ or "").split("\n\n"))
-    texts = {name: text for name, _, text in paragraphs}
-    namespace: dict[str, Any] = {
-        # Pickles and messages name the class as if it were ms-swift's.
-        **{name: getattr(original, name) for name in ("__doc__", "__module__", "__qualname__")},
-        "__annotations__": kinds,
-        "__post_init__": __post_init__,
-        **{name: field(default=getattr(_Ours, name), metadata={"help": texts.get(name, "")}) for name in kinds},
-    }
-    module.DataArguments = dataclass(type(original.__name__, (original,), namespace))  # type: ignore[attr-defined]
+    texts = dict(" ".join(text.split()).split(": ", 1) for text in (_Ours.__doc__ or "").split("\n\n")[1:])
+    for name in own["__annotations__"]:
+        own[name] = field(default=getattr(_Ours, name), metadata={"help": texts.get(name, "")})
+    module.DataArguments = dataclass(type(original.__name__, (original,), own))  # type: ignore[attr-defined]
 
 
 def check(args: Any) -> None:
@@ -176,8 +170,7 @@ def _of_data(given: _Given) -> _Problems:
     kind, ratio = given("rlhf_type"), given("split_dataset_ratio") or 0
     streams, weights = len(given("dataset") or []), len(given("interleave_prob") or [])
     if given("streaming"):
-        own = "--sharded_lazy true has every rank read its own chunks: leave out --streaming"
-        yield "streaming", f"true has rank 0 read and scatter everything, {own}"
+        yield "streaming", "true has rank 0 read everything, --sharded_lazy true each rank its own chunks: leave it out"
     if given("cached_dataset") or given("cached_val_dataset"):
         yield "cached_dataset", "is encoded in advance, --sharded_lazy true reads a stream: leave it out"
     if given("packing") and kind is not None:
@@ -206,29 +199,26 @@ def _of_data(given: _Given) -> _Problems:
 
 
 def _of_order(given: _Given) -> _Problems:
-    window, distance = "sharded_lazy_shuffle_window", "sharded_lazy_shuffle_distance"
-    for name in (window, distance) if given("train_dataloader_shuffle") is False else ():
+    window, distance, grouped = "sharded_lazy_shuffle_window", "sharded_lazy_shuffle_distance", "group_by_length"
+    for name in (window, distance, grouped) if given("train_dataloader_shuffle") is False else ():
         if given(name):
             yield name, f"{given(name)} shuffles, --train_dataloader_shuffle false does not: leave out one of them"
     if given(distance) is not None and given(window) is not None:
         yield distance, f"chooses the window, and --{window} {given(window)} is one: leave out one of them"
     if given(distance) is not None and len(given("dataset")) > 1:
         yield distance, f"is for one stream: give --{window}, which is in chunks of each"
-    name, leave_one = "group_by_length", "leave out one of them"
-    if not given(name):
+    if not given(grouped):
         return
     if len(given("dataset")) > 1:
-        yield name, "true: it is for one stream, and --dataset has several: leave it out, or train one after the other"
+        yield grouped, "true: it is for one stream: leave it out, or train one after the other"
     if given("packing"):
-        yield name, "true: packs are all of about one length already: leave it out"
+        yield grouped, "true: packs are all of about one length already: leave it out"
     # Megatron's default.
     if given("micro_batch_size") is not None and given("padding_free"):
-        yield name, "true: with --padding_free true nothing is padded: leave it out, or give --padding_free false"
-    if given("train_dataloader_shuffle") is False:
-        yield name, f"true: it shuffles, --train_dataloader_shuffle false does not: {leave_one}"
-    for other in ("shuffle_window", "shuffle_distance", "unit", "skip"):
-        if given(f"sharded_lazy_{other}") is not None:
-            yield name, f"true: its order is that of ms-swift's sampler, not --sharded_lazy_{other}'s: {leave_one}"
+        yield grouped, "true: with --padding_free true nothing is padded: leave it out, or give --padding_free false"
+    for name in (window, distance, "sharded_lazy_unit", "sharded_lazy_skip"):
+        if given(name) is not None:
+            yield grouped, f"true: its order is that of ms-swift's sampler, not --{name}'s: leave out one of them"
 
 
 def _of_values(given: _Given) -> _Problems:
@@ -246,8 +236,8 @@ def _of_values(given: _Given) -> _Problems:
         yield "sharded_lazy_on_end", f"is one of {', '.join(get_args(OnEnd))}, got {given('sharded_lazy_on_end')!r}"
     checks: dict[str, Callable[[Any], object]] = {"consumer": check_consumer, "skip": parse_skips, "unit": parse_unit}
     checks |= {"encode_cache_size": lambda size: EncodeCache(directory, size), "on_bad_sample": BadRows}
-    counts = {"shuffle_window": 0, "shuffle_distance": 1, "samples_per_chunk": 1}
-    checks |= {name: functools.partial(check_field, "it", low=low) for name, low in counts.items()}
+    checks |= dict.fromkeys(("shuffle_distance", "samples_per_chunk"), lambda count: check_field("it", count, 1))
+    checks["shuffle_window"] = lambda count: check_field("it", count, 0)
     for name, check_value in checks.items():
         value = given(f"sharded_lazy_{name}")
         try:
@@ -265,8 +255,7 @@ def progress_of(args: Any, live: bool) -> tuple[int | None, float | None]:
     steps = steps if steps and steps > 0 else None
     if live:
         if steps is None:
-            why = "an epoch of a stream that is still being produced has no length yet"
-            raise refused(option, f"says how many steps to train at the most, and is needed: {why}")
+            raise refused(option, "N is needed: an epoch of a stream that is still being produced has no length yet")
         for name in ("save_strategy", "eval_strategy"):
             if str(getattr(args, name, "")).rsplit(".", 1)[-1].lower() == "epoch":
                 raise refused(name, f"epoch: the stream is still being produced: use --{name} steps")

@@ -62,8 +62,7 @@ def stream_id_of(stream: str) -> str | None:
 
 _Number = Annotated[int, integer(0, 2**63 - 1)]
 _Text = Annotated[str, TEXT]
-_LAYOUTS: Final = ("strided", "block", GROUPED)
-_LAYOUT: Final = Kind(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
+_LAYOUT: Final = Kind("one of strided, block, grouped", lambda value: value in ("strided", "block", GROUPED))
 _TEXTS: Final = Kind("a list of strings", lambda value: type(value) is tuple and all(map(TEXT.fits, value)), tuples)
 
 
@@ -106,10 +105,9 @@ class Position(Checked):
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
         values = {"format": _FORMAT} | self.to_dict()
-        blend = values.pop("blend")
-        if blend is not None:
+        if (blend := values.pop("blend")) is not None:
             # In the place of the state: it is what tells what was trained when.
-            values["positions"], values["state"] = values["state"], blend
+            values |= {"positions": values["state"], "state": blend}
         if self.grouping is None:
             del values["grouping"]
         return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -133,9 +131,8 @@ def parse(data: bytes, file: str) -> Position:
             blend, state, within = BlendState.from_dict(state, file), found.get("positions"), "positions"
         return _with_state(position, RunState.from_dict(state, file, within=within), blend)
     except (LazyShardError, ValueError) as cause:
-        why = f"{str(cause).removeprefix(f'{file}: ')}. This checkpoint cannot be gone on from exactly"
-        anew = "take an older one, or start on the data anew from its weights alone"
-        raise PositionInvalid(f"{file}: {why}; {anew}", file=file) from cause
+        why = str(cause).removeprefix(f"{file}: ")
+        raise PositionInvalid(f"{file}: {why}; take an older one, or start anew from the weights", file=file) from cause
 
 
 def _only_part(position: Position) -> RunState:
@@ -182,12 +179,11 @@ class Checkpoints:
     def register(self) -> None:
         """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
-        if parallel.is_first():
-            try:
+        try:
+            if parallel.is_first():
                 self._write(plan.position(plan.consumed, plan.step))
-            except CursorTaken as error:
-                ways_out = "gives it another name, --sharded_lazy_take_over true takes the cursor over"
-                taken = f"{error} (--sharded_lazy_consumer NAME {ways_out})"
+        except CursorTaken as error:
+            taken = f"{error} (--sharded_lazy_consumer NAME, or --sharded_lazy_take_over true)"
         if (taken := parallel.agree(taken)) is not None:
             raise CursorTaken(taken, directory=plan.directory, consumer=plan.consumer)
 
@@ -212,8 +208,7 @@ class Checkpoints:
 
     def commit(self, unfinished: int = 0) -> None:
         """Moves the cursor to the newest checkpoint that is whole: the last ones may still be `unfinished`."""
-        whole = len(self.pending) - unfinished
-        if whole <= 0:
+        if (whole := len(self.pending) - unfinished) <= 0:
             return
         folder, position = self.pending[whole - 1]
         del self.pending[:whole]
@@ -221,35 +216,33 @@ class Checkpoints:
             self._write(position, folder)
         except CursorTaken as error:
             if not self._fenced:
-                self._fenced = True
                 caution(str(error))
+            self._fenced = True
 
     def _write(self, position: Position, folder: Path | None = None) -> None:
         # Wherever the one lies that this start goes on from: if this run is lost before its first checkpoint, that one
         # is resumed from again.
-        begun = None if self._plan.checkpoint is None else load_if_there(self._plan.checkpoint)
+        known = [] if self._plan.checkpoint is None else [load_if_there(self._plan.checkpoint)]
         try:
             if folder is not None:
                 _make_durable(folder)
-            known = [begun, *(other for _, other in _saved_in(self._output_dir))]
+            known += [other for _, other in _saved_in(self._output_dir)]
             others = [other for other in known if other is not None and other.stream == position.stream]
             for directory, cursor in self._plan.cursors(position, others):
                 put_cursor(directory, cursor, self._plan.take_over)
         except OSError as error:
-            before = "it keeps more chunks than it needs to, or if there is none does not know of this run"
-            caution(f"the cursor could not be written ({error}); the producer goes by the one before: {before}")
+            caution(f"the cursor could not be written ({error}); the producer goes by the one before, if there is one")
 
 
 def _make_durable(folder: Path) -> None:
     """Waits until what a checkpoint's folder holds is on the device, as far as this machine wrote it."""
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            if path.is_file() and not path.is_symlink():
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        if path.is_file() and not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     sync_directory(folder)
     sync_directory(folder.parent)
 
@@ -294,18 +287,16 @@ def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
 
 def resume_checkpoint(args: Any) -> str | None:
     """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew."""
-    if not is_megatron(args):
-        weights_only = getattr(args, "resume_only_model", False) and getattr(args, "ignore_data_skip", False)
-        if weights_only or not args.resume_from_checkpoint:
-            return None
-        _check_whole(args.resume_from_checkpoint, "resume_from_checkpoint")
-        return str(args.resume_from_checkpoint)
-    # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
-    for option in ("mcore_adapter", "mcore_model", "adapters", "model") if not args.finetune else ():
+    if megatron := is_megatron(args):
+        # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
+        options, anew = ["mcore_adapter", "mcore_model", "adapters", "model"], args.finetune
+    else:
+        options, anew = ["resume_from_checkpoint"], getattr(args, "resume_only_model", False) and args.ignore_data_skip
+    for option in options if not anew else ():
         if given := getattr(args, option):
             folder = str(given[0] if option == "adapters" else given)
             _check_whole(folder, option)
-            if os.path.exists(os.path.join(folder, _TRACKER)):
+            if not megatron or os.path.exists(os.path.join(folder, _TRACKER)):
                 return folder
     return None
 
@@ -318,11 +309,10 @@ def _check_whole(checkpoint: str, option: str) -> None:
     saved = _saved_in(Path(checkpoint).resolve().parent)
     whole = [(one.saved_at, str(folder)) for folder, one in saved if one.consumer == torn.consumer and is_whole(folder)]
     newest = max(whole)[1] if whole else None
-    way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
+    way_out = f"give the newest whole one of this run, --{option} {newest}"
     if newest is None:
-        way_out = f"No other one of this run is whole: start anew, without --{option}"
-    why = f"its save was interrupted: {NAME} is there, what the trainer writes last is not"
-    raise not_resumed(checkpoint, f"{why}. {way_out}", newest)
+        way_out = f"no other one of this run is whole: start anew, without --{option}"
+    raise not_resumed(checkpoint, f"its save was interrupted: {way_out}", newest)
 
 
 def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
@@ -337,10 +327,9 @@ def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
 
 def consumer_name(output_dir: str) -> str:
     """Returns the name of a run's cursor: the folder of its outputs, the same over its restarts."""
-    path = os.path.abspath(output_dir)
-    if _VERSIONED.fullmatch(os.path.basename(path)):
-        path = os.path.dirname(path)
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path)).strip("-")[:64] or "run"
+    path = Path(os.path.abspath(output_dir))
+    path = path.parent if _VERSIONED.fullmatch(path.name) else path
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")[:64] or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import signal
 import subprocess
 import sys
@@ -37,20 +38,18 @@ def extend(module: ModuleType) -> None:
     original = module.subprocess
     if not callable(getattr(original, "run", None)):
         raise AttributeError("swift.cli.main has no subprocess.run")
-    replacement = SimpleNamespace(**{name: getattr(original, name) for name in original.__all__})
-    replacement.run = _run
-    module.subprocess = replacement  # type: ignore[attr-defined]
+    own = {name: getattr(original, name) for name in original.__all__} | {"run": _run}
+    module.subprocess = SimpleNamespace(**own)  # type: ignore[attr-defined]
 
 
 def flag_is_on(arguments: Sequence[str]) -> bool:
     """Returns whether a command line turns the flag on."""
     on = False
-    for place, word in enumerate(arguments):
+    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue="true"):
         name, equals, value = word.partition("=")
         # As transformers' parser takes it: hyphens or underscores, the last one counts, no value means true.
         if name.replace("-", "_") == "__sharded_lazy":
-            if not equals:
-                value = arguments[place + 1] if place + 1 < len(arguments) else "true"
+            value = value if equals else after
             on = value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
     return on
 
@@ -86,11 +85,8 @@ def _wait_for_child(arguments: Sequence[str]) -> int:
     # Before there is a child, so that no signal finds nobody to hand it down. Under nohup SIGHUP stays ignored; None is
     # a handler that Python does not know and could not put back.
     handlers = {signal.SIGTERM: hand_down, signal.SIGHUP: hand_down, signal.SIGINT: interrupted}
-    before = {
-        number: signal.signal(number, handler)
-        for number, handler in handlers.items()
-        if signal.getsignal(number) not in (signal.SIG_IGN, None)
-    }
+    taken = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, handlers[number]) for number in taken}
     try:
         child = subprocess.Popen(arguments)  # noqa: S603 - what ms-swift would start
         for number in early:
@@ -176,9 +172,7 @@ def _check_hooks(trainer: str) -> None:
     """Refuses to train with half of the integration: the trainer would deal the samples in an order of its own."""
     # ms-swift imports its trainers late.
     importlib.import_module(trainer)
-    reasons = ms_swift.failures()
-    if trainer not in ms_swift.outcomes:
-        reasons = f"{trainer} was imported before lazyshard could extend it"
-    if reasons:
+    known = trainer in ms_swift.outcomes
+    if reasons := ms_swift.failures() if known else f"{trainer} was imported before lazyshard could extend it":
         why = f"cannot work with this ms-swift, {ms_swift.version()}: {reasons}. Supported is {ms_swift.SUPPORTED}"
         raise refused("sharded_lazy", f"true {why}")

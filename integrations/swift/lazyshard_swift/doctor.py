@@ -26,8 +26,7 @@ def examine() -> list[Finding]:
     needed = {"megatron sft": (*_ANY, *ms_swift.dependencies(version)), "swift sft": _ANY}
     found = [*_versions(version, needed["megatron sft"]), *_startup()]
     found += [Finding("extensions", name, f"extended by {extension}") for name, extension in hook.EXTENSIONS.items()]
-    verdicts = {command: _verdict(version, names) for command, names in needed.items()}
-    return found + [Finding("verdict", f"{name} --sharded_lazy true", *one) for name, one in verdicts.items()]
+    return found + [Finding("verdict", f"{one} --sharded_lazy true", *_verdict(version, needed[one])) for one in needed]
 
 
 def _versions(version: str | None, needed: Sequence[str]) -> Iterator[Finding]:

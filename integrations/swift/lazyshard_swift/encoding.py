@@ -32,22 +32,9 @@ from lazyshard_swift.errors import refused
 
 # Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null.
 _ATTRIBUTES: Final = (
-    "max_length",
-    "truncation_strategy",
-    "_loss_scale",
-    "is_binary_loss_scale",
-    "mode",
-    "task_type",
-    "use_chat_template",
-    "template_backend",
-    "_agent_template",
-    "norm_bbox",
-    "max_pixels",
-    "response_prefix",
-    "enable_thinking",
-    "preserve_thinking",
-    "add_non_thinking_prefix",
-    "remove_unused_columns",
+    "max_length truncation_strategy _loss_scale is_binary_loss_scale mode task_type use_chat_template template_backend "
+    "_agent_template norm_bbox max_pixels response_prefix enable_thinking preserve_thinking add_non_thinking_prefix "
+    "remove_unused_columns"
 )
 
 # How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals.
@@ -105,8 +92,7 @@ def fingerprint(template: Any) -> dict[str, Any]:
     meta, processor = template.template_meta, getattr(template, "processor", None)
     # What a template puts around messages; its class and functions are ms-swift's, whose version is a fact.
     names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
-    texts = {name: getattr(meta, name, None) for name in names - {"default_system"}}
-    texts = {name: value for name, value in texts.items() if _is_text(value)}
+    texts = {name: value for name in names - {"default_system"} if _is_text(value := getattr(meta, name, None))}
     # What makes numbers of pictures and sounds.
     names_of_parts = ("image_processor", "video_processor", "feature_extractor")
     parts: dict[str, Any] = {name: getattr(processor, name, None) for name in names_of_parts}
@@ -120,7 +106,7 @@ def fingerprint(template: Any) -> dict[str, Any]:
         "tokenizer": digest(_tokenizer(template)),
         "processor": digest(made) if made else None,
     }
-    told = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES}
+    told = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES.split()}
     return facts | {name: value if type(value) in _PLAIN else str(value) for name, value in told.items()}
 
 
@@ -223,7 +209,6 @@ def _variables() -> frozenset[str]:
 
 def _content(name: str) -> str:
     """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
-    try:
+    with contextlib.suppress(OSError):
         return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
-    except OSError:
-        return name
+    return name

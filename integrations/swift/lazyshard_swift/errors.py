@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, Final
 
 from lazyshard import errors as library
-from lazyshard.errors import FormatInvalid, LazyShardError
 
 REFUSED: Final = 2
 DAMAGED: Final = 5
@@ -38,7 +37,7 @@ _FINISH_S: Final = 10.0  # That the interpreter may take to wind up (exit handle
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class SettingsRefused(LazyShardError, ValueError):
+class SettingsRefused(library.LazyShardError, ValueError):
     """Arguments that cannot work together with ``--sharded_lazy true``."""
 
     argument: str | None = None
@@ -49,11 +48,11 @@ def refused(argument: str, why: str) -> SettingsRefused:
     return SettingsRefused(f"--{argument} {why}", argument=argument)
 
 
-class PositionInvalid(FormatInvalid):
+class PositionInvalid(library.FormatInvalid):
     """The position saved beside a checkpoint cannot be read."""
 
 
-class ResumeRefused(LazyShardError, ValueError):
+class ResumeRefused(library.LazyShardError, ValueError):
     """A checkpoint that cannot be gone on from with these data and settings."""
 
     checkpoint: str | None = None
@@ -65,7 +64,7 @@ def not_resumed(checkpoint: str | None, why: str, expected: object = None, actua
     return ResumeRefused(f"{checkpoint}: {why}", checkpoint=checkpoint, expected=there, actual=here)
 
 
-class StreamTooShort(LazyShardError, ValueError):
+class StreamTooShort(library.LazyShardError, ValueError):
     """The stream has ended with fewer samples than one step takes."""
 
 
@@ -74,19 +73,9 @@ def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
     return StreamTooShort(f"{directory}: {why}", directory=directory, samples=samples)
 
 
-_REFUSALS: Final = (
-    SettingsRefused,
-    ResumeRefused,
-    PositionInvalid,
-    StreamTooShort,
-    library.StreamMismatch,
-    library.ConfigInvalid,
-    library.ChunkRetired,
-    library.CursorTaken,
-    library.StateInvalid,
-    library.StateMismatch,
-    library.AccessRefused,
-)
+_OF_ARGUMENTS: Final = (SettingsRefused, StreamTooShort, library.ConfigInvalid, library.StreamMismatch)
+_OF_STATES: Final = (ResumeRefused, PositionInvalid, library.StateInvalid, library.StateMismatch)
+_OF_STREAMS: Final = (library.ChunkRetired, library.CursorTaken, library.AccessRefused)
 
 
 def each_of(ranks: int) -> str:
@@ -132,17 +121,17 @@ def code_of(error: BaseException) -> int | None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
     if isinstance(ours, (library.StoreUnavailable, library.WaitTimeout)):
         return TIMED_OUT
-    return REFUSED if isinstance(ours, _REFUSALS) else DAMAGED
+    return REFUSED if isinstance(ours, _OF_ARGUMENTS + _OF_STATES + _OF_STREAMS) else DAMAGED
 
 
-def _ours(error: BaseException) -> LazyShardError | None:
+def _ours(error: BaseException) -> library.LazyShardError | None:
     """Returns the last error of ours among this one and those that led to it: ms-swift's clean-up may fail after it."""
     link: BaseException | None = error
     seen: set[int] = set()
-    while link is not None and id(link) not in seen and not isinstance(link, LazyShardError):
+    while link is not None and id(link) not in seen and not isinstance(link, library.LazyShardError):
         seen.add(id(link))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return link if isinstance(link, LazyShardError) else None
+    return link if isinstance(link, library.LazyShardError) else None
 
 
 def _say(error: BaseException) -> int | None:

@@ -41,11 +41,10 @@ outcomes: Final[dict[str, str]] = {}
 
 def folder() -> Path | None:
     """Returns the folder of the package `swift`, ms-swift's or another one of this name; None where there is none."""
-    try:
+    spec = None
+    # ValueError: what is in sys.modules by this name has no specification.
+    with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("swift")
-    except (ImportError, ValueError):
-        # ValueError: what is in sys.modules by this name has no specification.
-        return None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     return Path(places[0]) if places else None
 
@@ -122,11 +121,11 @@ def caution(text: str) -> None:
 
 
 def _logger() -> Any:
-    try:
+    with contextlib.suppress(ImportError):
         from swift.utils import get_logger
-    except ImportError:
-        return logging.getLogger("lazyshard")
-    return get_logger()
+
+        return get_logger()
+    return logging.getLogger("lazyshard")
 
 
 def extend(module: ModuleType, extension: str) -> None:
@@ -158,10 +157,8 @@ def warn_once() -> None:
         return
     os.environ[WARNED] = "1"
     failed = f" Could not be extended: {failures()}." if failures() else ""
-    text = (
-        f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}.{failed} "
-        f"Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
-    )
+    text = f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}.{failed}"
+    text = f"{text} Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
     logger = logging.getLogger("lazyshard")
     if logger.hasHandlers():
         logger.warning("%s", text)
@@ -194,11 +191,8 @@ def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def _replacement(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def replacement(*arguments: Any, **options: Any) -> Any:
-        return own(original, *arguments, **options)
-
-    return replacement
+    # A function, not a partial: of a class it becomes a method.
+    return functools.wraps(original)(lambda *arguments, **options: own(original, *arguments, **options))
 
 
 def require(owner: Any, *names: str) -> None:

@@ -10,6 +10,7 @@ With ``--padding_free`` the same is made of sequences that were cut (`--split`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -31,15 +32,10 @@ from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
 
-# The fact that says which rows the producer has cut or padded, and what it says.
-FORM: Final = "form"
-SPLIT: Final = "split"
-PAD: Final = "pad"
-
-# By form, what need not be alike, besides what is done to rows before the template gets them. How long a row might be
-# before it was cut is nothing for who trains the pieces.
+# What need not be alike, besides what is done to rows before the template gets them; by the fact "form", which says how
+# the producer has cut or padded rows. How long a row was before it was cut is nothing for who trains the pieces.
 _OF_ROWS: Final = ("columns", "auto_columns")
-_LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy", *_OF_ROWS), PAD: (FORM, *_OF_ROWS)}
+_LEFT_OUT: Final = {"split": ("form", "max_length", "truncation_strategy", *_OF_ROWS), "pad": ("form", *_OF_ROWS)}
 
 # Of the producer's process and its workers, where the user has not said otherwise: there are as many processes as are
 # wanted, and each has one core; each would tell the same of what is loaded.
@@ -126,19 +122,16 @@ def encoder_of(args: Any, template: Any, most: int | None = None) -> RowEncoder:
 
 
 def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
-    """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet."""
-    if not samples:
-        return
-    try:
+    """Refuses a stream of packs without ``--packing``, and one of other rows with it; there are some samples."""
+    wrong = None
+    # What is wrong with that row itself whoever reads it will say.
+    with contextlib.suppress(LazyShardError):
         try:
             line = reader.line(0)
         except ChunkRetired:
             line = reader.line(samples - 1)
-        is_pack = decode_pack(parse_row(line)) is not None
-    except LazyShardError:
-        # Whoever reads on there will say so.
-        return
-    if (wrong := _mismatch(is_pack, packing)) is not None:
+        wrong = _mismatch(decode_pack(parse_row(line)) is not None, packing)
+    if wrong is not None:
         raise refused("packing", f"and --dataset {reader.directory}: {wrong}")
 
 
@@ -160,7 +153,7 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
             raise (SkipSample if skips else ValueError)(why) from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:
-        there = f"{lengths} as encoded here, and {pack.lengths} as they were packed: measure with this template"
+        there = f"{lengths} as encoded here, {pack.lengths} as they were packed: measure with this template"
         raise ValueError(f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}")
     return samples
 
@@ -173,24 +166,21 @@ def _mismatch(is_pack: bool, packing: bool) -> str | None:
     return None if is_pack == packing else f"its rows are no packs: produce it with --pack TOKENS, {instead}"
 
 
-def encoders(
-    directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
-) -> tuple[Encode, ...]:
+def encoders(directories: Sequence[str], template: Any, raw: Encode, most: int | None = None) -> tuple[Encode, ...]:
     """Returns what makes samples of each stream, `raw` of raw rows; tells the template of lists of documents."""
     found: list[Encode] = []
     others, apart = [], bool(getattr(template, "padding_free", False))
     for directory in directories:
         manifest = read_manifest(stream_path(directory), None)
         encoding = None if manifest is None else manifest.encoding
+        form = None if encoding is None else encoding.get("form")
+        others += [] if form == "split" else [directory]
+        found.append(raw if encoding is None else EncodedRows(most, form, apart=apart))
         if encoding is not None:
             _check_encoding(directory, encoding, fingerprint(template))
-        form = None if encoding is None else encoding.get(FORM)
-        others += [] if form == SPLIT else [directory]
-        found.append(raw if encoding is None else EncodedRows(packing_length, form, apart=apart))
     if apart and len(others) < len(directories):
         if others:
-            why = "sequences (lazyshard-producer run --split) are blended with sequences alone"
-            raise refused("padding_free", f"true: {why}, {', '.join(others)} holds others: give --padding_free false")
+            raise refused("padding_free", f"true: sequences are blended with sequences alone, not {', '.join(others)}")
         template.packing = True
     return tuple(found)
 
@@ -206,9 +196,9 @@ class EncodedRows:
     def __call__(self, row: dict[str, Any]) -> Any:
         """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for."""
         sample = encode_packs(row, self.packing_length, unpack)
-        if self.form == SPLIT:
+        if self.form == "split":
             return _documents(sample) if self.apart else _begun(sample)
-        if self.form == PAD:
+        if self.form == "pad":
             # A row of all its tokens, of which the last ones have no label: positions go by `length`.
             sample.pop(ATTENTION_MASK, None)
             sample |= _size(len(sample[INPUT_IDS]))
@@ -236,7 +226,7 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
     """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
-    found = differences(stream, own, leave_out=_LEFT_OUT.get(str(stream.get(FORM)), _OF_ROWS))
+    found = differences(stream, own, leave_out=_LEFT_OUT.get(str(stream.get("form")), _OF_ROWS))
     why = f"otherwise than this run would encode them: {'; '.join(found)} (there: the stream). Train with its settings"
     if stream.get("kind") != own.get("kind"):
         found = [str(stream.get("function", stream.get("kind")))]
@@ -270,12 +260,10 @@ def open_encoder(
     if left:
         raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
     if args.truncation_strategy == "split":
-        why = "split makes several samples of a row: split rows with --transform, or choose delete, left or right"
-        raise refused("truncation_strategy", why)
+        raise refused("truncation_strategy", "split makes several samples of a row: split rows with --transform")
     made = args.get_template()
     if made.use_model:
-        kind = made.template_meta.template_type
-        raise SettingsRefused(f"the template {kind} encodes with the model itself, so only training can do it")
+        raise SettingsRefused(f"only training can encode with {made.template_meta.template_type}: it uses the model")
     made.set_mode(mode)
     encoder = encoder_of(args, made)
     return lambda row: pack(encoder(row)), of_producer(made, **row_options(args))

@@ -107,27 +107,8 @@ class RunPlan(Position):
         """Micro batches of a step."""
         return self.global_batch // self.micro_samples
 
-    @property
-    def consumed_before(self) -> int:
-        """Samples trained before the current part, over all ranks."""
-        return self.state.consumed - self.state.parts[-1].dp * self.draws
-
-    @property
-    def draws(self) -> int:
-        """Position in the current part with which each rank goes on."""
-        return self.state.parts[-1].draws
-
     def end(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
         """Returns for the log what has ended, and what was not trained, after so many samples of the run."""
-        if self.blended:
-            return self._end_of_blend(consumed, published)
-        total, course = published[0].samples, self.course
-        drawn = run_state.draws_of(self.state, consumed)
-        left_over = course.leftover(total) + course.dp * max(0, course.epoch_length(total) - drawn)
-        untrained = f" and {left_over} left over, fewer than the {self.global_batch} of a step"
-        return f"the stream has ended with {total} samples", untrained
-
-    def _end_of_blend(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
         # What the next step would draw past the end of a stream is what ends the run.
         now, then = self._trained(consumed), self._trained(consumed + self.global_batch)
         given = zip(self.streams, published, now, then, strict=True)
@@ -141,7 +122,8 @@ class RunPlan(Position):
         return f"{name} has ended with {seen.samples} samples", untrained
 
     def _trained(self, consumed: int) -> list[int]:
-        assert self.blend_at is not None
+        if self.blend_at is None:
+            return [consumed]
         state = self.blend_at(consumed)
         return [state.members[state.names.index(one.name)].consumed for one in self.streams]
 
@@ -152,7 +134,7 @@ class RunPlan(Position):
         course, size = self.course, self.batch_size
         first, whole = course.epoch_length(self.total) // size, course.full_epoch_length(self.total) // size
         batches = first + math.ceil((self.epochs - course.epoch(self.total) - 1) * whole)
-        return max(0, batches * size - self.draws)
+        return max(0, batches * size - course.current.draws)
 
     def counted(self, step: int) -> int:
         """Returns how many samples the Hugging Face trainer takes to have been trained after so many steps."""
@@ -181,26 +163,21 @@ class RunPlan(Position):
         ends = self.stop_at_end and self.stopping == "first_exhausted"
         for one in self.streams:
             states = [state_of(position, one.name) for position in (newest, *others)]
-            state, size, done = states[0], one.samples_per_chunk, 0
+            known, state, done = [each for each in states if each is not None], states[0], 0
             # Without a state, in the sampler's own shuffle, it needs all; an error is that of a stream that was cut.
             with contextlib.suppress(IndexError, ValueError):
-                done = chunks_done([each for each in states if each is not None], one.total)
-            done = done if ends and None not in states else 0
-            unit, window = (size, self.window * size) if state is None else (state.unit, state.window)
-            plan = {"dp_size": self.dp_size, "unit": unit, "window": window}
-            plan |= {"seed": self.seed, "batch_size": self.batch_size}
-            consumed, now = newest.consumed if state is None else state.consumed, time.time()
-            stream_id = stream_id_of(one.identity)
-            yield one.directory, Cursor(self.consumer, stream_id, consumed, done, plan, now, state, blend=blend)
+                done = chunks_done(known, one.total) if ends and len(known) == len(states) else 0
+            rules, consumed = (self.state, newest.consumed) if state is None else (state, state.consumed)
+            plan = {"dp_size": self.dp_size, "unit": rules.unit, "window": rules.window, "seed": self.seed}
+            made = stream_id_of(one.identity), consumed, done, plan | {"batch_size": self.batch_size}
+            yield one.directory, Cursor(self.consumer, *made, time.time(), state, blend=blend)
 
     def how_it_goes_on(self, before: Position) -> str:
         """Returns for the log where a resumed run goes on, and what is other than it was."""
         text = f"goes on after {self.consumed} samples, in step {self.step + 1}"
-        if (before.dp_size, before.batch_size) != (self.dp_size, self.batch_size):
-            text += f"; with {self.dp_size} data-parallel ranks and micro batches of {self.batch_size}, before with "
-            text += (
-                f"{before.dp_size} and {before.batch_size}: what is left of the epoch is dealt anew, each sample once"
-            )
+        was, now = (f"{one.dp_size} ranks with micro batches of {one.batch_size}" for one in (before, self))
+        if was != now:
+            text += f"; on {now}, before {was}: what is left of the epoch is dealt anew, each sample once"
         text += "; the trainer takes the rest of the run for one epoch" if self.one_pass else ""
         return text + (f"; not trained: {', '.join(self.skipped)}" if self.skipped else "")
 
@@ -229,16 +206,15 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
 
     Ranks, micro batch and steps may differ, but in an order of the stock sampler's own.
     """
-    there, this = f"the stream {position.stream} (then in {position.directory})", now.directory
-    anew = "start on this one anew from the weights alone"
+    there, this, anew = position.directory, now.directory, "start on this one anew from the weights alone"
     if (position.blend is None) != (now.stream != BLENDED):
-        there = f"{'the stream in' if position.blend is None else 'a blend of'} {position.directory}"
-        why = f"it was trained on {there}, this run is on {this}: give --dataset as it was, two or more for a blend"
-        raise not_resumed(checkpoint, why, position.directory, this)
+        kind = "the stream in" if position.blend is None else "a blend of"
+        raise not_resumed(checkpoint, f"it was trained on {kind} {there}: give --dataset as it was", there, this)
     option = "--group_by_length" if position.layout == GROUPED else "--data_sharding"
     own = f"ms-swift's own shuffle ({option} true) would be another; to resume with other ranks, start without {option}"
+    was_on = f"it was trained on the stream {position.stream} (then in {there})"
     ways_out = {
-        "stream": f"it was trained on {there}, {this} holds {now.stream}: give that one as --dataset, or {anew}",
+        "stream": f"{was_on}, {this} holds {now.stream}: give that one as --dataset, or {anew}",
         "samples_per_chunk": "the same sample would be in another chunk",
         "seed": f"give --data_seed {position.seed}, or the order would be another",
         "window": "leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep "
@@ -246,8 +222,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
         "unit": "leave out --sharded_lazy_unit, or the order would be another",
         "layout": "the order would be another; keep --data_sharding as it was",
         **({} if position.layout == "strided" else dict.fromkeys(("dp_size", "batch_size", "epoch_samples"), own)),
-        "grouping": "its samples were grouped by other lengths than they have now, or by another version of ms-swift, "
-        f"transformers or torch: take those of then, or {anew}",
+        "grouping": f"its samples had other lengths, or ms-swift, transformers or torch another version: {anew}",
     }
     for what, way_out in ways_out.items():
         was, here = getattr(position, what), getattr(now, what)
@@ -280,13 +255,11 @@ def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
     """Returns the plan, whose state is the checkpoint's, with its course in this start, as the trainer is told it."""
     saved, state, after = plan.saved, plan.state, plan
     if saved is not None:
-        known, last = state, state.parts[-1]
-        if run_state.steps_of(last) != saved.step:
-            # Its steps were not all alike, so it does not say when it trained what; the next part does.
-            known = replace(state, parts=(*state.parts[:-1], replace(last, draws_per_step=0)))
+        # Where its steps were not all alike it does not say when it trained what; the next part does.
+        known = plan if run_state.steps_of(state.parts[-1]) == saved.step else plan.with_steps_of(0)
         shape = {"draws_per_step": part.draws_per_step, "step": saved.step}
-        parts = run_state.resumed_parts(known.parts, part.dp, part.batch_size, **shape)
-        after = replace(plan, state=replace(known, parts=parts))
+        parts = run_state.resumed_parts(known.state.parts, part.dp, part.batch_size, **shape)
+        after = replace(plan, state=replace(known.state, parts=parts))
     epoch_samples = after.epoch_length()
     if not megatron and saved is not None and saved.by_steps and plan.by_steps:
         # The trainer counts the batches to skip from the start of an epoch of this length.
@@ -315,5 +288,5 @@ def _in_one_pass(plan: RunPlan) -> RunPlan:
     batches = trained + (plan.draws_left() or 0) // plan.batch_size
     if plan.steps is not None:
         batches = max(plan.steps * plan.accumulation, trained)
-    offset = plan.dp_size * plan.draws - trained * plan.micro_samples
+    offset = plan.dp_size * plan.course.current.draws - trained * plan.micro_samples
     return replace(plan, epoch_samples=batches * plan.micro_samples, index_offset=offset, one_pass=True)

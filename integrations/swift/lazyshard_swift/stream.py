@@ -9,6 +9,7 @@ go on, stop or give up at the same step without a word. DataLoader workers, whic
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -22,17 +23,18 @@ from torch.utils.data import Dataset
 from lazyshard import BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
-from lazyshard.format.state import BlendState
+from lazyshard.format.state import BlendState, RunState
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
 from lazyshard_swift.checkpoints import GROUPED
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
-from lazyshard_swift.ms_swift import notice
+from lazyshard_swift.ms_swift import changed, notice
 from lazyshard_swift.rows import Encode, EncodedRows
 from lazyshard_swift.run_plan import SHOWN, RunPlan, Stream
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Lengths: TypeAlias = npt.NDArray[np.uint32]
+Options: TypeAlias = dict[str, Any]  # of the data set of one stream, by name
 
 ENDLESS: Final = 2**50  # Indices of a data set that goes on from epoch to epoch
 TOLD_EVERY_S: Final = 60.0  # How often the log tells how much of what is published was trained
@@ -41,23 +43,19 @@ _SAVE_S: Final = 1800.0  # How long a rank that has given up may take to save wh
 
 
 def open_data(
-    streams: Sequence[Stream], rank: Rank, encode: Sequence[Encode], order: Order, own: dict[str, Any], **whole: Any
+    streams: Sequence[Stream], rank: Rank, encode: Sequence[Encode], order: Order, own: Options, **whole: Any
 ) -> Data:
     """Opens one stream, or a blend, with options `own` of each and `whole` of all; where none encodes it gives rows."""
-    parts, blended = [], len(streams) > 1
+    pairs, blended = [], len(streams) > 1
     # Layout and steps are the blend's, all else is that of each stream.
+    shared = Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step)
     inner = replace(order, layout="block", micro_batches_per_step=None) if blended else order
     own = own | rank._asdict() | ({} if blended else whole)
-    for number, stream in enumerate(streams):
-        one = encode[number] if encode else None
+    for stream, one in itertools.zip_longest(streams, encode):
         cache = {"cache": EncodeCache()} if one is None or isinstance(one, EncodedRows) else {}
         dealt = replace(inner, unit=stream.unit or inner.unit)
-        parts.append(LazyShardedDataset(stream.directory, one, order=dealt, **own | cache))
-    if not blended:
-        return parts[0]
-    pairs = zip(parts, (stream.weight for stream in streams), strict=True)
-    shared = Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step)
-    return BlendedDataset(pairs, order=shared, **whole)
+        pairs.append((LazyShardedDataset(stream.directory, one, order=dealt, **own | cache), stream.weight))
+    return BlendedDataset(pairs, order=shared, **whole) if blended else pairs[0][0]
 
 
 def members(data: Data) -> tuple[LazyShardedDataset, ...]:
@@ -123,12 +121,9 @@ class StepGate:
         """Returns what is published now of each stream."""
         return [dataset.published() for dataset in members(self.data)]
 
-    def published_samples(self) -> int:
-        """Returns how many samples are published now, of all streams."""
-        return sum(one.samples for one in self.published())
-
     def _too_short(self) -> StreamTooShort:
-        samples, where = self.published_samples(), ", ".join(str(one.directory) for one in members(self.data))
+        samples = sum(one.samples for one in self.published())
+        where = ", ".join(str(one.directory) for one in members(self.data))
         why = f"the stream has ended with {samples} samples, fewer than one step takes: nothing can be trained"
         return too_short(where, samples, f"{why}. Use a smaller global batch, or --sharded_lazy_on_end repeat")
 
@@ -139,9 +134,7 @@ class TrainStream(Dataset[Any]):
     A step waits `max_wait` seconds at the most. Samplers that group by length ask for `lengths`, of shape (samples,).
     """
 
-    def __init__(
-        self, plan: RunPlan, encode: Sequence[Encode], own: dict[str, Any], lengths: Lengths | None = None
-    ) -> None:
+    def __init__(self, plan: RunPlan, encode: Sequence[Encode], own: Options, lengths: Lengths | None = None) -> None:
         self._told_at, self._cache = time.monotonic(), own["cache"].directory
         self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
         whole: dict[str, Any] = {"batch_size": plan.batch_size, "num_samples": ENDLESS}
@@ -155,7 +148,7 @@ class TrainStream(Dataset[Any]):
         own, read_by = own | {"max_wait": float("inf"), "consumer": plan.consumer}, plan.rank
         if plan.layout == GROUPED:
             # The sampler hands out samples, of which it takes some for each rank: there are no lanes.
-            own, read_by = own | {"consumer": None}, Rank(0, 1)
+            own["consumer"], read_by = None, Rank(0, 1)
         if plan.layout != "strided":
             order, whole["num_samples"] = replace(order, layout="block"), plan.epoch_samples
         self._dataset = open_data(plan.streams, read_by, encode, order, own, **whole)
@@ -165,9 +158,8 @@ class TrainStream(Dataset[Any]):
         shift = 0
         if isinstance(asked, BlendedDataset):
             # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
-            shift = (plan.consumed_before - asked.consumed_before) // plan.dp_size
-            state_dict = asked.state_dict
-            plan = replace(plan, blend_at=lambda consumed: BlendState.from_dict(state_dict(consumed), "the blend"))
+            shift = (plan.course.consumed_before - asked.consumed_before) // plan.dp_size
+            plan = replace(plan, blend_at=asked._state_after)
         self.plan = plan
         self._offset = plan.index_offset + shift * plan.dp_size
         self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
@@ -199,23 +191,15 @@ class TrainStream(Dataset[Any]):
         shares, shown = data.shares if isinstance(data, BlendedDataset) else (1.0,), []
         for share, one in zip(shares[:SHOWN], plan.streams, strict=False):
             state = f"{one.samples_per_chunk} per chunk, {'ended' if one.ended else 'still being produced'}"
-            which = f"{share:.4g} of " if plan.blended else ""
-            shown.append(f"{which}{redact(one.directory)} ({one.samples} samples published, {state})")
-        more = f" and {len(shares) - SHOWN} more" if len(shares) > SHOWN else ""
+            which = f"{share:.4g} of {redact(one.directory)}" if plan.blended else redact(one.directory)
+            shown.append(f"{which} ({one.samples} samples published, {state})")
+        shown += [f"and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else []
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
         if plan.layout != "strided":
             order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
         elif plan.unit != plan.samples_per_chunk:
             order = f"dealt in units of {plan.unit} samples, {order}"
-        return f"TrainStream({', '.join(shown)}{more}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
-
-    def tell_stop(self, consumed: int, step: int, planned: int, checkpoint: str | None) -> None:
-        """Tells why the run stops after a step before those that were planned, and what is saved of it, if it is."""
-        why, left = "no data came in time", ""
-        if self.gate.gave_up is None:
-            why, left = self.plan.end(consumed, self.gate.published())
-        stops = f"training stops after step {step} of {planned}, on all ranks alike, with {consumed} samples trained"
-        notice(f"{why}: {stops}{left}{'' if checkpoint is None else f'. Checkpoint: {checkpoint}'}")
+        return f"TrainStream({', '.join(shown)}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
 
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Tells how much of what is published was trained: now and then, or at once."""
@@ -225,7 +209,7 @@ class TrainStream(Dataset[Any]):
         self._told_at = now
         # The gate asks again, and knows what to do about an error.
         with contextlib.suppress(LazyShardError, OSError):
-            published = self.gate.published_samples()
+            published = sum(one.samples for one in self.gate.published())
             more = ", in several epochs" if consumed > published else ""
             notice(f"trained {consumed} of {published} published samples{more}")
 
@@ -233,8 +217,8 @@ class TrainStream(Dataset[Any]):
         """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
         if self._cache is not None:
             stats = [dataset.stats() for dataset in members(self._dataset)]
-            counts = [(one.encoded, one.from_cache, one.not_cached) for one in stats]
-            encoded, found, left = map(sum, zip(*counts, strict=True))
+            encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
+            left = sum(one.not_cached for one in stats)
             more = f"; {left} of what it encoded could not be cached" if left else ""
             told = f"this rank encoded {encoded} rows and found {found} encoded{more}"
             notice(f"--sharded_lazy_encode_cache {self._cache}: {told}")
@@ -243,7 +227,7 @@ class TrainStream(Dataset[Any]):
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
         plan, data = self.plan, self.gate.data
         # A sampler in an order of its own decides by itself with which it goes on.
-        index = (plan.draws * plan.dp_size if plan.layout == "strided" else 0) - plan.index_offset
+        index = (plan.course.current.draws * plan.dp_size if plan.layout == "strided" else 0) - plan.index_offset
         # Trained to the end no sample follows, and the first one was deleted.
         with contextlib.suppress(ChunkRetired):
             self.gate.published()
@@ -258,13 +242,12 @@ class TrainStream(Dataset[Any]):
             return
         if plan.checkpoint is None or saved is None:
             anew = "megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true"
-            why = f"{consumed} samples were trained, but there is no lazyshard.json beside the weights that says which"
+            why = f"{consumed} samples were trained, but there is no lazyshard.json beside the weights"
             raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: start anew from the weights ({anew})")
         if consumed != saved.consumed:
-            then = f"the trainer would go on after {consumed}, in step {step + 1}: is its lazyshard.json another one's?"
-            why = f"{saved.consumed} samples were trained in {saved.step} steps, and {then}"
-            raise not_resumed(plan.checkpoint, why, saved.consumed, consumed)
-        draws, course = plan.draws if plan.layout == "strided" else consumed // plan.dp_size, plan.course
+            why = f"its lazyshard.json says {saved.consumed} samples in {saved.step} steps, the trainer {consumed} in"
+            raise not_resumed(plan.checkpoint, f"{why} {step}: is it another one's?", saved.consumed, consumed)
+        draws, course = plan.course.current.draws if plan.layout == "strided" else consumed // plan.dp_size, plan.course
         if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
             why = f"it stands at sample {consumed}, behind the end of the stream at {total}: was it cut, or repeated?"
             raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
@@ -282,28 +265,24 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
     drawn = [dataset.draw(index) for index in space.lane_indices()[:left] if space.ready(index)]
     chunks = {one.sample // size for one in drawn if not (stop_at_end and one.epoch)}
     # They were published long ago, so the grace period for those that are just appearing is not due.
-    reader.max_wait, max_wait = min(_LOOK_S, reader.max_wait), reader.max_wait
-    try:
-        for number in sorted(chunks):
-            if number * size < published:
+    with changed(reader, max_wait=min(_LOOK_S, reader.max_wait)):
+        for number in sorted(chunk for chunk in chunks if chunk * size < published):
+            try:
                 reader.chunk(number)
-    except (ChunkRetired, ChunkMissing) as cause:
-        text = f"{cause} The checkpoint goes on with chunk {cause.chunk}: take a later one, or restore the chunk"
-        raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
-    finally:
-        reader.max_wait = max_wait
+            except (ChunkRetired, ChunkMissing) as cause:
+                text = f"{cause} The checkpoint goes on with chunk {number}: take a later one, or restore the chunk"
+                raise ResumeRefused(text, expected=f"chunk {number}", actual="deleted") from cause
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
     """Has the data sets go on where the plan's state stands; it may be that they begin."""
-    state, begun = plan.state, None
+    goes_on = plan.layout == "strided" and (plan.saved is not None or plan.skipped)
+    begun: RunState | BlendState | None = plan.state if goes_on else None
     if plan.blended:
-        begun = None if plan.saved is None or plan.saved.blend is None else plan.saved.blend.to_dict()
-    elif plan.layout == "strided":
-        part = replace(state.parts[-1], draws=0, epoch=None, skip=(), first_step=0)
-        begun = None if state == replace(state, parts=(part,), consumed=0) else state.to_dict()
+        begun = None if plan.saved is None else plan.saved.blend
     try:
-        for data in datasets if begun is not None else ():
-            data.load_state_dict(begun or {})
+        for data in datasets:
+            if begun is not None:
+                data.load_state_dict(begun.to_dict())
     except StateMismatch as cause:
         raise not_resumed(plan.checkpoint or plan.directory, str(cause), cause.expected, cause.actual) from cause

@@ -31,10 +31,10 @@ def extend(module: ModuleType) -> None:
     require(module, "MegatronPretrainingRandomSampler", "maybe_finalize_async_save")
     require(module, "should_disable_forward_pre_hook", "disable_forward_pre_hook")
     require(module.BaseMegatronTrainer, "call_event")
-    own: dict[str, Callable[..., Any]] = {"train": functools.partial(_train, module)}
-    own["_prepare_dataloader"] = _prepare_dataloader
-    ours = {f"{name} self train_dataset val_dataset": function for name, function in own.items()}
-    wrap(module.BaseMegatronTrainer, ours | {"save_checkpoint self": _save})
+    data = "self train_dataset val_dataset"
+    own: dict[str, Callable[..., Any]] = {f"train {data}": functools.partial(_train, module)}
+    own |= {f"_prepare_dataloader {data}": _prepare_dataloader, "save_checkpoint self": _save}
+    wrap(module.BaseMegatronTrainer, own)
 
 
 class _Callback:
@@ -52,14 +52,18 @@ class _Callback:
         return lambda *rest, **options: None
 
     def counts(self) -> tuple[int, int]:
-        """Returns the steps and the samples that were trained since the run began."""
-        return self.trainer.state.iteration, self.trainer.state.consumed_train_samples
+        """Returns the samples and the steps that were trained since the run began."""
+        return self.trainer.state.consumed_train_samples, self.trainer.state.iteration
 
     def tell_stop(self, planned: int) -> None:
-        """Tells that the run has stopped before the steps that were planned."""
-        step, consumed = self.counts()
-        saved = str(self.checkpoints.folder(step)) if self.checkpoints.last_step == step else None
-        self.stream.tell_stop(consumed, step, planned, saved)
+        """Tells why the run has stopped before the steps that were planned, and what is saved of it, if it is."""
+        (consumed, step), gate = self.counts(), self.stream.gate
+        why, left = "no data came in time", ""
+        if gate.gave_up is None:
+            why, left = self.plan.end(consumed, gate.published())
+        stops = f"training stops after step {step} of {planned}, on all ranks alike, with {consumed} samples trained"
+        saved = f". Checkpoint: {self.checkpoints.folder(step)}" if self.checkpoints.last_step == step else ""
+        notice(f"{why}: {stops}{left}{saved}")
 
 
 def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
@@ -69,7 +73,7 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
         return original(self, *rest, **options)
     from lazyshard_swift.parallel import barrier
 
-    step, consumed = run.counts()
+    consumed, step = run.counts()
     run.checkpoints.begin(consumed, step)
     result = original(self, *rest, **options)
     if isinstance(run, _HuggingFaceCallback) or not self.args.async_save:
@@ -81,40 +85,33 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
 
 
 class _HuggingFaceCallback(_Callback):
-    stopped = False
-
     def counts(self) -> tuple[int, int]:
         plan, step = self.plan, self.trainer.state.global_step
-        return step, plan.counted(step) + plan.index_offset + plan.consumed_before
+        return plan.counted(step) + plan.index_offset + plan.course.consumed_before, step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        step, consumed = self.counts()
-        self.stream.check_resume(consumed, step)
+        self.stream.check_resume(*self.counts())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        step, consumed = self.counts()
+        consumed, step = self.counts()
         self.stream.tell_progress(consumed)
         # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
         if self.plan.one_pass and step < state.max_steps and self.plan.ends_epoch(consumed):
-            control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
-            control.should_evaluate = control.should_evaluate or _goes_by_epochs(args.eval_strategy)
+            control.should_save = control.should_save or args.save_strategy == "epoch"
+            control.should_evaluate = control.should_evaluate or args.eval_strategy == "epoch"
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if self.stream.gate.stopped:
-            self.stopped = control.should_training_stop = True
+            control.should_training_stop = True
             missing = self.checkpoints.last_step != state.global_step and args.save_strategy != "no"
             control.should_save = control.should_save or missing
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self.stream.tell_cache()
-        if self.stopped:
+        if self.stream.gate.stopped:
             # The checkpoint is there by now.
             self.tell_stop(state.max_steps)
             self.stream.gate.end()
-
-
-def _goes_by_epochs(strategy: Any) -> bool:
-    return str(getattr(strategy, "value", strategy)) == "epoch"
 
 
 def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **options: Any) -> Any:
@@ -143,22 +140,21 @@ def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
 
     Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
     """
-    strided = plan.layout == "strided"
+    own, epoch_samples = ({"shuffle": False}, plan.epoch_samples) if plan.layout == "strided" else ({}, 0)
 
     class EpochBatchSampler(original):  # type: ignore[misc]
         lazyshard_epoch = 0
 
         def __init__(self, *rest: Any, **options: Any) -> None:
-            super().__init__(*rest, **options | ({"shuffle": False} if strided else {}))
+            super().__init__(*rest, **options | own)
 
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
             self.lazyshard_epoch = epoch
 
         def __iter__(self) -> Iterator[list[int]]:
-            first = self.lazyshard_epoch * plan.epoch_samples if strided else 0
-            for batch in super().__iter__():
-                yield [first + index for index in batch] if strided else batch
+            first = self.lazyshard_epoch * epoch_samples
+            return ([first + index for index in batch] for batch in super().__iter__())
 
     return EpochBatchSampler
 
@@ -202,7 +198,7 @@ class _MegatronCallback(_Callback):
     def __init__(self, trainer: Any, stream: TrainStream) -> None:
         super().__init__(trainer, stream)
         args, state, plan = trainer.args, trainer.state, self.plan
-        self.first_step, consumed = self.counts()
+        consumed, self.first_step = self.counts()
         stream.check_resume(consumed, self.first_step)
         left = plan.draws_left()
         if plan.saved is None or plan.layout != "strided" or left is None:
@@ -225,8 +221,8 @@ class _MegatronCallback(_Callback):
 
             # Those that --async_save has begun get on disk in order.
             self.checkpoints.commit(megatron_lm_utils._async_calls_queue.get_num_unfinalized_calls())
-        step, consumed = self.counts()
-        first = (consumed - plan.consumed_before) // plan.dp_size
+        consumed, step = self.counts()
+        first = (consumed - plan.course.consumed_before) // plan.dp_size
         stop = first + plan.global_batch // plan.dp_size
         if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(step)):
             raise _Stopped
@@ -254,8 +250,8 @@ def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: An
         return original(self, stream, *rest, **options)
     # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
     # consumed of the current part on. Epochs and shuffle are the stream's.
-    step, consumed = run.counts()
-    consumed -= plan.consumed_before
+    consumed, step = run.counts()
+    consumed -= plan.course.consumed_before
     steps = max(self.args.train_iters - step, 0)
     whole = Subset(stream, range(max(consumed + steps * plan.global_batch, plan.global_batch)))
     in_order = dict.fromkeys(("train_dataloader_shuffle", "data_sharding", "group_by_length"), False)

@@ -18,7 +18,7 @@ import pytest
 from lazyshard import errors as library
 from lazyshard.stream import Published
 from lazyshard_swift import errors, ms_swift, parallel
-from lazyshard_swift.stream import TrainStream
+from lazyshard_swift.trainers import _Callback
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 
@@ -161,11 +161,14 @@ def test_end_of_a_stream(notices: list[str]) -> None:
     args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
     gate = SimpleNamespace(gave_up=None, published=lambda: [Published(1, 203, True)])
     stream: Any = SimpleNamespace(plan=decided(args, 203), gate=gate)
-    told = "training stops after step 25 of 60, on all ranks alike, with 200 samples trained and 3 left over"
-    TrainStream.tell_stop(stream, 200, 25, 60, None)
-    TrainStream.tell_stop(stream, 200, 25, 60, "output/checkpoint-25")
+    trainer = SimpleNamespace(args=args, state=SimpleNamespace(iteration=25, consumed_train_samples=200))
+    run = _Callback(trainer, stream)
+    told = "after step 25 of 60, on all ranks alike, with 200 samples trained; not trained: 3 of the 203 of"
+    run.tell_stop(60)
+    run.checkpoints.last_step = 25
+    run.tell_stop(60)
     assert all(told in text for text in notices)
-    assert [text.endswith(". Checkpoint: output/checkpoint-25") for text in notices] == [False, True]
+    assert [text.endswith(". Checkpoint: /runs/one/checkpoint-25") for text in notices] == [False, True]
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class History:
         """Takes what was trained up to a step, None for all, which must be what the course declares."""
         for run, each in zip(plans, found, strict=True):
             ids = [i for step, ids in each.steps.items() if until is None or step < until for i in ids]
-            places = np.arange(run.draws, run.draws + len(ids))
+            places = run.course.current.draws + np.arange(len(ids))
             epochs, samples = run.course.draws(run.rank.dp_rank, places, run.total)
             assert ids == samples.tolist(), f"rank {run.rank}"
             self.trained += zip(epochs.tolist(), ids, strict=True)
@@ -148,7 +148,8 @@ def test_epochs_through_any_chain_of_starts(tmp_path_factory: Any, streams: Stre
 
 def steps_there(history: History, shape: Shape) -> int:
     run = history.plan(shape)
-    return max(0, run.course.drawable(run.streams[0].samples) - run.draws) // (shape.batch * shape.accumulation)
+    left = run.course.drawable(run.streams[0].samples) - run.course.current.draws
+    return max(0, left) // (shape.batch * shape.accumulation)
 
 
 @settings(max_examples=8, deadline=None)

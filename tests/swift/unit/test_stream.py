@@ -254,7 +254,7 @@ def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end
         after: list[bool | str] = [False] * 3 if steps else ["StreamTooShort"]
         found = decisions(asked, batch * accumulation, steps + len(after), trained[key])
         assert found == [True] * (steps - trained[key]) + after, key
-        assert (asked.stopped, asked.published_samples()) == (bool(steps), total)
+        assert (asked.stopped, sum(one.samples for one in asked.published())) == (bool(steps), total)
 
 
 def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Setting:
 
 
 def retry_s(held_s: float) -> float:
-    """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.holding`)."""
+    """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.limits`)."""
     return min(2.0, max(0.2, held_s / 10))
 
 

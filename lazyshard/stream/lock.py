@@ -174,7 +174,7 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> tuple[Publ
     """
     sync_directory(directory)
     listing = _list(directory, manifest, lock)
-    _check_gaps(directory, listing, manifest.arrays)
+    check_gaps(directory, listing, manifest.arrays)
     sealed, size, last, short = listing.sealed, manifest.samples_per_chunk, None, 0
     if sealed > listing.first:
         last = read_seal(directory, sealed - 1, listing.seals[sealed - 1])
@@ -217,7 +217,7 @@ def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
         time.sleep(min(1.0, max(0.01, waited / 10)))
 
 
-def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
+def check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
     sealed, missing = listing.sealed, ""
     if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
         missing = f" although {listing.seals[min(beyond)]} is there"

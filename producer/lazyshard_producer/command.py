@@ -1,19 +1,19 @@
 """The commands in typer's terms, what each does, and what becomes of errors: a line each, and an exit code.
 
-A command's function returns what is to be done, which runs once typer is through: signals and errors reach us as they
-are.
+They run once typer is through: signals and errors reach us as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -38,9 +38,8 @@ def _kept_rows(stream: str, directory: str) -> Iterator[str | bytes]:
             # What is in it comes from somebody else.
             yield one_line(row.decode("utf-8", "backslashreplace")) if sys.stdout.isatty() else row
     if lost:
-        why = "rows of tables and generators, and those that were too long, are not kept"
-        places = f"`{NAME} quarantine {stream}` names their places"
-        say(f"{NAME}: warning: {count(lost, 'row')} could not be printed: {why}; {places}")
+        why = f"of tables, functions, or too long ones the places are kept: see `{NAME} quarantine {stream}`"
+        say(f"{NAME}: warning: {count(lost, 'row')} could not be printed: {why}")
 
 
 def _print_all(lines: Iterable[str | bytes]) -> int:
@@ -58,12 +57,9 @@ def _print_all(lines: Iterable[str | bytes]) -> int:
 app = application(
     NAME,
     "Publishes rows as a stream of numbered chunk files, from which training reads while it grows.\n\n"
-    "See [bold]lazyshard-producer COMMAND --help[/bold].",
+    f"See [bold]{NAME} COMMAND --help[/bold].",
     epilog=f"[bold]Example[/bold]\n\n{NAME} run --source data.jsonl --out /shared/stream --samples-per-chunk 1000",
 )
-
-Task = Callable[[], int]
-"""What a command does; returns the exit code."""
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
@@ -93,8 +89,8 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines() if "--debug" in arguments else ():
             say(line)
-        problems = error.problems if isinstance(error, errors.SettingsInvalid) else ()
-        for text in [f"{one.option}: {one.text}" for one in problems] or [explain(error)]:
+        problems = [f"{one.option}: {one.text}" for one in getattr(error, "problems", ())]
+        for text in problems or [explain(error)]:
             say(f"{NAME}: error: {text}")
         return errors.exit_code(error)
     return code if isinstance(code, int) else errors.FINISHED
@@ -104,49 +100,15 @@ _CONFIG_HELP: Final = "A TOML file with the names of the flags, see init; flags 
 _Config = Annotated[str | None, typer.Option("--config", metavar="FILE", help=_CONFIG_HELP)]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _Quiet = Annotated[bool, typer.Option("--no-progress", help="Show only warnings, errors and the last line.")]
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _command(name: str, codes: Mapping[int, str], **settings: Any) -> Callable[[_Command], _Command]:
-    """Has typer offer a function; sections of its docstring become the end of the help, beside these exit codes."""
-
-    def offer(function: _Command) -> _Command:
-        text, end = help_of(function, codes)
-        return app.command(name, help=text, epilog=end, **settings)(function)
-
-    return offer
 
 
 def _load(flags: Given, config: str | None) -> Settings:
     return assemble(flags, read_config(config))
 
 
-def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> int:
-    settings = _load(flags, config)
-    # The port first: one that is taken is to be noticed before anything is made.
-    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
-        display = choose_display(quiet, settings.log_every_s, metrics)
-        if metrics.address is not None:
-            display.note(f"metrics at {metrics.address}")
-        if config is not None and stop.reload_ignored:
-            again = "To change a setting, stop this with SIGTERM and start it again, or start it with setsid"
-            display.note(f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. {again}")
-        with contextlib.closing(display):
-            load = None if config is None else partial(_load, flags, config)
-            result = run(settings, display, stop, load)
-        if isinstance(result, End):
-            there = holding(result.samples, result.chunks)
-            say(f"already ended: {settings.out} holds {there}; nothing to do")
-            return errors.FINISHED
-        display.finish(result)
-        return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
-
-
-@_command("run", errors.CODES, context_settings={"allow_extra_args": True})
-@with_options
 def _run(
     context: typer.Context, config: _Config = None, no_progress: _Quiet = False, debug: _Debug = False, **given: Any
-) -> Task:
+) -> int:
     """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
 
     It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
@@ -163,6 +125,9 @@ def _run(
         lazyshard-producer run --source /shared/stream --out /shared/larger --samples-per-chunk 10000
         lazyshard-producer run --config stream.toml
 
+    Exit codes:
+        0  the stream has ended, now or before; or SIGTERM came
+
     Signals:
         SIGINT   finish the publish in hand and stop, as SIGTERM; a second one ends it at once, which can be resumed too
         SIGTERM  finish the publish in hand and stop; the same command continues
@@ -174,11 +139,25 @@ def _run(
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
         raise errors.SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
     stop, flags = context.obj
-    return partial(_run_stream, flags.with_values(given), config, no_progress, stop)
+    load = functools.partial(_load, flags.with_values(given), config)
+    settings = load()
+    # The port first: one that is taken is to be noticed before anything is made.
+    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
+        display = choose_display(no_progress, settings.log_every_s, metrics)
+        if metrics.address is not None:
+            display.note(f"metrics at {metrics.address}")
+        if config is not None and stop.reload_ignored:
+            again = "To change a setting, stop this with SIGTERM and start it again, or start it with setsid"
+            display.note(f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. {again}")
+        with contextlib.closing(display):
+            result = run(settings, display, stop, None if config is None else load)
+        if isinstance(result, End):
+            say(f"already ended: {settings.out} holds {holding(result.samples, result.chunks)}; nothing to do")
+            return errors.FINISHED
+        display.finish(result)
+        return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
 
 
-@_command("check", errors.CODES)
-@with_options
 def _check(
     context: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="The same as --config.")] = None,
@@ -186,7 +165,7 @@ def _check(
     config: _Config = None,
     debug: _Debug = False,
     **given: Any,
-) -> Task:
+) -> int:
     """Says what a run with these settings would do, and shows the first rows it would publish.
 
     Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions
@@ -199,22 +178,16 @@ def _check(
     Exit codes:
         0  it would run, or the stream has ended
     """
-    flags = context.obj[1].with_values(given)
     if file is not None and config is not None:
         raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
-
-    def task() -> int:
-        settings = _load(flags, file if config is None else config)
-        with as_directory(settings.out, settings.samples_per_chunk) as directory:
-            return _print_all(describe_run(settings, rows, directory))
-
-    return task
+    settings = _load(context.obj[1].with_values(given), file if config is None else config)
+    with as_directory(settings.out, settings.samples_per_chunk) as directory:
+        return _print_all(describe_run(settings, rows, directory))
 
 
-@_command("init", {})
 def _init(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = "lazyshard-producer.toml",
-) -> Task:
+) -> int:
     """Writes an example of a configuration file, with a comment for each setting. Never overwrites a file.
 
     Examples:
@@ -226,25 +199,20 @@ def _init(
         2  there is such a file already, or usage
         7  the filesystem failed: disk full, read-only, no permission
     """
-
-    def task() -> int:
-        try:
-            with open(file, "x", encoding="utf-8") as opened:
-                opened.write(example())
-        except FileExistsError:
-            text = "there is a file of this name already, and it is left as it is; give another name"
-            raise errors.SettingInvalid(f"{file}: {text}", option="FILE") from None
-        return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
-
-    return task
+    try:
+        with open(file, "x", encoding="utf-8") as opened:
+            opened.write(example())
+    except FileExistsError:
+        text = "there is a file of this name already, and it is left as it is; give another name"
+        raise errors.SettingInvalid(f"{file}: {text}", option="FILE") from None
+    return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
 
 
-@_command("quarantine", {})
 def _quarantine(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
     rows: Annotated[bool, typer.Option("--rows", help="Print the rows, a line each, as they came.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as one line of JSON.")] = False,
-) -> Task:
+) -> int:
     """Shows the rows refused with --on-bad-row quarantine, counted by reason.
 
     With --rows prints them as they came, to be fixed and given as a further --source.
@@ -260,14 +228,23 @@ def _quarantine(
     """
     if rows and as_json:
         raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")
+    with as_directory(stream, None) as directory:
+        if not os.path.isdir(directory):
+            raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+        if rows:
+            return _print_all(_kept_rows(stream, directory))
+        summary = summarize(directory)
+        return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
-    def task() -> int:
-        with as_directory(stream, None) as directory:
-            if not os.path.isdir(directory):
-                raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
-            if rows:
-                return _print_all(_kept_rows(stream, directory))
-            summary = summarize(directory)
-            return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
-    return task
+def _offer(command: Callable[..., int], codes: Mapping[int, str] = MappingProxyType({}), **settings: Any) -> None:
+    """Has typer offer a command, to give back what is to be done; with its codes it takes the options of a run."""
+    text, end = help_of(command, codes)
+    later = functools.update_wrapper(functools.partial(functools.partial, command), command)
+    app.command(command.__name__[1:], help=text, epilog=end, **settings)(with_options(later) if codes else later)
+
+
+_offer(_run, errors.CODES, context_settings={"allow_extra_args": True})
+_offer(_check, errors.CODES)
+_offer(_init)
+_offer(_quarantine)

@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
@@ -34,11 +34,11 @@ class Tally:
     published: int = 0  # rows of sealed chunks
     chunks: int = 0
     new: int = 0  # rows that this run has read
-    blank_lines: int = 0  # that were skipped
-    duplicate_key_rows: int = 0  # rows that name a key twice
+    seconds: float = 0.0
     bytes: int = 0  # that were read
     bytes_total: int | None = None  # of the sources when the run started; None where nobody can know, as of live ones
-    seconds: float = 0.0
+    blank_lines: int = 0  # that were skipped
+    duplicate_key_rows: int = 0  # rows that name a key twice
     refused_rows: int = 0  # rows left out or quarantined
     sources: int = 1
 
@@ -78,40 +78,22 @@ def summary(outcome: Outcome) -> str:
 
 def log_line(event: str, **values: str | int | float) -> str:
     """Returns a line for a log: time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2."""
-    pairs = {"time": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}", "event": event} | values
-    return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
+    line = f"time={datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} event={event}"
+    for key, value in values.items():
+        text = f"{value:.1f}" if isinstance(value, float) else str(value)
+        if not text or set(text) & set(' "=\\'):
+            text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        line += f" {key}={text}"
+    return one_line(line)
 
 
-def _value(value: str | int | float) -> str:
-    text = f"{value:.1f}" if isinstance(value, float) else str(value)
-    if text and not set(text) & set(' "=\\'):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-_LOGGED: Final = (
-    "samples",
-    "published",
-    "chunks",
-    "rate",
-    "seconds",
-    "bytes",
-    "bytes_total",
-    "blank_lines",
-    "duplicate_key_rows",
-    "refused_rows",
-)
-
-
-def _values(tally: Tally, **rate: float) -> dict[str, Any]:
+def _values(tally: Tally, rate: float | None = None) -> dict[str, Any]:
     """Returns what a log line says of how far a run is, by default with the rate of the whole run."""
-    return {name: value for name in _LOGGED if (value := rate.get(name, getattr(tally, name))) is not None}
+    values = asdict(tally) | {"new": tally.rate if rate is None else rate, "sources": None}
+    return {"rate" if name == "new" else name: value for name, value in values.items() if value is not None}
 
 
-LASTING_S: Final = 5.0  # from here on a wait is worth a line; the heartbeat in head.json says `waiting` then too
 BAR_EVERY_S: Final = 0.2  # how often the bar's figures change; faster than anybody reads
-LOG_EVERY_S: Final = 60.0  # at the most one line so often: a run of a day leaves some 1,440 lines
-_BAR_LOOKS: Final = 51  # those of 10 s: the rate neither jumps nor lags
 
 
 class Display:
@@ -127,12 +109,13 @@ class Display:
         self.metrics = Metrics()
         self._log, self._screen, self._quiet = log, screen, every_s is None
         self._looks: deque[Tally] = deque(maxlen=2)
-        self.every_s = LOG_EVERY_S if every_s is None else every_s
+        self.every_s = 60.0 if every_s is None else every_s
         # Of the wait that goes on, if one does: why, since when, and whether that was told; and when one was told last.
         self._reason: str | None = None
         self._began, self._told, self._told_at = 0.0, False, -math.inf
         if screen is not None:
-            self.every_s, self._looks = BAR_EVERY_S, deque(maxlen=_BAR_LOOKS)
+            # The looks of 10 s: the rate neither jumps nor lags.
+            self.every_s, self._looks = BAR_EVERY_S, deque(maxlen=51)
             column = Column(no_wrap=True, overflow="ellipsis")
             figures = TextColumn("{task.fields[figures]}", markup=False, table_column=column)
             columns = (BarColumn(bar_width=20), TaskProgressColumn(), figures, TimeRemainingColumn())
@@ -155,8 +138,7 @@ class Display:
         rate = (tally.new - first.new) / (tally.seconds - first.seconds) if tally.seconds > first.seconds else 0.0
         waiting = self._reason if self._is_lasting() else None
         if self._screen is None:
-            self._event("progress", **_values(tally, rate=rate), **({"waiting": waiting} if waiting else {}))
-            return
+            return self._event("progress", **_values(tally, rate), **({"waiting": waiting} if waiting else {}))
         text = f"{count(tally.samples, 'sample')}  {rate:,.0f}/s  {count(tally.chunks, 'chunk')}"
         text += f"  {tally.refused_rows:,} refused" if tally.refused_rows else ""
         text += f"  waiting: {waiting}" if waiting else ""
@@ -195,8 +177,8 @@ class Display:
 
     def finish(self, outcome: Outcome) -> None:
         """Says how it came out, in the last line: for a log with key=value, for people a sentence."""
-        values, more = _values(outcome.tally), {} if outcome.end == "finished" else {"message": str(outcome)}
-        line = log_line("end", result=outcome.end, out=outcome.out, **values, **more)
+        more = {} if outcome.end == "finished" else {"message": str(outcome)}
+        line = log_line("end", result=outcome.end, out=outcome.out, **_values(outcome.tally), **more)
         say(line if self._log else summary(outcome))
 
     def close(self) -> None:
@@ -210,8 +192,8 @@ class Display:
             say(log_line(event, **values))
 
     def _is_lasting(self) -> bool:
-        """Whether what is waited for has gone on long enough to be of interest."""
-        return self.clock() - self._began >= LASTING_S
+        """Whether a wait is worth a line by now; the heartbeat in head.json says `waiting` then too."""
+        return self.clock() - self._began >= 5.0
 
 
 def choose_display(quiet: bool, log_every_s: float, metrics: Metrics) -> Display:
@@ -278,10 +260,8 @@ class Metrics:
         self._since = 0.0
         # Else who asks between two steps would get a sum that falls later, which counters must not.
         self._lock = threading.RLock()
-        if port is not None:
-            self._serve(host, port)
-
-    def _serve(self, host: str, port: int) -> None:
+        if port is None:
+            return
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:

@@ -1,18 +1,18 @@
 """Errors of the producer command, and its exit codes. All extend lazyshard's root and a builtin, and carry fields.
 
-    code  meaning                                                       what to do
-       0  the stream has ended, now or before; or SIGTERM came          nothing; after SIGTERM the same command goes on
-       1  a package that is needed is not installed                     pip install 'lazyshard[producer]'
-       2  usage: a setting is missing or cannot be, or a port is taken  see --help
-       3  a bad row, more than --max-bad-rows of them, or no others     fix the line named, run again
-       4  a source is missing, unreadable, or not what it was           put it back, run again
-       5  stream does not fit, is damaged, or ended without new rows    use another --out
-       6  another producer has the stream                               stop one of the two
-       7  filesystem or store failed: full, read-only, no permission    make room, run again
-       8  a worker process has died: out of memory, or killed           run again with fewer --workers
-      70  unexpected error                                              run again with --debug, report it
-      71  not enough memory; no row was skipped for it                  raise the limit, run again
-     130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on
+   code  meaning                                                       what to do
+      0  the stream has ended, now or before; or SIGTERM came          nothing; after SIGTERM the same command continues
+      1  a package that is needed is not installed                     pip install 'lazyshard[producer]'
+      2  usage: a setting is missing or cannot be, or a port is taken  see --help
+      3  a bad row, more than --max-bad-rows of them, or no others     fix the line named, run again
+      4  a source is missing, unreadable, or not what it was           put it back, run again
+      5  stream does not fit, is damaged, or ended without new rows    use another --out
+      6  another producer has the stream                               stop one of the two
+      7  filesystem or store failed: full, read-only, no permission    make room, run again
+      8  a worker process has died: out of memory, or killed           run again with fewer --workers
+     70  unexpected error                                              run again with --debug, report it
+     71  not enough memory; no row was skipped for it                  raise the limit, run again
+    130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to continue
 
 The help of the command shows what they mean.
 """

@@ -24,13 +24,12 @@ from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Outcome, Reason, Tally
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
-from lazyshard_producer.holding import Holdback, hint
+from lazyshard_producer.limits import Holdback, Shelf, hint
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
-from lazyshard_producer.shipping import Destination
 from lazyshard_producer.sources.source import file_size
-from lazyshard_producer.stop import Stop
+from lazyshard_producer.stop import GivenUp, Stop
 from lazyshard_producer.wording import count
 
 BURST_S: Final = 1.0  # rows of so many seconds may be made up for after a pause: over a slow publish, no flood
@@ -59,14 +58,8 @@ class Pace:
         self._taken += rows
 
 
-FIGURES_S: Final = 5.0  # how often consumers and disk are looked at for the metrics: servers ask every 15 s or so
 SLICE_S: Final = 0.1  # longest sleep: a signal is answered after that at the latest, sooner than anybody notices
 WAIT_BEAT_S: Final = 5.0  # how often readers are told that this producer waits on purpose
-MAX_LINES: Final = 1024  # rows checked and written at a time at the most: what a signal may have to wait for
-
-
-class _SignalCame(Exception):
-    """A signal asks to stop."""
 
 
 Load = Callable[[], Settings]
@@ -79,7 +72,7 @@ class RowLoop:
 
     settings: Settings  # as the user knows them; they may change while it runs
     writer: ChunkWriter
-    destination: Destination
+    shelf: Shelf
     display: Display
     stop: Stop
     load: Load | None = None
@@ -99,30 +92,25 @@ class RowLoop:
         samples, check = writer.published_samples, writer.check_owner
         # It says so where the filesystem, a source or a function does not answer.
         watchdog = self._watchdog = Watchdog(display.warn)
-        with contextlib.ExitStack() as sources:
-            pipeline = self._pipeline = Pipeline(
-                inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
-            )
-            sources.callback(pipeline.close)
-            sources.callback(watchdog.close)
+        pipeline = self._pipeline = Pipeline(
+            inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
+        )
+        with contextlib.closing(pipeline), contextlib.closing(watchdog):
             self._started = self._figures_due = self.clock()
             self._show_due = self._started + display.every_s
             self._before, self._refused = writer.samples, pipeline.mixer.refusals.count
-            self._pace: Pace | None = None
-            self._gate = self.destination.gate(None)
-            self._take_settings(settings, replace(settings, rate=None, limits=Limits()))
-            display.start(self.destination.shelf.name, self._tally())
+            self._take_settings(settings, None)
+            display.start(self.shelf.name, self._tally())
             watchdog.start()
             if self.move():
                 return self._end()
             tally = self._tally()
-            # Before the writer: what was refused is written down while the stream is still ours.
-            sources.close()
-            writer.close(end=False)
-            # The chunk in hand is published by now.
-            tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
-            self.destination.settle(writer.published_chunks, display.wait)
-            return stopped(self.settings, self.stop, tally)
+        # After the pipeline: what was refused is written down while the stream is still ours.
+        writer.close(end=False)
+        # The chunk in hand is published by now.
+        tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
+        self.shelf.settle(writer.published_chunks, display.wait)
+        return stopped(self.settings, self.stop, tally)
 
     def _end(self) -> Outcome:
         """Ends the stream, all rows being in it."""
@@ -142,22 +130,21 @@ class RowLoop:
         for entry, one in zip(last.sources, self.settings.sources, strict=False):
             if entry and entry["kind"] == "jsonl" and (more := file_size(one.path) - entry["offset"]) > 0:
                 self.display.warn(f"{plain_name(one.path)}: has grown by {count(more, 'byte')} {since}")
-        there = self.destination.settle(writer.published_chunks, self.display.wait)
+        there = self.shelf.settle(writer.published_chunks, self.display.wait)
         tally = self._tally()
         return Outcome("finished", self.settings.out, tally) if there else stopped(self.settings, self.stop, tally)
 
-    def _take_settings(self, new: Settings, old: Settings) -> None:
+    def _take_settings(self, new: Settings, old: Settings | None) -> None:
         """Sets the pace, and what is asked before each chunk, where they are others now; None: there is no limit."""
-        self.settings, writer = new, self.writer
-        if new.rate != old.rate:
+        self.settings = new
+        if old is None or new.rate != old.rate:
             self._pace = None if new.rate is None else Pace(new.rate, self.clock())
-        if new.limits != old.limits:
-            holdback = None
-            if new.limits != Limits():
-                size, warn = writer.samples_per_chunk, self.display.warn
-                holdback = Holdback(new.limits, self.destination.shelf, size, check=writer.check_owner, warn=warn)
-            self._gate = self.destination.gate(holdback)
-        if new.log_every_s != old.log_every_s:
+        if old is None or new.limits != old.limits:
+            self._holdback: Holdback | None = None
+            if new.limits != Limits() or self.shelf.remote:
+                size, check, warn = self.writer.samples_per_chunk, self.writer.check_owner, self.display.warn
+                self._holdback = Holdback(new.limits, self.shelf, size, check=check, warn=warn)
+        if old is not None and new.log_every_s != old.log_every_s:
             self.display.log_every(new.log_every_s)
         self._pipeline.mixer.refusals.most = new.max_bad_rows
 
@@ -181,7 +168,7 @@ class RowLoop:
 
     def move(self) -> bool:
         """Moves rows until the reader ends (True) or a signal asks to stop (False)."""
-        with contextlib.suppress(_SignalCame):
+        with contextlib.suppress(GivenUp):
             while True:
                 self._look()
                 batch = self._pipeline.read()
@@ -200,30 +187,32 @@ class RowLoop:
     def _look(self) -> None:
         """Looks at signals and clock, and shows how far it is where it is time for that."""
         if self.stop.requested is not None:
-            raise _SignalCame
+            raise GivenUp
         if self.stop.end_requested and not self._ending:
             self._ending = True
             self._pipeline.mixer.end()
-        if self.stop.take_reload():
+        if self.stop.reload_requested:
+            # Taken back only where it is seen to be set: one that comes in between is either this one or the next.
+            self.stop.reload_requested = False
             self._take_settings(reload_settings(self.settings, self.load, self.display), self.settings)
-        self.destination.check()
+        self.shelf.check()
         now = self.clock()
         if now >= self._show_due:
             self._show_due = now + self.display.every_s
             self.display.show(self._tally())
         if self.display.metrics.address is None or now < self._figures_due:
             return
-        self._figures_due, metrics = now + FIGURES_S, self.display.metrics
+        # Servers ask every 15 s or so.
+        self._figures_due, metrics = now + 5.0, self.display.metrics
         before, self._refused = self._refused, self._pipeline.mixer.refusals.count
-        kind: Literal["skipped", "quarantined"] = "skipped" if self.settings.on_bad_row == "skip" else "quarantined"
-        metrics.refused(kind, self._refused - before)
+        metrics.refused("skipped" if self.settings.on_bad_row == "skip" else "quarantined", self._refused - before)
         # What cannot be had now is left as it was.
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
-            consumers = self.destination.shelf.consumers(published)
+            consumers = self.shelf.consumers(published)
             ahead = max(0, published - min(map(hint, consumers))) if consumers else None
             metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
-            metrics.disk(self.destination.shelf.used_bytes(published))
+            metrics.disk(self.shelf.used_bytes(published))
 
     def _write(self, batch: Batch) -> None:
         at, stop = 0, len(batch.lines)
@@ -231,7 +220,8 @@ class RowLoop:
             room = self.writer.room
             if room == self.writer.samples_per_chunk:
                 self._wait_for_room()
-            due = self._due(min(stop - at, room, MAX_LINES))
+            # For no more a signal has to wait.
+            due = self._due(min(stop - at, room, 1024))
             with self._watched():
                 at += self._move(batch, at, due)
             self._look()
@@ -257,9 +247,9 @@ class RowLoop:
                 chunks, size = self.writer.published_chunks, self.writer.samples_per_chunk
                 self.display.metrics.published(chunks, size, self._bytes, self.writer.publish_s)
                 self._bytes = 0
-                if self._gate is not None:
+                if self._holdback is not None:
                     self.writer.settle()
-                    self._gate.after_publish(self.writer.published_chunks)
+                    self._holdback.after_publish(self.writer.published_chunks)
         if self._pace is not None:
             self._pace.take(written)
         if checked.refused is None:
@@ -280,11 +270,11 @@ class RowLoop:
     def _wait_for_room(self) -> None:
         """Waits until the next chunk may be published."""
         alarmed = False
-        while self._gate is not None:
+        while self._holdback is not None:
             # What is allowed is counted from what is there.
             with self._watched():
                 self.writer.settle()
-                held = self._gate.before_chunk(self.writer.published_chunks, self.writer.published_samples)
+                held = self._holdback.before_chunk(self.writer.published_chunks, self.writer.published_samples)
             if held is None:
                 break
             if (held.deadlock or held.stalled) and not alarmed:
@@ -339,9 +329,8 @@ def reload_settings(old: Settings, load: Load | None, display: Display) -> Setti
     except (LazyShardError, OSError) as error:
         display.warn(f"nothing is reloaded: {error}")
         return old
-    refused = ["source"] if new.sources != old.sources else []
-    refused += [option.name for option in OPTIONS if not option.reload and option.of(old) != option.of(new)]
-    for name in refused:
+    refused = [option.name for option in OPTIONS if not option.reload and option.of(old) != option.of(new)]
+    for name in ["source", *refused] if new.sources != old.sources else refused:
         display.warn(f"{name} cannot change while it runs; stop it and start it again for that")
     # With another policy the number of bad rows means something else.
     most = new.max_bad_rows if new.on_bad_row == old.on_bad_row else old.max_bad_rows
@@ -369,13 +358,11 @@ def _checked(lines: Sequence[Any], *, arrays: bool) -> CheckedLines:
     """Checks rows up to the first that is none, or that its source could not give: see `CheckedLines.refused`."""
     sound = next((index for index, line in enumerate(lines) if isinstance(line, RowInvalid)), len(lines))
     if sound < len(lines):
-        none = np.empty(0, np.uint64)
-        checked = _checked(lines[:sound], arrays=arrays) if sound else CheckedLines(b"", none, none)
+        checked = _checked(lines[:sound], arrays=arrays)
         return checked if checked.refused is not None else replace(checked, refused=lines[sound])
     if set(map(type, lines)) == {bytes}:
-        plain = check_lines(lines)
         # The writer would refuse the same ones, but whoever refuses must know how many rows are left.
-        return without_array_keys(plain) if arrays else plain
+        return without_array_keys(check_lines(lines)) if arrays else check_lines(lines)
     # Rows of a stream that tells their lengths may come with rows that tell none.
     rows = [EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines]
     if not arrays:

@@ -88,10 +88,7 @@ def _directory_kind(path: str) -> str:
     for suffix in _TABLES:
         if any(Path(name).suffix == suffix for name in names):
             return suffix.removeprefix(".")
-    hint = (
-        "to take the files that other programs write there, give it with --follow; to take those that are there now, "
-        f"give their names, such as '{os.path.join(path, 'chunk_*.jsonl')}'"
-    )
+    hint = f"give its files, such as '{os.path.join(path, 'chunk_*.jsonl')}', or --follow it if others write there"
     raise refuse_source(path, "a file", "a directory", f" that is neither a stream nor a saved data set; {hint}")
 
 

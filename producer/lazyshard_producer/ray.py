@@ -63,10 +63,8 @@ except ImportError as cause:
 
 POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill
 MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
-_HEARTBEAT_S: Final = 5.0
 _PART_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time, but for longer rows
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
-_FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
 
 _log = logging.getLogger("lazyshard")
 
@@ -111,11 +109,8 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         if self._committer is not None:
             raise RuntimeError("a LazyShardSink is for one write: make another one")
         if not DataContext.get_current().execution_options.preserve_order:
-            _log.warning(
-                "%s: Ray may hand out the blocks in another order each time, so this write can be completed but not "
-                "gone on with if the driver dies: set execution_options.preserve_order = True",
-                self._directory,
-            )
+            text = "%s: set execution_options.preserve_order = True: else a write cannot continue after the driver died"
+            _log.warning(text, self._directory)
         # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
         left = list(check_folder(self._folder.parent).iterdir()) if self._folder.parent.exists() else []
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
@@ -163,8 +158,8 @@ def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iter
     """Yields the rows of a task's blocks in order, lines of JSON. Raises RowInvalid with the number of the row."""
 
     def refuse(reason: str, row: int) -> RowInvalid:
-        advice = "fix it in the data set (map, filter, drop_columns), and write it again"
-        return RowInvalid(f"{task}, row {row}: {reason}; {advice}", reason=reason, file=task, line=row)
+        text = f"{task}, row {row}: {reason}; fix it in the data set, and write it again"
+        return RowInvalid(text, reason=reason, file=task, line=row)
 
     pa = load_pyarrow(task)
     load_pyarrow(task, "pyarrow.compute")
@@ -190,10 +185,9 @@ def _without_tensors(pa: Any, table: Any) -> Any:
         name = getattr(field.type, "extension_name", "")
         if name == "ray.data.arrow_pickled_object":
             raise ValueError(f"column {field.name!r}: Python objects, which JSON does not have")
-        if name in (*_TENSORS, _FIXED_SHAPE_TENSOR):
+        if (fixed := name == "arrow.fixed_shape_tensor") or name in _TENSORS:
             chunks = table.column(index).chunks
             # to_pylist gives these flat; nulls within them are left to numpy, which has none.
-            fixed = name == _FIXED_SHAPE_TENSOR
             found = [one for chunk in chunks for one in (chunk.to_numpy_ndarray() if fixed else chunk.to_pylist())]
             nested = [None if value is None else np.asarray(value).tolist() for value in found]
             table = table.set_column(index, field.name, pa.array(nested))
@@ -207,13 +201,12 @@ def piece_path(folder: Path, task: int) -> Path:
 
 def write_piece(folder: Path, task: int, lines: Iterable[bytes]) -> None:
     """Writes the piece of a task durably, or nothing; rows are lines with their newlines."""
-    temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
+    temporary, directory = folder / f".{task:08d}.{secrets.token_hex(8)}", str(folder.parent.parent)
     try:
         fd = create(temporary)
     except FileNotFoundError as cause:
-        directory = folder.parent.parent
         why = f"the driver no longer publishes, or does not share {directory} with this machine; see its log"
-        raise WriterFailed(f"{folder}: {why}", directory=str(directory)) from cause
+        raise WriterFailed(f"{folder}: {why}", directory=directory) from cause
     try:
         part: list[bytes] = []
         size = 0
@@ -233,17 +226,15 @@ def write_piece(folder: Path, task: int, lines: Iterable[bytes]) -> None:
 
 def _part(lines: list[bytes]) -> bytes:
     ends, digests = np.cumsum([len(line) for line in lines]), list(map(xxhash.xxh3_64_intdigest, lines))
-    tables = [np.array(table, "<u8").tobytes() for table in (len(lines), ends, digests)]
-    return b"".join([*tables, *lines])
+    return b"".join([*(np.array(table, "<u8").tobytes() for table in (len(lines), ends, digests)), *lines])
 
 
 def read_piece(file: OpenFile) -> Iterator[CheckedLines]:
     """Yields the rows of a piece, part by part. Raises ChunkCorrupt: it is not as it was written."""
 
     def corrupt(expected: str, actual: str) -> ChunkCorrupt:
-        lost = "the filesystem has lost or changed what a task wrote; run the same write again"
-        found = f"{file.path}: expected {expected}, found {actual}: {lost}"
-        return ChunkCorrupt(found, file=str(file.path), expected=expected, actual=actual)
+        text = f"{file.path}: expected {expected}, found {actual}: lost or changed since; run the same write again"
+        return ChunkCorrupt(text, file=str(file.path), expected=expected, actual=actual)
 
     at = row = 0
 
@@ -295,9 +286,9 @@ class Committer:
         if self.failure is not None:
             raise self.failure
         if not self._ended:
-            directory, published = self._writer.directory, self._writer.published_samples
-            why = "stopped before the last row; write the same data set again to go on"
-            raise WriterFailed(f"{directory}: {why}", directory=str(directory), published_samples=published)
+            directory, published = str(self._writer.directory), self._writer.published_samples
+            why = f"{directory}: stopped before the last row; write the same data set again to go on"
+            raise WriterFailed(why, directory=directory, published_samples=published)
 
     def stop(self) -> None:
         """Stops after the piece in hand, and leaves the stream to be gone on with. May be called twice."""
@@ -351,7 +342,7 @@ class Committer:
         self._news.wait(POLL_S)
         self._news.clear()
         now = time.monotonic()
-        if now - self._beat_at > _HEARTBEAT_S:
+        if now - self._beat_at > 5.0:
             self._beat_at = now
             self._writer.heartbeat("waiting", "rows of Ray's write tasks")
 
@@ -391,7 +382,6 @@ class Committer:
         return count
 
     def _mismatch(self, expected: str, actual: str) -> StreamMismatch:
-        again = "(DataContext.get_current().execution_options.preserve_order = True), or another directory"
-        directory = str(self._writer.directory)
+        directory, again = str(self._writer.directory), "(execution_options.preserve_order), or another directory"
         text = f"{directory}: expected {expected}, found {actual}; give the same data set in the same order {again}"
         return StreamMismatch(text, directory=directory, expected=expected, actual=actual)

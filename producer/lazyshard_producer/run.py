@@ -29,24 +29,21 @@ from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks, list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest
 from lazyshard.stream.stream import open_stream
-from lazyshard_producer.configuration import settings as known
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
-from lazyshard_producer.configuration.settings import Limits, Option, Settings, SourceSettings
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.directory import list_unread
-from lazyshard_producer.following.journal import DIRECTORY
-from lazyshard_producer.following.journal import KIND as FOLLOWED
+from lazyshard_producer.following.journal import DIRECTORY, KIND
 from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
 from lazyshard_producer.opening import check_not_own, check_sources, open_source, source_kind, source_size
 from lazyshard_producer.position import PACKED_SIZE, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import Pipeline, changes, describe
 from lazyshard_producer.rows.refusals import Refusals
-from lazyshard_producer.shipping import open_destination
-from lazyshard_producer.shipping.store import GivenUp
+from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
-from lazyshard_producer.stop import Stop
+from lazyshard_producer.stop import GivenUp, Stop
 from lazyshard_producer.wording import count, explain, holding, one_line
 
 _MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
@@ -65,22 +62,21 @@ def keep_freed_memory() -> None:
 
 def _check_out(out: str) -> None:
     """Checks that a directory can have this name, or has it."""
-    long: list[str] = []
-    problem = ""
+    problem = long = ""
     try:
         if not stat.S_ISDIR(os.stat(out).st_mode):
             problem = "expected a directory (or nothing yet), found a file"
     except FileNotFoundError:
         problem = "expected a directory, found a link to nothing" if os.path.islink(out) else ""
         # The filesystem says so only once the directories above it are there, that is after some were made.
-        long = [part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES]
+        long = next((part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES), "")
     except OSError as cause:
         if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
             raise
         problem = f"cannot be a directory: {cause.strerror}"
-        long = [out] if cause.errno == errno.ENAMETOOLONG else []
-    for name in long:
-        raise SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
+        long = out if cause.errno == errno.ENAMETOOLONG else ""
+    if long:
+        raise SettingInvalid(f"--out: a name of {len(long)} characters is too long: {long[:40]}...", option="--out")
     if problem:
         raise errors.StreamInvalid(f"{out}: {problem}", directory=out)
 
@@ -119,7 +115,7 @@ def _open(settings: Settings) -> ChunkWriter | End:
 def _publish(loop: RowLoop) -> Outcome:
     writer, out = loop.writer, loop.writer.directory
     try:
-        loop.destination.begin(writer.published_chunks)
+        loop.shelf.begin(writer.published_chunks)
         return loop.publish()
     except Exception as error:
         fenced = None
@@ -127,15 +123,13 @@ def _publish(loop: RowLoop) -> Outcome:
             # Another producer may have removed a file. Before ours is closed: that lets others in.
             try:
                 writer.check_owner()
-            except errors.ProducerFenced as other:
-                fenced = other
-            except OSError:
-                pass
+            except (OSError, errors.ProducerFenced) as other:
+                fenced = other if isinstance(other, errors.ProducerFenced) else None
         writer.close(end=False, state="failed", note=explain(error))
         if isinstance(error, OSError | errors.ProducerFenced) and _is_gone(out):
             text = "the stream's directory is gone, with what was published in it: it was removed, moved or unmounted"
-            advice = "Put it back and run the same command again to go on; without it that command begins anew"
-            raise errors.StreamMissing(f"{out}: {text} meanwhile. {advice}", directory=str(out)) from error
+            advice = "put it back and run the same command again, which begins anew without it"
+            raise errors.StreamMissing(f"{out}: {text}; {advice}", directory=str(out)) from error
         if fenced is not None:
             raise fenced from error
         raise
@@ -165,15 +159,15 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
             _check_out(settings.out)
         check_not_own(settings)
         try:
-            opened = open_destination(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
-            with opened as destination, _named(destination.directory), _telling_how(settings.out):
-                inner = replace(settings, out=destination.directory, spool=None)
+            opened = open_shelf(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
+            with opened as shelf, _named(str(shelf.directory)), _telling_how(settings.out):
+                inner = replace(settings, out=str(shelf.directory), spool=None)
                 if isinstance(found := _open(inner), ChunkWriter):
-                    return _publish(RowLoop(settings, found, destination, display, stop, load))
+                    return _publish(RowLoop(settings, found, shelf, display, stop, load))
                 complete_end(inner.out, found)
-                if not destination.settle(found.chunks, display.wait):
+                if not shelf.settle(found.chunks, display.wait):
                     return stopped(settings, stop)
-                _check_ended(inner, found, display.warn, lambda: stop.requested is not None)
+                _check_ended(inner, found, display.warn, stop)
                 return found
         except GivenUp:
             # A signal has come while an object store was being waited for.
@@ -201,15 +195,13 @@ def _telling_how(out: str) -> Iterator[None]:
     try:
         yield
     except errors.StreamMismatch as error:
-        names: list[str] = []
         with contextlib.suppress(errors.LazyShardError, OSError):
             listing, there = list_chunks(Path(out)), os.listdir(out)
-            if not (listing.data or listing.seals or RETIRED in there):
-                names = [name for name in (MANIFEST, HEAD, END) if name in there]
-        if names:
-            begin = "to begin anew in the same place, stop what waits for its rows, remove"
-            again = f"{begin} {' and '.join(names)} in it, and run the same command again"
-            error.args = (f"{error}. No row is published in it: {again}",)
+            names = [name for name in (MANIFEST, HEAD, END) if name in there]
+            if names and not (listing.data or listing.seals or RETIRED in there):
+                again = f"remove {' and '.join(names)} in it, and run the same command again"
+                again = f"to begin anew in the same place, stop what waits for its rows, {again}"
+                error.args = (f"{error}. No row is published in it: {again}",)
         raise
 
 
@@ -231,14 +223,13 @@ def complete_end(out: str, end: End) -> None:
 
 _Entry = dict[str, Any]
 _Tell = Callable[[str], None]
-_Asked = Callable[[], bool] | None
 
 
-def _check_ended(settings: Settings, end: End, warn: _Tell, stopped: _Asked = None) -> None:
+def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = None) -> None:
     """Looks whether a stream that has ended is the one asked for: its rows made alike, and all rows of the sources.
 
-    Pipes and functions cannot be looked at without taking their rows, nor standard input where no run asks (`stopped`,
-    whether to stop waiting for it, is None): that is told, as are lacking sources, and that only the mix would differ.
+    Pipes and functions cannot be looked at without taking their rows, nor standard input where no run asks, which has
+    a `stop`: that is told, as are lacking sources, and that only the mix would differ.
     """
     # A source that has gone would tell what rows are.
     with contextlib.suppress(SourceRefused):
@@ -253,9 +244,9 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stopped: _Asked = No
     position, names = decode_position(source, settings.out), source_names(source)
     changed = changes(position.recipe, describe(settings)) if end.chunks else {}
     if changed.keys() - {"weights"}:
-        text = "the stream has ended, and its rows were made in another way than is asked for"
-        advice = "nothing can be added to it. Go on with the settings of before, or choose another --out"
-        raise SettingInvalid(f"{text}: {', '.join(changed.values())}; {advice}", option=known.flag(next(iter(changed))))
+        text = f"the stream has ended, and its rows were made in another way: {', '.join(changed.values())}"
+        advice = "go on with the settings of before, or choose another --out"
+        raise SettingInvalid(f"{text}; {advice}", option=f"--{next(iter(changed)).replace('_', '-')}")
     if changed:
         warn(f"the stream was mixed otherwise: {', '.join(changed.values())}")
     # Behind the last of full chunks there may have been rows that were left out.
@@ -265,12 +256,12 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stopped: _Asked = No
     missing: list[str] = []
     for one in settings.sources:
         entry = entries.get(plain_name(one.path))
-        missing += _not_taken(one) if entry is None else _behind(settings, one, entry, warn, stopped)
+        missing += _not_taken(one) if entry is None else _behind(settings, one, entry, warn, stop)
     if missing:
         more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
-        text = f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
-        advice = "Publish them as a stream of their own, with another --out"
-        raise errors.StreamEnded(f"{text}{', '.join(missing[:_MOST_NAMED])}{more}. {advice}", samples=end.samples)
+        what = f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
+        what += f"{', '.join(missing[:_MOST_NAMED])}{more}. Publish them as a stream of their own, with another --out"
+        raise errors.StreamEnded(what, samples=end.samples)
     if (difference := compare_sources(names, [one.path for one in settings.sources])) is not None:
         number, expected, actual = difference
         warn(f"the stream was made from other sources: source {number} was {expected}, now it is {actual}")
@@ -288,19 +279,19 @@ def _not_taken(source: SourceSettings) -> list[str]:
     return [_grown(path, 0, size)] if (size := file_size(path)) else []
 
 
-def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Tell, stopped: _Asked) -> list[str]:
+def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Tell, stop: Stop | None) -> list[str]:
     """Returns the source, or files of it, if it holds rows behind the place where it ended."""
     path = source.path
-    if path == STANDARD_INPUT and stopped is not None:
-        return ["standard input"] if _has_more(settings, source, entry, stopped) else []
+    if path == STANDARD_INPUT and stop is not None:
+        return ["standard input"] if _has_more(settings, source, entry, stop) else []
     if path.startswith(PYTHON) or entry["kind"] == "stdin":
         warn(f"{path}: not looked at; nothing can be added to a stream that has ended")
         return []
     if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
         return []
-    if entry["kind"] == source_kind(source) == FOLLOWED:
-        unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
-        return [_grown(*one) for one in unread]
+    if entry["kind"] == source_kind(source) == KIND:
+        place = Path(settings.out, DIRECTORY)
+        return [_grown(*one) for one in list_unread(source, entry, place, settings.max_row_bytes)]
     size, is_file = file_size(path), os.path.isfile(path)
     # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
     if (is_file and size in (0, entry.get(PACKED_SIZE))) or not _has_more(settings, source, entry, None):
@@ -313,16 +304,16 @@ def _grown(path: str, read: int, there: int) -> str:
     return f"{plain_name(path)} ({count(there - read, 'byte')}{f' behind byte {read:,}' if read else ''})"
 
 
-def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stopped: _Asked) -> bool:
+def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stop: Stop | None) -> bool:
     """Returns whether a source holds a row behind those that were read; standard input is waited for, till then."""
     with contextlib.closing(open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))) as opened:
-        if stopped is None:
+        if stop is None:
             # A stream that is still produced is looked at, not waited for.
             opened.end()
-        while (stopped is None or not stopped()) and (rows := opened.read()) is not None:
+        while (stop is None or stop.requested is None) and (rows := opened.read()) is not None:
             if rows.lines:
                 return True
-            if stopped is not None:
+            if stop is not None:
                 opened.wait(1.0)
     return False
 
@@ -358,7 +349,7 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
         check_sources(there)
     yield from _sources(settings.sources)
     for table in ("", "rows", "encoding", "limits"):
-        told = _told((option for option in known.OPTIONS if option.table == table), settings)
+        told = _told((option for option in OPTIONS if option.table == table), settings)
         yield _field(table or "run", "; ".join(told) or "as by default")
     if end is None and rows:
         yield from _first_rows(there, published.chunks if published else 0, published.samples if published else 0, rows)
@@ -375,7 +366,7 @@ def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
     for number, source in enumerate(sources[:MAX_SOURCES_SHOWN], 1):
         size = source_size(source)
         parts = [source.path, source_kind(source), *([] if size is None else [output.size(size)])]
-        yield one_line(f"  {number:>6}  {', '.join([*parts, *_told(known.SOURCE_OPTIONS, source)])}")
+        yield one_line(f"  {number:>6}  {', '.join([*parts, *_told(SOURCE_OPTIONS, source)])}")
     if len(sources) > MAX_SOURCES_SHOWN:
         yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"
 
@@ -391,8 +382,7 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
     def refuse(error: errors.RowInvalid, place: RowOrigin, line: bytes | None) -> None:
         found.append((place, line or b"", error.reason or str(error)))
 
-    refusals = Refusals("skip", None, None, 0, tell=refuse)
-    plain = replace(settings, workers=0)
+    plain, refusals = replace(settings, workers=0), Refusals("skip", None, None, 0, tell=refuse)
     pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.closing(pipeline):

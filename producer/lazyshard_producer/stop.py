@@ -14,21 +14,17 @@ from types import FrameType
 from typing import Any
 
 
+class GivenUp(Exception):
+    """What was under way is broken off by whoever wanted it: a signal asks to stop."""
+
+
 class Stop:
     """A context manager in which signals are noted, for the main thread: the first of SIGINT and SIGTERM; SIGUSR1."""
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        self.end_requested = self.reload_ignored = self._reload_requested = False
+        self.end_requested = self.reload_ignored = self.reload_requested = False
         self._before: dict[signal.Signals, Any] = {}
-
-    def take_reload(self) -> bool:
-        """Returns whether SIGHUP has come since the last call."""
-        if not self._reload_requested:
-            return False
-        # Taken back only where it is seen to be set: one that comes in between is either this one or the next.
-        self._reload_requested = False
-        return True
 
     def __enter__(self) -> Stop:
         """Begins to note signals."""
@@ -50,7 +46,7 @@ class Stop:
         if number == signal.SIGUSR1:
             self.end_requested = True
         elif number == signal.SIGHUP:
-            self._reload_requested = True
+            self.reload_requested = True
         else:
             if self.requested is None:
                 self.requested = signal.Signals(number)

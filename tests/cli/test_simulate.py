@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from lazyshard import simulation
 from lazyshard.cli.simulate import run_lines
 from lazyshard.data import commits
-from lazyshard_producer import holding as holdback
+from lazyshard_producer import limits as holdback
 from lazyshard_producer import loop
 from lazyshard_producer.configuration.settings import parse_amount
-from lazyshard_producer.holding import ahead_in_chunks
+from lazyshard_producer.limits import ahead_in_chunks
 from tests.cli.commands import lazyshard
 from tests.harness.simulated.real import measure
 from tests.stream.streams import forked, produce

@@ -43,15 +43,15 @@ def test_one_that_is_overtaken_while_it_looks_is_fenced(root: Path) -> None:
     with ChunkWriter(directory, 2) as first:
         first.write({"id": 0})
         first.close(end=False)
-    look = lock._check_gaps
+    look = lock.check_gaps
 
     def overtaken(*arguments: Any) -> None:
-        with mock.patch.object(lock, "_check_gaps", look), ChunkWriter(directory) as other:
+        with mock.patch.object(lock, "check_gaps", look), ChunkWriter(directory) as other:
             for number in range(3):
                 other.write({"id": number})
         look(*arguments)
 
-    with without_locks(), mock.patch.object(lock, "_check_gaps", overtaken), pytest.raises(ProducerFenced):
+    with without_locks(), mock.patch.object(lock, "check_gaps", overtaken), pytest.raises(ProducerFenced):
         ChunkWriter(directory)
     assert [row["id"] for row in StreamReader(directory)] == [0, 1, 2]
 

@@ -18,7 +18,7 @@ from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, listing, publishing
 from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding import Holdback, Shelf
+from lazyshard_producer.limits import Holdback, Shelf
 from lazyshard_producer.run import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Step

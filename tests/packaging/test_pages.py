@@ -16,7 +16,7 @@ import lazyshard_producer.errors
 import lazyshard_swift.errors
 from lazyshard.format.records import STATES
 from lazyshard_producer import display as metrics
-from lazyshard_producer.holding import KeptChunks
+from lazyshard_producer.limits import KeptChunks
 from tests.harness.processes.producing import run
 from tests.packaging.guide_programs import GUIDES, blocks
 from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden

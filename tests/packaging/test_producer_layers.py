@@ -13,7 +13,7 @@ ORDER: Final = (
     {"sources"},
     {"following"},
     {"opening"},
-    {"rows", "holding", "display"},
+    {"rows", "limits", "display"},
     {"shipping"},
     {"loop", "ray"},
 )
@@ -35,7 +35,7 @@ def test_imports_within_the_producer_point_one_way() -> None:
     for module in modules_of(PACKAGE, PACKAGES[PACKAGE]):
         own = module.name.removeprefix(f"{PACKAGE}.").partition(".")[0]
         for name in parts_imported(module):
-            beside = rank(name) == rank(own) and own in {"rows", "holding", "display"}
+            beside = rank(name) == rank(own) and own in {"rows", "limits", "display"}
             if name != own and (rank(name) > rank(own) or beside):
                 found.append(f"{module.name} may not import {name}")
     assert found == []

@@ -1,6 +1,6 @@
 """What goes wrong while a producer runs, and is no affair of another file here.
 
-Disks: holding/test_small_disk; two producers: test_two_producers; a share that hangs: test_loop.
+Disks: limits/test_small_disk; two producers: test_two_producers; a share that hangs: test_loop.
 Sources that were changed: rows/test_going_on, test_check, sources/test_sources.
 """
 

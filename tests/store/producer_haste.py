@@ -2,24 +2,24 @@
 
 from typing import Any
 
-from lazyshard_producer import loop, shipping
+from lazyshard_producer import loop
 from lazyshard_producer.shipping import shipper, store
+
+SHIPPER: Any = shipper
 
 
 def install() -> None:
     """A run that is told to stop leaves at once, and soon says what it waits for."""
-    modules: list[Any] = [shipping, store, loop]
+    modules: list[Any] = [SHIPPER, store, loop]
     for module, name, seconds in zip(modules, ("LEAVE_S", "SHOWN_S", "WAIT_BEAT_S"), (0.3, 0.3, 0.5), strict=True):
         setattr(module, name, seconds)
 
 
 def attentive() -> None:
     """The consumers are looked at all the time."""
-    module: Any = shipper
-    module.PULL_S = 0.1
+    SHIPPER.PULL_S = 0.1
 
 
 def talkative() -> None:
     """The head is put as often as there is a new one."""
-    module: Any = shipper
-    module.HEAD_S = 0.0
+    SHIPPER.HEAD_S = 0.0

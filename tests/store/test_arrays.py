@@ -13,10 +13,11 @@ from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.urls import UrlPath
-from lazyshard_producer.holding import Shelf
+from lazyshard_producer.limits import Shelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
 from lazyshard_producer.shipping.store import Spool, look, restore
-from tests.store.producing import taken, until
+from lazyshard_producer.stop import Stop
+from tests.store.producing import taken
 from tests.store.server import Server
 from tests.store.streams import upload
 from tests.stream.arrays import expected, produce, values
@@ -85,13 +86,10 @@ class Shipping:
     def __init__(self, url: UrlPath, root: Path) -> None:
         self.store = taken(url, 5.0)
         self.spool = Spool(root, self.store.url)
-        self.found = look(self.store, None)
-        self.shelf = Shipper(self.store, self.spool, self.found)
+        self.shelf = Shipper(self.store, self.spool, look(self.store, None), 1 << 30, Stop(), print)
 
     def ship(self, chunks: int) -> None:
-        self.shelf.start(chunks)
-        self.shelf.begin_to_close()
-        until(self.shelf.is_complete)
+        assert self.shelf.settle(chunks, lambda text: None)
 
 
 @pytest.fixture

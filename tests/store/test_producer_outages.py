@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreUnavailable
-from lazyshard_producer.shipping.store import GivenUp, StreamStore
+from lazyshard_producer.shipping.store import StreamStore
+from lazyshard_producer.stop import GivenUp
 from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import CHANGES, HASTE, Fault, Run, check_ended, ids, until, watched
 from tests.store.server import BROKEN, BUSY

@@ -13,6 +13,7 @@ from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.shipping.shipper import Shipper
 from lazyshard_producer.shipping.store import Spool, look
+from lazyshard_producer.stop import Stop
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import rows
 from tests.store.producing import LASTING, Run, chunk_names, objects, taken, until
@@ -98,10 +99,8 @@ class Deleting:
         spool = Spool(folder, str(url))
         publish(spool.stream, url, 4 * PER_CHUNK, PER_CHUNK, end=False)
         self.url = url
-        store = taken(url)
-        self.store = store
-        self.mirror = spool.stream
-        self.shelf = Shipper(store, spool, look(store, PER_CHUNK))
+        self.store = store = taken(url)
+        self.shelf = Shipper(store, spool, look(store, PER_CHUNK), 1 << 30, Stop(), print)
 
     def want(self, chunks: int) -> None:
         self.shelf.retire(chunks, self.shelf.announced, lambda: None)
@@ -175,9 +174,7 @@ def test_what_a_killed_run_has_not_deleted_does_not_hold_up_the_next_chunks(dele
     server.fault = lambda method, key: deleted.append(key.rpartition("/")[2]) if method == "DELETE" else None
     deleting.shelf.go_on()
     assert deleted == left[:16]
-    deleting.shelf.start(4)
-    deleting.shelf.begin_to_close()
-    until(deleting.shelf.is_complete)
+    assert deleting.shelf.settle(4, lambda text: None)
     assert deleted == left
 
 
@@ -187,4 +184,4 @@ def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting)
     deleting.shelf.pull()
     deleting.store.delete("cursors/gone.json")
     deleting.shelf.pull()
-    assert [path.name for path in (deleting.mirror / "cursors").iterdir()] == ["there.json"]
+    assert [path.name for path in (deleting.shelf.directory / "cursors").iterdir()] == ["there.json"]

@@ -8,7 +8,10 @@ wrote: a flag, or a key with its file. Unknown names are refused: a limit that w
 from __future__ import annotations
 
 import difflib
+import glob
 import inspect
+import math
+import os
 import re
 import reprlib
 import sys
@@ -16,13 +19,15 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from lazyshard.conversion.indexed import INDEX_SUFFIX
+from lazyshard.memory import loads
 from lazyshard_producer.configuration import settings as known
-from lazyshard_producer.configuration.blends import FoundSource, expand_source, is_indexed, is_pipe
 from lazyshard_producer.configuration.problems import find_problems
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Option, Settings, SourceSettings
 from lazyshard_producer.errors import Problem, SettingInvalid, SettingsInvalid
@@ -34,6 +39,102 @@ else:
 
 TABLES: Final = ("rows", "encoding", "limits")
 _PATHS: Final = {"--source": "path", "--follow": "follow"}  # what a ``[[source]]`` is
+
+
+MEGATRON: Final = "megatron:"  # begins the prefix of an IndexedDataset's two files
+MEGATRON_BLEND: Final = "megatron-blend:"  # begins the path of a file of such prefixes
+MAX_BLEND_BYTES: Final = 16 << 20  # a file of data that was named by mistake is not read whole
+
+FoundSource = tuple[str, float | None]
+"""A source that a path stands for, and its share among those of one blend file, None where none gives one."""
+
+
+def expand_source(path: str) -> list[FoundSource]:
+    """Returns the sources that a path of --source stands for: a file, those of a pattern, Megatron's prefixes, a blend.
+
+    Raises ValueError.
+    """
+    if not path.startswith(MEGATRON_BLEND):
+        found = _index(path.removeprefix(MEGATRON)) if path.startswith(MEGATRON) else path
+        return [(one, None) for one in expand_path(found)]
+    path = path.removeprefix(MEGATRON_BLEND)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BLEND_BYTES + 1)
+        if len(data) > MAX_BLEND_BYTES:
+            raise ValueError(f"a blend file of {MAX_BLEND_BYTES} bytes at the most is needed, it has more")
+        return [(_index(prefix), weight) for prefix, weight in parse_blend(data)]
+    except OSError as cause:
+        raise ValueError(f"a readable blend file is needed, got {path!r}: {(cause.strerror or '').lower()}") from None
+    except ValueError as cause:
+        raise ValueError(f"{path}: {cause}") from None
+
+
+def is_indexed(path: str) -> bool:
+    """Whether a path stands for IndexedDatasets of Megatron's, by its name."""
+    return path.startswith((MEGATRON, MEGATRON_BLEND)) or path.endswith(INDEX_SUFFIX)
+
+
+def _index(prefix: str) -> str:
+    return prefix if not prefix or prefix.endswith(INDEX_SUFFIX) else prefix + INDEX_SUFFIX
+
+
+def expand_path(path: str) -> list[str]:
+    """Returns the files that match a pattern as in a shell, "**" over folders, or a path that matches none."""
+    if not glob.has_magic(path) or "\0" in path or os.path.lexists(path):
+        return [path]
+    return sorted(name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)) or [path]
+
+
+def is_pipe(path: str) -> bool:
+    """Whether a path stands for standard input or a named pipe that is there."""
+    try:
+        return path == "-" or Path(path).is_fifo()
+    except OSError:
+        return False
+
+
+def parse_blend(data: bytes) -> list[FoundSource]:
+    """Returns the prefixes of a blend file, in its order, without `.idx` and `.bin`.
+
+    0.7 data/web 0.3 data/code, as a text or a JSON list, weights or none: the rule of `get_blend_from_list` in
+    megatron/core/datasets/utils.py. {"train": [...]}: what --per-split-data-args-path names.
+    """
+    words = _words(data)
+    if not all(words):
+        raise ValueError("weights and prefixes are needed, such as 0.7 data/web 0.3 data/code, got an empty one")
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 or not any(weight is not None for weight in weights):
+        return [(word, None) for word in words]
+    for word, weight in zip(words[::2], weights, strict=True):
+        if weight is None or not 0 < weight < math.inf:
+            raise ValueError(f"a number above 0 is needed as each weight, got {word!r}; for no rows leave it out")
+    return list(zip(words[1::2], weights, strict=True))
+
+
+def _words(data: bytes) -> list[str]:
+    try:
+        text = data.decode("utf-8-sig").strip()
+        value = loads(text.encode()) if text.startswith(("[", "{")) else text
+    except UnicodeDecodeError:
+        raise ValueError("a text of weights and prefixes is needed, got bytes that are no UTF-8") from None
+    except ValueError as cause:
+        raise ValueError(f"a blend in JSON is needed, got something that is none: {cause}") from None
+    if isinstance(value, dict):
+        if "train" not in value:
+            raise ValueError(f'a blend under "train" is needed, got {", ".join(map(repr, list(value)[:5])) or "none"}')
+        value = value["train"]
+    words = value.split() if isinstance(value, str) else value
+    if not words or not isinstance(words, list) or not all(type(item) in (str, int, float) for item in words):
+        raise ValueError(f"a list of weights and prefixes is needed, got {repr(value)[:120] if words else 'none'}")
+    return [item.strip() if isinstance(item, str) else repr(item) for item in words]
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +170,22 @@ def sort_arguments(arguments: Sequence[str]) -> Given:
     sources: list[dict[str, Any]] = []
     problems: list[Problem] = []
     rest: list[str] = []
-    taking = False  # files that follow
+    files: list[str] | None = None  # of the flag before, which others may follow
     left = iter(arguments)
     for argument in left:
         name, equals, value = argument.partition("=")
-        if taking and (argument == "-" or not argument.startswith("-")):
-            next(iter(sources[-1].values())).append(argument)
+        if files is not None and (argument == "-" or not argument.startswith("-")):
+            files.append(argument)
             continue
-        taking = name in _PATHS and not equals
+        files = [] if name in _PATHS and not equals else None
         if name in _PATHS:
-            sources.append({_PATHS[name]: [value] if equals else []})
+            sources.append({_PATHS[name]: [value] if files is None else files})
         elif name == "--weight":
             weight = value if equals else next(left, None)
             if weight is None:
                 problems.append(Problem(name, "a number is needed behind it, got none"))
-            elif not sources:
-                problems.append(Problem(name, f"it belongs behind the --source that it is for, got {weight} first"))
-            elif "weight" in sources[-1]:
-                problems.append(Problem(name, "one for each --source or --follow is needed, got two"))
+            elif not sources or "weight" in sources[-1]:
+                problems.append(Problem(name, "one belongs behind each --source or --follow, got another one"))
             else:
                 sources[-1]["weight"] = weight
         elif argument == "--":
@@ -96,10 +195,7 @@ def sort_arguments(arguments: Sequence[str]) -> Given:
     return Given(sources, {}, problems, rest)
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def with_options(command: _Command) -> _Command:
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Has typer give a command its own parameters, and those of all options by name, which are None if not given."""
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
@@ -107,8 +203,7 @@ def with_options(command: _Command) -> _Command:
         kind: Any = list[str] | None if one.repeat or one.flag in _PATHS else str | None
         # A bracket would be taken for markup.
         text, panel = one.help.replace("[", r"\["), known.PANELS[one.table]
-        shown = typer.Option(one.flag, metavar=one.metavar, help=text, rich_help_panel=panel)
-        annotation = Annotated[kind, shown]
+        annotation = Annotated[kind, typer.Option(one.flag, metavar=one.metavar, help=text, rich_help_panel=panel)]
         parameters.append(inspect.Parameter(one.name, own[0].KEYWORD_ONLY, default=None, annotation=annotation))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -178,12 +273,9 @@ def _unknown(where: str, names: Iterable[str], table: str) -> Iterator[Problem]:
             plain = name.replace("-", "_").lower()
             near = (difflib.get_close_matches(plain, among, 1) for among in (here, _PLACES))
             meant = next((one for some in ([plain], *near) for one in some if one in _PLACES), None)
-            if meant is None:
-                text = f"known are {', '.join([*here, *([] if table else _HEADINGS.values())])}"
-            elif meant in here:
-                text = f"is {meant} meant?"
-            else:
-                text = f"it belongs {_PLACES[meant]}" if meant == plain else f"is {meant} meant, {_PLACES[meant]}?"
+            text = f"known are {', '.join([*here, *([] if table else _HEADINGS.values())])}"
+            if meant is not None:
+                text = f"is {meant} meant{'' if meant in here else f', {_PLACES[meant]}'}?"
             yield Problem(where + name, f"unknown here; {text}")
 
 
@@ -304,19 +396,18 @@ class _Assembly:
 
 def _expanded(follow: bool, paths: Sequence[str], values: dict[str, Any]) -> list[SourceSettings]:
     """Returns the sources of some paths, their weight divided among them: evenly, or as a blend file says."""
-    found = [one for path in paths for one in ([FoundSource(path)] if follow else expand_source(path))]
+    found = [one for path in paths for one in ([(path, None)] if follow else expand_source(path))]
     weight = values.pop("weight", None)
-    if weight is not None and len(paths) > 1 and any(one.weight is not None for one in found):
+    if weight is not None and len(paths) > 1 and any(own is not None for _, own in found):
         raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
-    total = sum(one.weight or 1.0 for one in found)
+    total = sum(own or 1.0 for _, own in found)
     # Files beside IndexedDatasets have not all of their options.
     beside = {key: value for key, value in values.items() if key != "indexed_rows" or not any(map(is_indexed, paths))}
-    sources = []
-    for path, own in found:
-        share = own if weight is None else weight * (own or 1.0) / total
-        more = values if is_indexed(path) else beside
-        sources.append(SourceSettings(path=path, weight=share, follow=follow, **more))
-    return sources
+    shares = [own if weight is None else weight * (own or 1.0) / total for _, own in found]
+    return [
+        SourceSettings(path=path, weight=share, follow=follow, **(values if is_indexed(path) else beside))
+        for (path, _), share in zip(found, shares, strict=True)
+    ]
 
 
 def _fields(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
@@ -341,17 +432,15 @@ _START: Final = """\
 
 def example() -> str:
     """Returns the text of the example."""
-    order = "\n# Without weights sources are read one after another, in this order.\n[[source]]"
-    parts = [_START, *_entries(""), order, *_entries("source")]
-    for table in TABLES:
-        parts += [f"\n# {known.PANELS[table]}\n[{table}]\n", *_entries(table)]
-    return "".join(parts)
-
-
-def _entries(table: str) -> Iterator[str]:
-    for option in BY_NAME.values():
-        if option.table == table:
-            text = "".join(f"# {line}\n" for line in textwrap.wrap(option.help, 100, break_on_hyphens=False))
-            # These every run needs; the rest of the example is commented out.
-            mark = "" if option.name in ("path", "out", "samples_per_chunk") else "# "
-            yield f"\n{text}{mark}{option.name} = {option.example}\n"
+    text = _START
+    for table in ("", "source", *TABLES):
+        if table:
+            order = "Without weights sources are read one after another, in this order."
+            text += f"\n# {order if table == 'source' else known.PANELS[table]}\n{_HEADINGS[table]}\n"
+        for option in BY_NAME.values():
+            if option.table == table:
+                lines = textwrap.wrap(option.help, 100, break_on_hyphens=False)
+                # These every run needs; the rest of the example is commented out.
+                mark = "" if option.name in ("path", "out", "samples_per_chunk") else "# "
+                text += "\n# " + "\n# ".join(lines) + f"\n{mark}{option.name} = {option.example}\n"
+    return text

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Final, TypeAlias
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
-from lazyshard_producer.configuration.settings import MAX_SHUFFLE, OPTIONS, SOURCE_OPTIONS, SWIFT, Settings, flag
+from lazyshard_producer.configuration.settings import BY_NAME, MAX_SHUFFLE, OPTIONS, SOURCE_OPTIONS, SWIFT, Settings
 from lazyshard_producer.configuration.settings import SourceSettings as Source
 
 FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -20,6 +20,16 @@ FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*
 MAX_NAME_BYTES: Final = 255  # of a file's name, on Linux: one of a longer name never comes
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
+
+_APART: Final = {
+    "split": ("pack",),
+    "pad": ("pack", "split"),
+    "shuffle": ("pack",),
+    "balance": ("shuffle", "split", "pad"),
+    "measure": ("encode", "split", "pad"),
+    "split_overlap": ("split_every_bos", "split_every_eos"),
+}
+"""Options with those beside which they mean nothing: one of the two orders the rows, makes them, or tells lengths."""
 
 Found: TypeAlias = Iterator[tuple[str, str]]
 """Names of options, and what is wrong about them."""
@@ -37,6 +47,10 @@ def find_problems(settings: Settings, given: Set[str]) -> Iterator[tuple[str, st
     for rules in (_of_stream, _of_rows, _of_forms, _of_encoding):
         for option, text in rules(settings, given):
             yield option, text, None
+    for one, others in _APART.items():
+        for other in others:
+            if BY_NAME[one].is_set(settings) and BY_NAME[other].is_set(settings):
+                yield one, f"it does not go with {BY_NAME[other].flag}; leave out one of the two", None
 
 
 def _of_path(option: str, path: str) -> Found:
@@ -97,11 +111,11 @@ def _of_stream(settings: Settings, given: Set[str]) -> Found:
         yield "path", "standard input can be read once, got it more often; leave all but one - out"
     yield from _of_place(settings.out, settings)
     for option in OPTIONS:
-        needs = option.needs.split()
+        needs = [BY_NAME[name] for name in option.needs.split()]
         # Who gives "none" asks for nothing.
         asked = bool(needs) and option.name in given and option.of(settings) is not None
-        if asked and not any(getattr(settings, name) for name in needs):
-            yield option.name, f"it is for {' or '.join(map(flag, needs))}, and there is none; leave it out"
+        if asked and not any(one.of(settings) for one in needs):
+            yield option.name, f"it is for {' or '.join(one.flag for one in needs)}, and there is none; leave it out"
     # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
     if settings.limits.retain == "all" and "consumers" in given and "retain" not in given:
         yield "consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out"
@@ -140,8 +154,6 @@ def _of_rows(settings: Settings, given: Set[str]) -> Found:
         return
     if ranks > (most := max(1, MAX_SHUFFLE // max(1, size))):
         yield "balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing"
-    if settings.shuffle:
-        yield "balance", f"it shuffles rows already; leave out --shuffle {settings.shuffle}, or this"
     if size % rows:
         yield "micro_batch_size", f"a divisor of --samples-per-chunk {size} is needed, got {rows}"
     if not settings.cost_per_token and not settings.cost_per_token_squared:
@@ -155,13 +167,8 @@ def _of_repeated(option: str, pairs: Sequence[tuple[str, str]]) -> Found:
 
 
 def _of_forms(settings: Settings, given: Set[str]) -> Found:
-    """Yields what is wrong about --pack, --split and --pad: one of them at most."""
-    forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
-    if not forms:
-        return
-    form = flag(forms[0])
-    if len(forms) > 1:
-        yield forms[-1], f"a row is packed, cut or padded; leave out all but one of {', '.join(forms)}"
+    form = next((BY_NAME[name].flag for name in ("pack", "split", "pad") if getattr(settings, name)), None)
+    if form is None:
         return
     if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
         yield "encode_option", f"samples of mode=rlhf have several sequences; leave it or {form} out"
@@ -170,16 +177,9 @@ def _of_forms(settings: Settings, given: Set[str]) -> Found:
     key = settings.length_field if settings.pack else "input_ids"
     if settings.columns and key not in dict(settings.columns) and made is None:
         yield "columns", f"{form} needs the tokens of a row under {key!r}; take that column in"
-    if settings.pack and settings.shuffle:
-        yield "shuffle", "--pack goes by lengths, whatever the order of the rows; leave it out"
-    if settings.balance is not None and not settings.pack:
-        yield "balance", f"{form} gives rows of one length: there is nothing to even out; leave it out"
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
-    if settings.split and every:
-        if settings.split <= len(every):
-            yield "split", f"{1 + len(every)} or more is needed with {flag(every[0])}, got {settings.split}"
-        elif settings.split_overlap:
-            yield "split_overlap", f"it does not go with {flag(every[0])}; leave out one of the two"
+    if every and 0 < settings.split <= len(every):
+        yield "split", f"{1 + len(every)} or more is needed with {BY_NAME[every[0]].flag}, got {settings.split}"
 
 
 def _of_encoding(settings: Settings, given: Set[str]) -> Found:
@@ -187,9 +187,6 @@ def _of_encoding(settings: Settings, given: Set[str]) -> Found:
     if "length_field" in given and (settings.pack or settings.balance) and (encode or measure):
         teller = "--encode" if encode else "--measure"
         yield "length_field", f"{teller} tells the tokens of a row; leave out one of the two"
-    for name in ("encode", "split", "pad"):
-        if measure is not None and getattr(settings, name):
-            yield "measure", f"{flag(name)} tells the length of what it makes; leave out one of the two"
     if measure is not None and settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
         yield "measure_field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out"
     if encode is not None and encode != SWIFT and not FUNCTION.fullmatch(encode):
@@ -204,5 +201,5 @@ def _of_encoding(settings: Settings, given: Set[str]) -> Found:
         yield "model", f"{option} {SWIFT} needs the model's folder, got none; give --model DIRECTORY"
     for name in ("max_length", "model", "template"):
         if name in dict(settings.encode_option):
-            yield "encode_option", f"{name} has an option of its own; give {flag(name)}"
+            yield "encode_option", f"{name} has an option of its own; give {BY_NAME[name].flag}"
     yield from _of_repeated("encode_option", settings.encode_option)

@@ -92,17 +92,15 @@ def _whole(value: Any) -> Any:
 # Of flags that may be repeated all texts come as a tuple, from TOML a list or a table.
 
 
-def _split(value: tuple[str, ...]) -> list[str]:
-    return [name.strip() for text in value for name in text.split(",")]
-
-
 def _names(value: Any) -> tuple[Any, ...]:
-    return tuple(_split(value) if isinstance(value, tuple) else value if isinstance(value, list) else [value])
+    if isinstance(value, tuple):
+        return tuple(name.strip() for text in value for name in text.split(","))
+    return tuple(value if isinstance(value, list) else [value])
 
 
 def _columns(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple):
-        parts = (name.partition("=") for name in _split(value))
+        parts = (name.partition("=") for name in _names(value))
         return tuple((new.strip(), old.strip() if equals else new) for new, equals, old in parts)
     if not isinstance(value, dict | list):
         raise ValueError("names of columns as NEW=OLD")
@@ -133,8 +131,8 @@ NotNegative = Annotated[float, Ge(0)]
 Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _written(parse_bytes)]
 BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _written(parse_bytes)]
 Ahead = Annotated[Amount, _written(parse_amount)]
-Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
 Port = Annotated[Whole, Interval(ge=0, le=65535)]
+Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
 Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
 Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(_names)]
 OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
@@ -386,18 +384,14 @@ def flag(name: str) -> str:
     return "--source" if name == "path" else "--" + name.replace("_", "-")
 
 
-def _docstrings(owner: type) -> Iterator[tuple[str, str]]:
-    """Yields the text behind each field of a class, which Python drops; none where the source is not installed."""
-    with contextlib.suppress(OSError, TypeError):
-        (tree,) = ast.parse(inspect.getsource(owner)).body
-        assert isinstance(tree, ast.ClassDef)
-        for before, after in itertools.pairwise(tree.body):
-            if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
-                yield ast.unparse(before.target), " ".join(ast.literal_eval(after.value).split())
-
-
 def _options(owner: type) -> Iterator[Option]:
-    help = dict(_docstrings(owner))
+    help: dict[str, str] = {}
+    # The text behind each field, which Python drops; none where the source is not installed.
+    with contextlib.suppress(OSError, TypeError):
+        made: Any = ast.parse(inspect.getsource(owner)).body[0]
+        for before, after in itertools.pairwise(made.body):
+            if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+                help[ast.unparse(before.target)] = " ".join(ast.literal_eval(after.value).split())
     for one in fields(owner):
         if one.metadata:
             more = {"default": one.default, "name": one.name, **one.metadata}

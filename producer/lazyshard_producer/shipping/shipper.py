@@ -17,10 +17,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import xxhash
 
+from lazyshard.cli import output
 from lazyshard.errors import FormatInvalid, LazyShardError
 from lazyshard.format.cursor import CURSOR_SUFFIX
 from lazyshard.format.names import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
@@ -31,12 +33,15 @@ from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.listing import retire
-from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
-from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.holding import Shelf, Stock
-from lazyshard_producer.shipping.store import Found, GivenUp, Spool, StreamStore, look
+from lazyshard_producer.following.journal import DIRECTORY, named_journals
+from lazyshard_producer.limits import Hold, Shelf, Stock, Tell
+from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look
+from lazyshard_producer.stop import GivenUp, Stop
+from lazyshard_producer.wording import count
 
 HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
+LEAVE_S: Final = 20.0  # how long a run that was told to stop still puts chunks: most systems kill after 30 s
+_SLICE_S: Final = 0.05
 PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each
 
 
@@ -60,9 +65,8 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
     for other, content in replaced.items():
         if found is not None and content is not None and _is_sealed_by(found, content, chunk, other):
             store.replace(other, content)
-    why = "another producer has published this chunk, with other rows, in its last moment; this one stops, and nothing"
-    again = "of the stream was changed. Run the same command again: it continues after that chunk"
-    raise store.invalid(name, f"{why} {again}", chunk)
+    why = "another producer has published this chunk, with other rows; run the same command again to continue after it"
+    raise store.invalid(name, why, chunk)
 
 
 def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
@@ -89,34 +93,34 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
 class Shipper(Shelf):
     """The chunks of a stream in an object store, and the thread that puts them there and deletes them.
 
-    `shipped` are in the store, those up to `announced` on their way. From `start` on only the thread calls the store.
+    `shipped` are in the store, those up to `announced` on their way. From `begin` on only the thread calls the store.
     """
 
-    def __init__(self, store: StreamStore, spool: Spool, found: Found) -> None:
+    remote = True
+
+    def __init__(
+        self, store: StreamStore, spool: Spool, found: Found, max_spool: int, stop: Stop, warn: Callable[[str], None]
+    ) -> None:
         super().__init__(spool.stream, store.url)
         self.store, self.spool = store, spool
-        self.shipped = self.announced = found.chunks
+        self._max_spool, self._signals, self._warn = max_spool, stop, warn
+        self.shipped = self.announced = found.listing.sealed
         self.largest = 0  # bytes of the largest chunk that was announced
         first = found.listing.first
         # Eight bytes a chunk: a stream of a million of them takes 8 MB. 0 for those that are retired.
         self._sizes = array("Q", [0] * first)
-        for chunk in range(first, found.chunks):
+        for chunk in range(first, found.listing.sealed):
             self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
-        self._leftovers = found.listing.leftovers
-        self._marked = self._deleted = self._wanted = first
+        self._leftovers = [*found.listing.leftovers]  # names below the mark that are still to be deleted
+        self._marked = self._wanted = first
         self._pulled_at = self._refused_at = self._head_at = float("-inf")
         self._manifest, self._has_end = found.manifest, found.end is not None
         self._head: bytes | None = None
         self._put: dict[str, int] = {}  # sizes of the journals and refused rows that were put
         self._failure: BaseException | None = None
-        self._asked = self._closing = self._complete = False
+        self._asked = self._closing = self._complete = self._settled = False
         self._lock, self._news, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are on their way."""
-        return sum(self._sizes[self.shipped : self.announced])
 
     def first(self) -> int:
         """Returns the number of the oldest chunk that is not retired."""
@@ -148,12 +152,8 @@ class Shipper(Shelf):
         """Returns how many bytes the stream takes in the store and on its way."""
         return sum(self._sizes[self._marked : published])
 
-    def free_bytes(self) -> int | None:
-        """Returns None: nobody knows."""
-        return None
-
-    def start(self, published: int) -> None:
-        """Begins, with so many chunks in the run's directory."""
+    def begin(self, published: int) -> None:
+        """Begins to put what is in the run's directory: so many chunks, and what comes after them."""
         # Before the run looks at the consumers for the first time.
         self.pull()
         self.announce(published)
@@ -177,22 +177,73 @@ class Shipper(Shelf):
         if self._failure is not None:
             raise self._failure
 
-    def begin_to_close(self) -> None:
+    def held(self) -> Hold | None:
+        """Returns the hold at `max_spool`, if there is one; raises as `check`."""
+        self.check()
+        pending, most, trouble = sum(self._sizes[self.shipped : self.announced]), self._max_spool, self.store.trouble
+        if not pending or pending + self.largest <= most:
+            return None
+        left = f"{count(self.announced - self.shipped, 'chunk')} ({output.size(pending)}) wait in {self.spool.folder}"
+        why = f"{left} to be put to {self.name}; {trouble or 'the store takes them more slowly than rows come'}"
+        return Hold(f"--max-spool {output.size(most)}: {why}", retry_s=0.2, stalled=trouble is not None)
+
+    def settle(self, published: int, tell: Tell) -> bool:
+        """Waits until all is in the store; after a signal so long as a run may take to stop."""
+        if self._thread.ident is None:
+            self.begin(published)
+        self.announce(published)
+        try:
+            self._settled = self._wait(None if self._signals.requested is None else LEAVE_S, tell)
+        finally:
+            tell(None)
+        return self._settled
+
+    def __enter__(self) -> Shipper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Stops the thread; after an error once what was published is put, and the head, if that is soon done.
+
+        Throws the spool away where all of it is in the store and the stream has ended.
+        """
+        try:
+            if isinstance(error, Exception) and self._thread.ident is not None and not self._settled:
+                try:
+                    self._wait(LEAVE_S / 4)
+                except (LazyShardError, OSError) as other:
+                    if other is not error:
+                        self._warn(str(other))
+            if self._settled and self.spool.ended:
+                self.spool.clear()
+        finally:
+            # The request in hand is not waited for any longer.
+            self._stop.set()
+            self._close()
+            if self._thread.is_alive():
+                self._thread.join(_SLICE_S)
+
+    def _close(self) -> None:
         """Has the thread end once all is put that is in the spool by now."""
         self._closing = True
         self._news.set()
 
-    def is_complete(self) -> bool:
-        """Returns whether all is put that was in the spool when the thread was told to end; raises as `check`."""
-        self.check()
-        return self._complete
-
-    def give_up(self, wait_s: float) -> None:
-        """Has the thread end at once; waits for the request in hand no longer than so many seconds."""
-        self._stop.set()
-        self.begin_to_close()
-        if self._thread.is_alive():
-            self._thread.join(wait_s)
+    def _wait(self, seconds: float | None, tell: Tell = lambda text: None) -> bool:
+        """Waits for all to be put; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where not all is."""
+        self._close()
+        due = None if seconds is None else time.monotonic() + seconds
+        while not self._complete:
+            self.check()
+            if due is None and self._signals.requested is not None:
+                due = time.monotonic() + LEAVE_S
+            left, trouble = self.announced - self.shipped, self.store.trouble
+            what = f"{count(left, 'chunk') if left else 'the last facts'} of {self.name}: still to be put to the store,"
+            what += f" and kept in {self.spool.folder}{f': {trouble}' if trouble else ''}"
+            if due is not None and time.monotonic() > due:
+                self._warn(f"{what}; the same command here puts them, one on another machine makes them again")
+                return False
+            tell(what if trouble else None)
+            time.sleep(_SLICE_S)
+        return True
 
     def _run(self) -> None:
         try:
@@ -230,14 +281,13 @@ class Shipper(Shelf):
             self.finish()
             if self._has_end:
                 named = named_journals(End.decode(read_file(self.directory / END)).source)
-                self.store.remove(*(f"{JOURNALS}/{name}" for name in self.store.names(JOURNALS) if name not in named))
+                self.store.remove(*(f"{DIRECTORY}/{name}" for name in self.store.names(DIRECTORY) if name not in named))
             return
         self.go_on()
         with self._lock:
             # No seal can name them any more; meanwhile nothing can be announced.
             gone = self.spool.drop_journals() if self.shipped == self.announced else []
-        names = [f"{JOURNALS}/{name}" for name in gone]
-        self.store.remove(*(name for name in names if self._put.pop(name, None) is not None))
+        self.store.remove(*(name for name in gone if self._put.pop(name, None) is not None))
 
     def _read(self, name: str, size: int | None = None) -> bytes | None:
         with contextlib.suppress(FileNotFoundError), open(self.directory / name, "rb") as file:
@@ -250,8 +300,7 @@ class Shipper(Shelf):
         if self.store.put_new(name, data) or self.store.find(name) == data:
             return
         self.store.check_owner()
-        stops = "this producer stops, nothing of the stream was changed"
-        raise self.store.invalid(name, f"somebody else has {otherwise}; {stops}")
+        raise self.store.invalid(name, f"somebody else has {otherwise}; this producer stops, nothing was changed")
 
     def _put_grown(self, name: str, data: bytes | None) -> None:
         """Puts what is only ever added to, where it has grown."""
@@ -261,7 +310,7 @@ class Shipper(Shelf):
 
     def _put_journals(self) -> None:
         for path in self.spool.journals():
-            self._put_grown(f"{JOURNALS}/{path.name}", path.read_bytes())
+            self._put_grown(f"{DIRECTORY}/{path.name}", path.read_bytes())
 
     def _put_chunk(self, chunk: int) -> None:
         stream = self.directory
@@ -314,8 +363,7 @@ class Shipper(Shelf):
 
     def pull(self) -> None:
         """Copies the files of consumers into the spool."""
-        names = self.store.names(CURSORS)
-        there = {name for name in names if name.endswith(CURSOR_SUFFIX) and name[0] != "." and "/" not in name}
+        there = {name for name in self.store.names(CURSORS) if name.endswith(CURSOR_SUFFIX) and name[0] != "."}
         folder = self.directory / CURSORS
         folder.mkdir(exist_ok=True)
         for name in sorted(there):
@@ -336,16 +384,12 @@ class Shipper(Shelf):
         # A few before the next chunk is put: each is two requests.
         left, self._leftovers = self._leftovers[:16], self._leftovers[16:]
         self.store.remove(*left)
-        chunks = range(self._deleted, min(self._marked, self._deleted + 8))
-        kinds = (seal_name, chunk_name, arrays_name)[: 3 if self.has_arrays() else 2]
-        self.store.remove(*(name_of(chunk) for chunk in chunks for name_of in kinds))
-        self._deleted += len(chunks)
 
     def finish(self) -> None:
         """Does all of it."""
         self._refused_at = float("-inf")
         self.go_on()
-        while self._leftovers or self._deleted < self._marked:
+        while self._leftovers:
             self.go_on()
 
     def _mark(self) -> None:
@@ -357,4 +401,6 @@ class Shipper(Shelf):
             self._refused_at = time.monotonic()
         if target > self._marked and self._manifest is not None:
             self.store.replace(RETIRED, Retired(self._manifest.stream_id, target, time.time()).encode())
+            kinds = (seal_name, chunk_name, arrays_name)[: 2 + self.has_arrays()]
+            self._leftovers += [name_of(chunk) for chunk in range(self._marked, target) for name_of in kinds]
             self._marked = target

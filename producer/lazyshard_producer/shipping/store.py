@@ -35,18 +35,16 @@ from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIR
 from lazyshard.format.records import End, Manifest, Owner, Retired
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
 from lazyshard.store.objects import ObjectStore
+from lazyshard.store.urls import stream_path
 from lazyshard.stream.listing import Listing, sort_names
-from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
-from lazyshard_producer.following.journal import is_journal_name
+from lazyshard.stream.lock import check_gaps
+from lazyshard_producer.following.journal import DIRECTORY, is_journal_name
+from lazyshard_producer.stop import GivenUp
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 SHOWN_S: Final = 2.0  # a failure that passes sooner is nobody's concern
-
-
-class GivenUp(Exception):
-    """A call was broken off by whoever wanted it."""
 
 
 class StreamStore(ObjectStore):
@@ -131,15 +129,14 @@ class StreamStore(ObjectStore):
         found, _ = self.find_owner()
         if found == self.owner:
             return
-        why = f"{found} has taken this stream over; this producer stops. Nothing is lost: the other one continues"
-        if found is None:
-            why = f"{OWNER} is gone or cannot be read: somebody removes the stream, or has changed that object; this "
-            why += "producer stops. If the stream is still wanted, start it again: it continues"
+        why = f"{OWNER} is gone or cannot be read; this producer stops: start it again, and it continues"
+        if found is not None:
+            why = f"{found} has taken this stream over; this producer stops. Nothing is lost: the other one continues"
         holder = None if found is None else str(found)
         raise ProducerFenced(f"{self.url}: {why} after the last sealed chunk", directory=self.url, holder=holder)
 
     def invalid(self, name: str, why: str, chunk: int | None = None) -> StreamInvalid:
-        """Returns the error of an object, or of the stream where it has no name."""
+        """Returns the error of an object, "" for the stream."""
         return StreamInvalid(f"{self.name_of(name)}: {why}", directory=self.url, chunk=chunk)
 
     def _tagged(self, name: str) -> tuple[bytes | None, str | None]:
@@ -169,11 +166,6 @@ class Found:
     end: End | None
 
     @property
-    def chunks(self) -> int:
-        """Chunks published ever."""
-        return self.listing.sealed
-
-    @property
     def unsealed(self) -> list[str]:
         """Names of data objects and side files without a seal: what a producer was about to publish when it stopped."""
         kinds = (self.listing.data, self.listing.arrays)
@@ -192,8 +184,7 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
     listing = sort_names(sizes, url)
     if manifest is None and (listing.data or listing.seals):
         raise store.invalid("", f"holds chunk objects but no {MANIFEST}, so somebody else made them; use another place")
-    arrays = manifest is not None and manifest.arrays
-    if not arrays:
+    if manifest is None or not manifest.arrays:
         # Whatever has the name of a side file here is none of ours.
         listing = replace(listing, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
@@ -201,15 +192,7 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
         retired = Retired.decode(data, store.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
             listing = listing.starting_at(retired.chunks_before)
-    sealed = listing.sealed
-    if any(chunk >= sealed for chunk in listing.seals) or sealed == listing.first > 0:
-        gap = f"{seal_name(sealed)} is missing; restore it from a copy, no producer goes on past a gap"
-        raise store.invalid("", gap, sealed)
-    for chunk in range(listing.first if arrays else listing.complete, sealed):
-        for name in (chunk_name(chunk), arrays_name(chunk))[: 1 + arrays]:
-            if name not in sizes:
-                file = f"{url}/{name}"
-                raise ChunkMissing(f"{file}: sealed, but missing; restore it from a copy", file=file, chunk=chunk)
+    check_gaps(stream_path(url), listing, manifest is not None and manifest.arrays)
     data = store.find(END)
     return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.name_of(END)))
 
@@ -224,14 +207,13 @@ class Spool:
         self.stream: Final = self.folder / "stream"
         self._journals, self._owners = self.folder / "journals", self.folder / "owners.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = self.folder / "lock"
-        self._lock = filelock.FileLock(lock, timeout=0, thread_local=False)
+        self._lock = filelock.FileLock(self.folder / "lock", timeout=0, thread_local=False)
         try:
             self._lock.acquire()
         except filelock.Timeout as cause:
             holder = "a process of this machine"
-            why = f"{holder} is already producing into this stream (it holds {lock}); stop it, or use another place"
-            raise ProducerFenced(f"{url}: {why}", directory=url, holder=holder) from cause
+            why = f"already produces into this stream (it holds {self._lock.lock_file}); stop it, or use another place"
+            raise ProducerFenced(f"{url}: {holder} {why}", directory=url, holder=holder) from cause
 
     def close(self) -> None:
         """Lets the next producer in. May be called twice."""
@@ -268,7 +250,7 @@ class Spool:
 
     def keep_journals(self) -> None:
         """Keeps the journals that the stream has now until `drop_journals`: the run itself deletes them as it likes."""
-        for path in _files(self.stream / JOURNALS):
+        for path in _files(self.stream / DIRECTORY):
             self._journals.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, self._journals / path.name)
@@ -278,11 +260,11 @@ class Spool:
         return _files(self._journals)
 
     def drop_journals(self) -> list[str]:
-        """Lets go of the kept journals that the stream does not have any more, and returns their names."""
-        gone = {path.name for path in self.journals()} - {path.name for path in _files(self.stream / JOURNALS)}
+        """Lets go of the kept journals that the stream does not have any more, and returns their names in the store."""
+        gone = {path.name for path in self.journals()} - {path.name for path in _files(self.stream / DIRECTORY)}
         for name in gone:
             remove(self._journals / name)
-        return sorted(gone)
+        return [f"{DIRECTORY}/{name}" for name in sorted(gone)]
 
     @property
     def ended(self) -> bool:
@@ -297,12 +279,12 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
     """
     assert found.manifest is not None
     folder.mkdir()
-    last = found.chunks - 1
+    last = found.listing.sealed - 1
     names_of = () if last < 0 else (seal_name,) if ended else (chunk_name, arrays_name, seal_name)
     newest = [name_of(last) for name_of in names_of if name_of is not arrays_name or found.manifest.arrays]
-    journals = [f"{JOURNALS}/{name}" for name in store.names(JOURNALS) if is_journal_name(name)]
+    journals = [f"{DIRECTORY}/{name}" for name in store.names(DIRECTORY) if is_journal_name(name)]
     if journals:
-        (folder / JOURNALS).mkdir()
+        (folder / DIRECTORY).mkdir()
     for name in (*newest, MANIFEST, END, QUARANTINE, *([HEAD] if ended else []), *journals):
         data = store.find(name)
         if data is not None:

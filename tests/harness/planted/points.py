@@ -70,7 +70,7 @@ def cut_forgotten() -> None:  # The position in a seal is behind the row that is
 
 
 def _deletable(before: Callable[[int], int]) -> None:
-    from lazyshard_producer import holding as limits
+    from lazyshard_producer import limits
 
     kept = limits.why_kept
     everywhere(kept, lambda claims, rules, stop: kept(claims, rules, stop)._replace(before=before(stop)))

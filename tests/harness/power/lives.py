@@ -241,7 +241,7 @@ def produce(
 
 
 def _consume(out: Path, committed: list[int], *, commits: bool, chunks: int | None) -> None:
-    holdback: Any = importlib.import_module("lazyshard_producer.holding")
+    holdback: Any = importlib.import_module("lazyshard_producer.limits")
     holdback.LOOK_S = 0.0
     look = holdback.Holdback.after_publish
 

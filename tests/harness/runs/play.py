@@ -16,7 +16,7 @@ from typing import Final
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
-from lazyshard_producer import holding as holdback
+from lazyshard_producer import limits as holdback
 from lazyshard_producer.cli import main as produce
 from tests.harness.planted import runs as run_mutants
 from tests.harness.processes import nursery

@@ -34,7 +34,7 @@ class Scene:
 
 
 def look_quickly() -> None:
-    from lazyshard_producer import holding as holdback
+    from lazyshard_producer import limits as holdback
 
     holdback.LOOK_S = 0.0  # type: ignore[misc]
     holdback.HELD_LOOK_S = 0.002  # type: ignore[misc]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.blends import expand_path, parse_blend
-from lazyshard_producer.configuration.given import Given, assemble, sort_arguments
+from lazyshard_producer.configuration.given import Given, assemble, expand_path, parse_blend, sort_arguments
 from lazyshard_producer.errors import SettingsInvalid
 from tests.conversion import megatron_core
 from tests.stream.streams import refusal_of

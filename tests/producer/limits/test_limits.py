@@ -12,7 +12,7 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding import is_deadlock, why_kept
+from lazyshard_producer.limits import is_deadlock, why_kept
 
 STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from lazyshard.cli import output
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
@@ -100,8 +100,8 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
 
 def _age(times: Iterable[float | None], now: float, words: str) -> str:
     """Returns the age of the oldest of the times that are known, in these words, 0 of one ahead of our clock; or ""."""
-    oldest = min((time for time in times if time is not None), default=None)
-    return "" if oldest is None else words.format(format_seconds(max(0.0, now - oldest)))
+    known = [time for time in times if time is not None]
+    return words.format(format_seconds(max(0.0, now - min(known)))) if known else ""
 
 
 def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> KeptChunks:
@@ -137,13 +137,39 @@ def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int)
     return stuck and len(moving) < len(consumers)
 
 
+Tell = Callable[[str | None], None]
+"""Is told what is waited for, in words; None: for nothing any more."""
+
+
 class Shelf:
-    """The published chunks of a stream and its consumers' files; its writer's lock is held, `name` is for people."""
+    """The directory in which a run publishes: its chunks, and its consumers' files; `name` is for people.
+
+    The writer's lock is held. `remote`: the chunks go on from there, so that it is to be asked before each of them.
+    """
+
+    remote = False
 
     def __init__(self, directory: Path, name: str | None = None) -> None:
         self.directory: Final = directory
         self.name: Final = str(directory) if name is None else name
         self._arrays: bool | None = None
+
+    def begin(self, published: int) -> None:
+        """The run's writer is open, with so many chunks."""
+
+    def check(self) -> None:
+        """Is called now and then; raises what has gone wrong behind the run's back."""
+
+    def held(self) -> Hold | None:
+        """Returns why it takes no chunk for now, None if it does."""
+        return None
+
+    def announce(self, published: int) -> None:
+        """Takes notice that so many chunks are published."""
+
+    def settle(self, published: int, tell: Tell) -> bool:
+        """Returns whether all is where it belongs, the writer being closed."""
+        return True
 
     def has_arrays(self) -> bool:
         """Whether the chunks have side files; False as long as there is no manifest."""
@@ -202,16 +228,6 @@ class Shelf:
         return survey.free_bytes(self.directory)
 
 
-class Gate(Protocol):
-    """Says whether the next chunk may be published."""
-
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
-        """Returns None if the chunk after the published ones may be published, or why not."""
-
-    def after_publish(self, published_chunks: int) -> None:
-        """Takes notice that so many chunks are published, and deletes what may go."""
-
-
 _UNREAD: Final = "how far its consumers are cannot be read"
 _UNDELETED: Final = "chunks that nobody needs cannot be deleted"
 
@@ -242,6 +258,8 @@ class Holdback:
 
         It is counted as large as the largest one so far: a larger one goes beyond a limit of bytes by the difference.
         """
+        if (hold := self.shelf.held()) is not None:
+            return hold
         self._take_stock(published_chunks)
         hold = self._hold(published_chunks, published_samples)
         # Without such a limit nobody asks who the consumers are until there is something to say of them.
@@ -257,6 +275,7 @@ class Holdback:
 
     def after_publish(self, published_chunks: int) -> None:
         """Deletes what may be deleted, now that so many chunks are published. O(consumers + deleted chunks)."""
+        self.shelf.announce(published_chunks)
         self._take_stock(published_chunks)
         if self.limits.retain != "all":
             self._refresh(published_chunks, LOOK_S)
@@ -285,9 +304,9 @@ class Holdback:
         if not behind:
             return Hold(f"{text}no consumer has registered yet")
         heard = _age(map(seen_at, behind), now, ", heard of {} ago")
-        where = f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {slowest}"
+        text += f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {slowest}{heard}"
         dead = self._dead(behind, now)
-        return Hold(f"{text}{where}{heard}{dead}", stalled=bool(dead))
+        return Hold(text + dead, stalled=bool(dead))
 
     def _hold_for_room(self, stock: Stock, published: int, limit: int, free: int | None) -> Hold:
         """Returns the hold at `max_disk`, or at `min_free_disk` where `free` says what is free."""
@@ -299,28 +318,25 @@ class Holdback:
         if free is None:
             room, chunks = (wanted - stock.first + 1) * chunk, stock.stop - stock.first
             take = f"{count(chunks, 'chunk')} on disk {'takes' if chunks == 1 else 'take'} {output.size(stock.size)}"
-            text = f"--max-disk {output.size(limit)}: {take}"
-            way = f"raise --max-disk to {room} bytes ({output.size(room)}) or more"
+            text, way = f"--max-disk {output.size(limit)}: {take}", "raise --max-disk to {} bytes ({}) or more"
         else:
             room = (wanted - published) * chunk + limit - free
             text = f"--min-free-disk {output.size(limit)}: {output.size(free)} {_are(free)} free"
-            way = f"make {room} bytes ({output.size(room)}) of room or more"
+            way = "make {} bytes ({}) of room or more"
         text += f", the next chunk may take {output.size(chunk)}"
         if waiting:
-            wait = f"{'waits' if len(waiting) == 1 else 'wait'} for {count(wanted, 'chunk')}"
-            text += f"; {_quoted([one.name for one in waiting])} {wait}, {published:,} {_are(published)} published"
-        deletes, trouble, why = kept.before > self._first, self._trouble.get(_UNDELETED), kept.why
-        stuck = deletes and trouble is not None
-        if keepers:
+            names, wait = _quoted([one.name for one in waiting]), "waits" if len(waiting) == 1 else "wait"
+            text += f"; {names} {wait} for {count(wanted, 'chunk')}, {published:,} {_are(published)} published"
+        deletes, dead = kept.before > self._first, self._dead(keepers, now)
+        if stuck := deletes and _UNDELETED in self._trouble:
+            text += f"; {_UNDELETED}: {self._trouble[_UNDELETED]}"
+        else:
             written = (keeper.cursor.updated_at for keeper in keepers if keeper.cursor is not None)
-            why += _age(written, now, ", whose cursor is {} old") or ", without a cursor"
-        text += f"; {_UNDELETED}: {trouble}" if stuck else f"; {why}"
-        deadlock = not deletes and is_deadlock(consumers, kept, published)
-        if deadlock:
-            text = f"deadlock: {text}; {way}{kept.way and f' or {kept.way}'}"
-        dead = self._dead(keepers, now)
-        stalled = stuck or kept.by in ("all", "last") or bool(dead)
-        return Hold(text + dead, deadlock=deadlock, stalled=stalled)
+            age = _age(written, now, ", whose cursor is {} old") or ", without a cursor"
+            text += f"; {kept.why}{age if keepers else ''}"
+        if deadlock := not deletes and is_deadlock(consumers, kept, published):
+            text = f"deadlock: {text}; {way.format(room, output.size(room))}{kept.way and f' or {kept.way}'}"
+        return Hold(text + dead, deadlock=deadlock, stalled=stuck or kept.by in ("all", "last") or bool(dead))
 
     def _dead(self, consumers: Sequence[Consumer], now: float) -> str:
         """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
@@ -335,8 +351,7 @@ class Holdback:
 
     def _take_stock(self, published: int) -> None:
         limits, stock = self.limits, self.stock
-        by_bytes = limits.max_ahead is not None and limits.max_ahead.unit == "bytes"
-        if limits.max_disk is None and limits.min_free_disk is None and not by_bytes:
+        if limits.max_disk is limits.min_free_disk is None and getattr(limits.max_ahead, "unit", "") != "bytes":
             return
         if stock is None:
             stock = self.shelf.stock(self._first, published, exact=limits.max_disk is not None)
@@ -361,20 +376,17 @@ class Holdback:
         kept = why_kept(self._consumers, self.limits, published)
         target = min(kept.before, self._first + DELETED_AT_ONCE)
         if target > self._first:
-            chunks = range(self._first, target)
-            size = self._size(chunks)
+            chunks = range(self._first, target) if self.stock is not None else ()
+            size = sum(map(self.shelf.chunk_size, chunks))
             with self._told(_UNDELETED):
                 self.shelf.retire(target, published, self.check)
             if _UNDELETED in self._trouble:
                 # What is left of them is tried again at the next look.
-                target, size = self._first, size - self._size(chunks)
+                target, size = self._first, size - sum(map(self.shelf.chunk_size, chunks))
             self._first = target
             if self.stock is not None:
                 self.stock = self.stock._replace(first=target, size=max(0, self.stock.size - size))
         return True
-
-    def _size(self, chunks: range) -> int:
-        return 0 if self.stock is None else sum(map(self.shelf.chunk_size, chunks))
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.cursor import forget_consumer, write_reading
 from lazyshard_producer.configuration.settings import Amount, Limits
-from lazyshard_producer.holding import SILENT_S, Holdback, Shelf, Stock, retry_s
+from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock, retry_s
 
 SAMPLES_PER_CHUNK = 2
 
@@ -230,7 +230,7 @@ def test_consumers_that_cannot_be_listed_are_told_once_and_nothing_is_deleted(be
 
 
 def test_many_chunks_are_deleted_bit_by_bit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard_producer.holding.DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("lazyshard_producer.limits.DELETED_AT_ONCE", 2)
     bench.limited(retain="consumed")
     bench.publish(6)
     bench.commit("a", 5)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
-from lazyshard_producer.holding import Hold, Holdback, Shelf, Stock
+from lazyshard_producer.limits import Hold, Holdback, Shelf, Stock
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
@@ -83,8 +83,7 @@ class World:
         self.limits = limits
         self.hold: Hold | None = None
         self.holds.clear()
-        clock = lambda: self.now  # noqa: E731
-        self.holdback = Holdback(limits, Disk(self), SAMPLES_PER_CHUNK, clock=clock, wall_clock=lambda: 0.0)
+        self.holdback = Holdback(limits, Disk(self), SAMPLES_PER_CHUNK, clock=lambda: self.now, wall_clock=lambda: 0.0)
 
     @property
     def used(self) -> int:

@@ -218,6 +218,7 @@ def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
 
 
 def check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
+    """Raises StreamInvalid where a chunk between the first that is not retired and the newest lacks a file."""
     sealed, missing = listing.sealed, ""
     if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
         missing = f" although {listing.seals[min(beyond)]} is there"

@@ -30,23 +30,10 @@ _MOST_BYTES: Final = 1 << 20
 # A few lines of aliases can stand for more than memory holds.
 _MOST_VALUES: Final = 10_000
 
-_VERSION_0: Final = (
-    "the flat form of version 0 is no longer read. In version 1 `version: 1` stands at the top, `dataset:` is a list "
-    "`datasets:`, `source:` is `path:`, `filter_fn:` and `message_transform:` are entries of `steps:`; batch_size, "
-    "num_workers, collate_fn, pin_memory, and drop_last as `at_end:`, stand under `dataloader:`"
-)
-
-_MEANT: Final = {
-    "drop_last": "dataloader.at_end",
-    "shuffle": "shuffle_window",
-    "source": "path",
-    "directory": "path",
-    "filter": "filter_fn",
-    "filter_kwargs": "with_indices",
-    "workers": "num_workers",
-    **dict.fromkeys(("on_bad_sample", "max_bad_samples"), "max_error_count"),
-}
-"""Keys of other libraries, and of ours elsewhere, and what they are here."""
+# Keys of other libraries, and of ours elsewhere, and what they are here.
+_MEANT = {"drop_last": "dataloader.at_end", "shuffle": "shuffle_window", "workers": "num_workers"}
+_MEANT |= {"source": "path", "directory": "path", "filter": "filter_fn", "filter_kwargs": "with_indices"}
+_MEANT |= {"on_bad_sample": "max_error_count", "max_bad_samples": "max_error_count"}
 
 
 class Mistake(NamedTuple):
@@ -113,7 +100,7 @@ def examine(config: Source, *, imports: bool) -> Examined:
         data = document.plain(config) if isinstance(config, Mapping) else document.plain_yaml(Path(name))
         found = _validated(document, data, imports)
     except _UnreadableError as error:
-        document.mistakes = [Mistake("", error.line, str(error))]
+        document.mistakes = [Mistake("", *error.args)]
     except RecursionError:
         document.mistakes = [Mistake("", None, "it is nested too deeply, or holds itself")]
     # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
@@ -122,27 +109,23 @@ def examine(config: Source, *, imports: bool) -> Examined:
 
 
 class _UnreadableError(Exception):
-    """There is no configuration, as a whole; the text says why."""
-
-    def __init__(self, text: str, line: int | None = None) -> None:
-        super().__init__(text)
-        self.line = line
+    """There is no configuration, as a whole: line, and why."""
 
 
 def _text(path: Path) -> str:
     if path.is_dir():
-        raise _UnreadableError("expected a YAML file, found a directory; LazyShardedDataset opens a stream")
+        raise _UnreadableError(None, "expected a YAML file, found a directory; LazyShardedDataset opens a stream")
     # Without O_NONBLOCK a pipe that nobody writes to is waited for.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _UnreadableError("expected a YAML file, found a pipe or a device; write what it gives to a file")
+            raise _UnreadableError(None, "expected a YAML file, found a pipe or a device: write what it gives to one")
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise _UnreadableError(f"larger than {_MOST_BYTES} bytes, which no configuration is")
+        raise _UnreadableError(None, f"larger than {_MOST_BYTES} bytes, which no configuration is")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _UnreadableError(f"no UTF-8: {error}") from error
+        raise _UnreadableError(None, f"no UTF-8: {error}") from error
 
 
 class _Document:
@@ -152,8 +135,6 @@ class _Document:
         self.lines: dict[Location, int | None] = {}
         self.mistakes: list[Mistake] = []
         self.noted: set[Location] = set()
-        self._parents: list[Any] = []
-        self._bad: tuple[type[Exception], ...] = (ValueError,)  # what a value that cannot be read raises
 
     def add(self, location: Location, line: int | None, text: str) -> None:
         """Adds a mistake."""
@@ -168,7 +149,7 @@ class _Document:
     def _put(self, location: Location, line: int | None) -> None:
         self.lines[location] = line
         if len(self.lines) > _MOST_VALUES:
-            raise _UnreadableError(f"more than {_MOST_VALUES} entries; do aliases repeat each other?")
+            raise _UnreadableError(None, f"more than {_MOST_VALUES} entries; do aliases repeat each other?")
 
     def plain(self, value: Any, location: Location = ()) -> Any:
         """Returns the plain values of a dict."""
@@ -188,51 +169,47 @@ class _Document:
             import yaml
         except ModuleNotFoundError as cause:
             raise ImportError("reading a YAML file needs PyYAML: pip install 'lazyshard[config]'") from cause
-        self._bad = (ValueError, yaml.YAMLError)
         loader: Any = yaml.SafeLoader(text)
         begin = loader.fetch_flow_collection_start
 
         def begin_if_shallow(token: Any) -> None:
             # For each token PyYAML goes through all the brackets that are open.
             if loader.flow_level >= 100:
-                problem = "more than 100 brackets within each other"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark())
+                raise yaml.MarkedYAMLError(problem="more than 100 nested brackets", problem_mark=loader.get_mark())
             begin(token)
 
         loader.fetch_flow_collection_start = begin_if_shallow
         try:
-            node = loader.get_single_node()
-            if node is None:
-                raise _UnreadableError("it is empty; `version: 1` and `datasets:` are needed")
-            return self._of_node(loader, node, (), node.start_mark.line + 1)
+            if (node := loader.get_single_node()) is None:
+                raise _UnreadableError(None, "it is empty; `version: 1` and `datasets:` are needed")
+            return self._of_node(loader, node, (), node.start_mark.line + 1, [])
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            reason = getattr(error, "problem", None) or str(error)
-            raise _UnreadableError(f"no YAML: {reason}", None if mark is None else mark.line + 1) from error
+            mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+            raise _UnreadableError(None if mark is None else mark.line + 1, f"no YAML: {reason}") from error
         finally:
             loader.dispose()
 
-    def _of_node(self, loader: Any, node: Any, location: Location, line: int) -> Any:
+    def _of_node(self, loader: Any, node: Any, location: Location, line: int, parents: list[Any]) -> Any:
+        import yaml
+
         self._put(location, line)
-        if any(node is parent for parent in self._parents):
+        if any(node is parent for parent in parents):
             self.note(location, "it holds itself, by an alias")
             return None
-        self._parents.append(node)
+        parents = [*parents, node]
         try:
             if node.id == "mapping":
-                return self._mapping(loader, node, location)
+                return self._mapping(loader, node, location, parents)
             if node.id == "sequence":
                 items = [(item, (*location, number)) for number, item in enumerate(node.value)]
-                return [self._of_node(loader, item, at, item.start_mark.line + 1) for item, at in items]
+                return [self._of_node(loader, item, at, item.start_mark.line + 1, parents) for item, at in items]
             return loader.construct_object(node, deep=True)
-        except self._bad as error:
+        except (ValueError, yaml.YAMLError) as error:
             # A tag that is not of plain values, or a date that has the form of one and is none.
             self.note(location, f"expected a plain value: {getattr(error, 'problem', None) or error}")
             return None
-        finally:
-            self._parents.pop()
 
-    def _mapping(self, loader: Any, node: Any, location: Location) -> dict[str, Any]:
+    def _mapping(self, loader: Any, node: Any, location: Location, parents: list[Any]) -> dict[str, Any]:
         own = {id(key) for key, _ in node.value}
         # What a merge key (<<) brings along comes first; the mapping's own names take its place.
         loader.flatten_mapping(node)
@@ -247,7 +224,7 @@ class _Document:
             else:
                 if id(key) in own:
                     given[name] = line
-                found[name] = self._of_node(loader, value, (*location, name), line)
+                found[name] = self._of_node(loader, value, (*location, name), line, parents)
         return found
 
 
@@ -264,8 +241,12 @@ def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
     version = data.get("version", 0 if "dataset" in data else None) if isinstance(data, dict) else None
     if type(version) is int and version != VERSION:
         # Its keys are others.
-        later = f"this lazyshard reads version {VERSION}, found {version}, which another one reads: install that"
-        document.note(("version",) if "version" in data else ("dataset",), later if version else _VERSION_0)
+        text = f"this lazyshard reads version {VERSION}, found {version}, which another one reads: install that"
+        if not version:
+            text = "version 0 is no longer read: now `version: 1` stands at the top, `datasets:` is a list, `source:` "
+            text += "is `path:`, filter_fn and message_transform are entries of `steps:`, and what is the "
+            text += "loader's stands under `dataloader:`, drop_last as `at_end:`"
+        document.note(("version",) if "version" in data else ("dataset",), text)
         return None
     try:
         return Config.model_validate(data, context={"imports": imports})

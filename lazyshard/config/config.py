@@ -9,14 +9,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
-from pydantic.functional_validators import (
-    AfterValidator,
-    BeforeValidator,
-    PlainValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic.functional_validators import PlainValidator, field_validator, model_validator
 
 from lazyshard.lazy import FunctionMissing, named_function
 
@@ -219,16 +213,9 @@ class Config(_Section):
         return loader
 
 
-_SECTIONS: Final[dict[str, type[_Section]]] = {
-    "tokenizer": TokenizerConfig,
-    "datasets": DatasetConfig,
-    "steps": StepConfig,
-    "dataloader": LoaderConfig,
-    "sequences": SequencesConfig,
-    "message_transform": _CallSection,
-    "filter_fn": _IndexedCall,
-    "map": _MapCall,
-}
+_SECTIONS: dict[str, type[_Section]] = {"tokenizer": TokenizerConfig, "datasets": DatasetConfig}
+_SECTIONS |= {"dataloader": LoaderConfig, "sequences": SequencesConfig, "steps": StepConfig}
+_SECTIONS |= {"message_transform": _CallSection, "filter_fn": _IndexedCall, "map": _MapCall}
 
 
 def known_keys(section: Sequence[str | int]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import NOTHING, Space, consecutive, still_open
-from lazyshard.data.indexed import Indexed
-from lazyshard.data.rank import ASKED, EPOCH, Rank, Stats
+from lazyshard.data.map_style import Indexed
+from lazyshard.data.rank import ASKED, Rank, Stats, log
 from lazyshard.data.run_state import BlendStates, StateDicts, Stopping, epoch_of, trained
 from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
@@ -22,8 +21,6 @@ from lazyshard.plan.blend import BlendCourse, BlendSchedule, shares
 from lazyshard.plan.course import Draw
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
-
-_log = logging.getLogger("lazyshard")
 
 # Merged at the most.
 _AHEAD_LINES: Final = 256
@@ -48,20 +45,15 @@ class BlendSpace(Space):
         self, order: RunOrder, rank: Rank, parts: tuple[BlendPartState, ...], lengths: list[int], first: bool
     ) -> None:
         part, before = parts[-1], trained(parts[:-1])
-        self.parts, self.course = parts, BlendCourse(part.pieces)
+        self.parts, self.course, size = parts, BlendCourse(part.pieces), part.batch_size
         self._begins = [draws for _, draws in part.begins]
-        size, ends = part.batch_size, list[int | None]()
-        for stream, length in enumerate(lengths):
-            left = length - self._begins[stream]
-            if first:
-                ends.append(self.course.position(stream, max(left, 0)))
-            elif left > 0 and (last := self.course.position(stream, left - 1)) is not None:
-                ends.append(last + 1)
         if order.num_samples is not None:
             block = max(order.num_samples - before, 0) // (rank.dp_size * size) * size
         else:
-            known = [end for end in ends if end is not None]
-            block = min(known) // size * size if first else -(-max(known, default=0) // size) * size
+            left = enumerate(length - begin for length, begin in zip(lengths, self._begins, strict=True))
+            drawn = [(stream, max(more, 0) if first else more - 1) for stream, more in left if first or more > 0]
+            found = [end for one in drawn if (end := self.course.position(*one)) is not None]
+            block = min(found) // size * size if first else -(-(max(found, default=-1) + 1) // size) * size
         super().__init__("the blend", order, rank, max(block, part.draws), part.draws, before)
 
     def drawn(self, position: int) -> tuple[int, ...]:
@@ -133,12 +125,13 @@ class BlendedDataset(Indexed[BlendSpace]):
     ) -> None:
         check_group("order", order, Order)
         pairs = _pairs(datasets, "a blend takes pairs of a data set and its weight, as in [(one, 0.8), (other, 0.2)]")
-        self._datasets: list[LazyShardedDataset] = [dataset for dataset, _ in pairs]
+        self.datasets: tuple[LazyShardedDataset, ...] = tuple(dataset for dataset, _ in pairs)
+        """The data sets that are blended, in order."""
         weights = _numbers([weight for _, weight in pairs])
-        for dataset in self._datasets:
+        for dataset in self.datasets:
             if not isinstance(dataset, LazyShardedDataset):
                 raise TypeError(f"a blend is one of data sets; {redact(repr(dataset)):.100} is no LazyShardedDataset")
-        if not self._datasets:
+        if not self.datasets:
             raise ValueError("a blend is one of at least one data set, none was given")
         if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
             raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
@@ -150,35 +143,31 @@ class BlendedDataset(Indexed[BlendSpace]):
         blending = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])
         if not blending.constant and not run_order.draws_per_step:
             raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
-        names = [dataset.stream_id or stream_name(dataset.directory) for dataset in self._datasets]
+        names = [dataset.stream_id or stream_name(dataset.directory) for dataset in self.datasets]
         for name in names:
-            same = [str(one.directory) for one, other in zip(self._datasets, names, strict=True) if other == name]
+            same = [str(one.directory) for one, other in zip(self.datasets, names, strict=True) if other == name]
             if len(same) > 1:
                 raise ValueError(f"data sets of a blend are of the same stream, {', '.join(same)}: give it once")
         self._states: BlendStates = BlendStates(names, blending, run_order, stopping)
-        self._names, self._batch_size = self._states.names, batch_size
-        self.datasets = tuple(self._datasets)
-        """The data sets that are blended, in order."""
-        self.names = self._names
+        self.names = self._states.names
         """How a state calls the streams, in order: by their identities, or their directories where they have none."""
         self.shares = self.shares_at(0)
         """What each data set gives of all samples at the beginning: its weight divided by their sum, as whole draws."""
         self.period = sum(blending.parts(0))
         """Positions after which each stream has had exactly its share, at the beginning."""
-        for dataset in self._datasets:
+        for dataset in self.datasets:
             dataset._enter_blend()
         self._attach()
 
     def _attach(self) -> None:
         # The epoch is that of the data sets: they tell their workers.
-        self._numbers = self._datasets[0]._numbers
-        self._lanes = BlendReader(self._datasets)
+        self._numbers, self._lanes = self.datasets[0]._numbers, BlendReader(self.datasets)
 
     def __repr__(self) -> str:
         """Tells what is blended; never waits, never raises."""
         if "_lanes" not in vars(self):
             return f"<{type(self).__name__}, not open>"
-        streams = [f"{share:.4g} of {dataset!r}" for dataset, share in zip(self._datasets, self.shares, strict=True)]
+        streams = [f"{share:.4g} of {dataset!r}" for dataset, share in zip(self.datasets, self.shares, strict=True)]
         return f"<{type(self).__name__}: {', '.join(streams)}>"
 
     def shares_at(self, step: int) -> tuple[float, ...]:
@@ -194,30 +183,21 @@ class BlendedDataset(Indexed[BlendSpace]):
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
         stream, inner = self._space().locate(operator.index(index))
-        return self._datasets[stream]._space().ready(inner)
+        return self.datasets[stream]._space().ready(inner)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts another epoch, of every stream and of the blend. Raises ValueError if it is negative."""
-        for dataset in self._datasets:
+        for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
     def stats(self) -> tuple[Stats, ...]:
         """Returns what the processes of each data set have met so far."""
-        return tuple(dataset.stats() for dataset in self._datasets)
-
-    def _fetch(self, indices: list[int]) -> list[Any]:
-        samples: list[Any] = []
-        epoch = self._numbers[EPOCH]
-        # For what is raised outside of any data set.
-        with self._datasets[0]._lanes:
-            while len(samples) < len(indices):
-                samples += self._lanes.read(self._space(), indices, len(samples), epoch)
-            return samples
+        return tuple(dataset.stats() for dataset in self.datasets)
 
     def draw(self, index: int) -> BlendDraw:
         """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw` does."""
         stream, inner = self._space().locate(operator.index(index))
-        return BlendDraw(stream, self._datasets[stream].draw(inner))
+        return BlendDraw(stream, self.datasets[stream].draw(inner))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether the blend, by `stopping`, has not come to its end within the micro batch of an index.
@@ -227,37 +207,33 @@ class BlendedDataset(Indexed[BlendSpace]):
         first, space, epoch = self._states.stopping == "first_exhausted", self._space(), self.epoch
         if first:
             # What one of them would draw of its next epoch is not trained.
-            for dataset in self._datasets:
+            for dataset in self.datasets:
                 dataset._numbers[ASKED] = 1
         position = space.layout.locate(operator.index(index))[1]
         # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
-        begin = position - position % self._batch_size
+        begin = position - position % space.order.batch_size
         # Where one that has ended is exhausted, the others need not be waited for.
-        drawn = zip(self._datasets, space.drawn(begin + self._batch_size), strict=True)
-        known = sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended)
-        over = (_exhausted(dataset, count, epoch) for dataset, count in known)
+        drawn = zip(self.datasets, space.drawn(begin + space.order.batch_size), strict=True)
+        over = (_exhausted(*one, epoch) for one in sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended))
         if first:
             return not any(over)
         # Waits until the samples up to the index are there. An epoch counts as drawn once the next one would begin.
         list(over)
-        counts = zip(self._datasets, space.drawn(begin), strict=True)
+        counts = zip(self.datasets, space.drawn(begin), strict=True)
         return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
 
     def _make_space(self, epoch: int) -> BlendSpace:
-        """Returns the indices of an epoch. Raises ConfigInvalid, LengthUnknown; ValueError: less than a batch."""
-        states, ranks = self._states, {dataset.rank for dataset in self._datasets}
-        if len(ranks) != 1:
-            raise ConfigInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
-        (rank,) = ranks
+        states, (rank, *others) = self._states, sorted({dataset.rank for dataset in self.datasets})
+        if others:
+            raise ConfigInvalid(f"the data sets of a blend are of one rank, got {[rank, *others]}")
         stands, lengths = [], list[int]()
-        for dataset in self._datasets:
+        for dataset in self.datasets:
             course, order = dataset._space(epoch).course, dataset._states.order
             stands.append((len(course.parts) - 1, course.current.draws))
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
             if total is None and states.order.num_samples is None:
-                way = "pass num_samples, or give this data set max_total_samples"
-                raise still_open(dataset.reader, f"the blend has no length yet: {way}")
+                raise still_open(dataset.reader, "the blend has no length yet: pass num_samples, or max_total_samples")
             if total is not None and not course.full_epoch_length(total):
                 text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: leave it out"
                 raise ValueError(f"{dataset.directory}: {text}")
@@ -266,18 +242,18 @@ class BlendedDataset(Indexed[BlendSpace]):
         parts, first = states.parts(epoch, rank, stands), states.stopping == "first_exhausted"
         space = BlendSpace(states.order, rank, parts, lengths, first)
         if not space.layout.block and states.in_epoch(epoch) is None:
-            batch = f"less than one batch of {self._batch_size} for each of {rank.dp_size} ranks"
-            raise ValueError(f"the blend has {batch}: num_samples, or a stream for its weight, is too small")
+            few = f"less than one batch of {states.order.batch_size} for each of {rank.dp_size} ranks"
+            raise ValueError(f"the blend has {few}: num_samples, or a stream for its weight, is too small")
         return space
 
     def _load(self, found: BlendState) -> None:
         stands = self._states.load(found)
-        new = [name for name in self._names if name not in stands]
-        out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self._names]
+        new = [name for name in self.names if name not in stands]
+        out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self.names]
         if new or out:
             said = ", ".join(new) or "none", ", ".join(out) or "none"
-            _log.warning("the blend goes on with other streams: new are %s, left out are %s", *said)
-        for dataset, name in zip(self._datasets, self._names, strict=True):
+            log.warning("the blend goes on with other streams: new are %s, left out are %s", *said)
+        for dataset, name in zip(self.datasets, self.names, strict=True):
             if name in stands:
                 dataset.load_state_dict(stands[name].to_dict())
             # One that is new, or comes back from another epoch, begins this one.
@@ -294,18 +270,16 @@ class BlendedDataset(Indexed[BlendSpace]):
         stream that one of these does not know yet, every chunk is kept. Where it raises, some cursors may be written,
         others not: call it again.
         """
-        committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
+        own = dict(zip(self.names, self.datasets, strict=True))
+        committing = [(dataset, name, dataset._commits) for name, dataset in own.items() if dataset._commits]
         if not committing:
             raise ValueError("a commit is that of a consumer; make the data sets of the blend with consumer=NAME")
-        state = self._state_after(consumed)
-        blend = blend_shares(state, dict(zip(self._names, (one.directory for one in self._datasets), strict=True)))
+        state, wrote = self._state_after(consumed), False
+        blend = blend_shares(state, {name: dataset.directory for name, dataset in own.items()})
         kept = [BlendState.from_dict(one, "a state to keep") for one in keep]
-        wrote = False
-        for dataset, name in committing:
+        for dataset, name, commits in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
-            mine = state.members[state.names.index(name)].consumed
-            assert dataset._commits is not None
-            dataset._commits.blend = blend
+            mine, commits.blend = state.members[state.names.index(name)].consumed, blend
             # Who goes on from before a stream was added begins it anew, and needs all of it.
             known = len(older) == len(kept)
             wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
@@ -315,7 +289,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         space = self._space()
         position = space.stands if consumed is None else space.position_after(consumed)
         members = {}
-        for dataset, name, draws in zip(self._datasets, self._names, space.drawn(position), strict=True):
+        for dataset, name, draws in zip(self.datasets, self.names, space.drawn(position), strict=True):
             members[name] = dataset._state_after(dataset._space().consumed(draws))
         return self._states.after(space.parts, position, members)
 
@@ -334,15 +308,30 @@ class BlendReader:
     """
 
     def __init__(self, datasets: Sequence[LazyShardedDataset]) -> None:
-        self.ahead = NOTHING
-        self._datasets = datasets
-        # Epoch, lane and position behind the last merged line, and each stream's next lines; none while somebody
-        # merges, as a line that one thread has taken must not be missing in another one's order. Taking it out is one
-        # step.
-        self._next: list[tuple[tuple[int, int, int], list[Iterator[bytes]]]] = []
+        self.ahead, self._datasets = NOTHING, datasets
+        # Each stream's next lines, by epoch, lane and position behind the last merged line; none while somebody merges,
+        # as a line that one thread has taken must not be missing in another one's order. Taking it out is one step.
+        self._next: dict[tuple[int, int, int], list[Iterator[bytes]]] = {}
         self._row_bytes = _AHEAD_BYTES // _AHEAD_LINES
-        # The process that has read, and what makes samples of lines there.
-        self._known: tuple[int, RowsOf | None] = (0, None)
+        # The process that has read, and what makes samples of merged lines there; None where data sets differ, encode.
+        self._pid = 0
+        self._rows_of: RowsOf | None = None
+
+    def enter(self, _: BlendSpace) -> None:
+        """Makes what is read with this process's own, if it is not."""
+        if self._pid == os.getpid():
+            return
+        for dataset in self._datasets:
+            dataset._entered()
+        ways = [dataset._lanes.rows_of for dataset in self._datasets]
+        self._rows_of, self._pid = ways[0] if len(set(map(type, ways))) == 1 else None, os.getpid()
+
+    def __enter__(self) -> None:
+        """Begins to read."""
+
+    def __exit__(self, *error: Any) -> None:
+        # For what is raised outside of any data set.
+        self._datasets[0]._lanes.__exit__(*error)
 
     def read(self, space: BlendSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
         """Returns the samples of a batch's indices from a place on that follow each other: at least one."""
@@ -351,8 +340,7 @@ class BlendReader:
             self._datasets[0]._space().tell_lane(index, lane, "blend")
         # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
         self.ahead = NOTHING
-        rows_of = self._rows_of()
-        if rows_of is not None:
+        if (rows_of := self._rows_of) is not None:
             lines = self._merge(space, index, count, epoch)
             if rows := rows_of(lines[:count], None) if lines else []:
                 self.ahead = (index, space.step, epoch, lines, rows_of)
@@ -364,15 +352,6 @@ class BlendReader:
         read = {stream: iter(self._datasets[stream].__getitems__(batch)) for stream, batch in batches.items()}
         return [next(read[stream]) for stream, _ in located]
 
-    def _rows_of(self) -> RowsOf | None:
-        """Returns what makes samples of merged lines in this process; None where data sets differ, or encode."""
-        if self._known[0] != os.getpid():
-            for dataset in self._datasets:
-                dataset._entered()
-            ways = [dataset._lanes.rows_of for dataset in self._datasets]
-            self._known = (os.getpid(), ways[0] if len(set(map(type, ways))) == 1 else None)
-        return self._known[1]
-
     def _merge(self, space: BlendSpace, index: int, wanted: int, epoch: int) -> list[bytes]:
         """Returns the lines of an index and of some that follow, of which only the wanted ones are waited for.
 
@@ -380,12 +359,7 @@ class BlendReader:
         """
         streams = space.streams(index, max(wanted, min(_AHEAD_LINES, _AHEAD_BYTES // self._row_bytes)))
         wanted, (lane, position) = min(wanted, len(streams)), space.layout.locate(index)
-        try:
-            behind, nexts = self._next.pop()
-        except IndexError:
-            behind, nexts = (0, 0, -1), []
-        if behind != (epoch, lane, position):
-            nexts = [iter(())] * len(self._datasets)
+        nexts = self._next.pop((epoch, lane, position), None) or [iter(())] * len(self._datasets)
         lines: list[bytes] = []
         while True:
             # Ends where a stream has no line left.
@@ -412,7 +386,7 @@ class BlendReader:
             return []
         some = lines[:32]
         self._row_bytes = max(1, sum(map(len, some)) // len(some))
-        self._next = [((epoch, lane, position + len(lines)), nexts)]
+        self._next = {(epoch, lane, position + len(lines)): nexts}
         return lines
 
 

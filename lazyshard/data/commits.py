@@ -45,19 +45,30 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
         raise _mismatch(where, text, f"at most {_MOST_RANKS}", ranks, "dp")
     course = course_of(state)
     # However the stream goes on: the length counts with the limit.
-    known = order.max_total_samples if total is None else total
-    if known is not None:
-        _check_length(state, course, order, known, where, ended=total is not None)
+    known, ended = order.max_total_samples if total is None else total, total is not None
+    number = max((n for n, part in enumerate(state.parts) if part.epoch is not None), default=0)
+    drawn = sum(part.dp * part.draws for part in state.parts[number:])
+    # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
+    one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
+    try:
+        standing(course, known)
+        if one_epoch and drawn > (total or 0):
+            raise ValueError(f"{drawn} samples were drawn of {total}")
+    except ValueError as cause:
+        text = f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
+        expected = "at least a batch of all ranks"
+        if ended:
+            text = f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}"
+            text = f"{text}: is it another one? Of a run over several epochs give num_samples as it was"
+            expected = f"at least {drawn} samples"
+        raise _mismatch(where, text, expected, known, None if ended else "max_total_samples") from cause
     # The newest chunk is never deleted, so a directory that another program fills has none to look for.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
-    if not retired:
-        return
     size = reader.samples_per_chunk
-    if (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
-        chunk = f"chunk {sample // size}"
-        text = f"the run goes on with samples of {chunk}, but the producer has deleted all chunks below {retired}"
-        way = "go on from a later checkpoint, or produce the stream anew, with --retain all or --consumers NAME"
-        raise _mismatch(where, f"{text}: {way}", chunk, f"chunks from {retired} on")
+    if retired and (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
+        text = f"the run goes on with samples of chunk {sample // size}, but the producer has deleted all chunks below"
+        text = f"{text} {retired}: go on from a later checkpoint, or produce with --retain all or --consumers NAME"
+        raise _mismatch(where, text, f"chunk {sample // size}", f"chunks from {retired} on")
 
 
 def _mismatch(where: str, text: str, expected: str, actual: object, field: str | None = None) -> StateMismatch:
@@ -88,31 +99,12 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
         end += end - position
     # From here on nothing below `stop` is drawn.
     end = position + bisect_left(range(position, end), stop, key=lambda at: course.done_before(at, total))
-    lanes = np.arange(course.dp)[:, None]
-    each = max(1, _DRAWS_AT_ONCE // course.dp)
+    lanes, each = np.arange(course.dp)[:, None], max(1, _DRAWS_AT_ONCE // course.dp)
     for first in range(position, end, each):
         _, samples = course.draws(lanes, np.arange(first, min(first + each, end)), total)
         if samples.min() < stop:
             return int(samples.min())
     return None
-
-
-def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str, *, ended: bool) -> None:
-    number = max((n for n, part in enumerate(state.parts) if part.epoch is not None), default=0)
-    drawn = sum(part.dp * part.draws for part in state.parts[number:])
-    # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
-    one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
-    try:
-        standing(course, total)
-        if one_epoch and drawn > total:
-            raise ValueError(f"{drawn} samples were drawn of {total}")
-    except ValueError as cause:
-        if not ended:
-            text = f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
-            raise _mismatch(where, text, "at least a batch of all ranks", total, "max_total_samples") from cause
-        text = f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}"
-        text = f"{text}: is it another one? Of a run over several epochs give num_samples as it was"
-        raise _mismatch(where, text, f"at least {drawn} samples", total) from cause
 
 
 class Commits:
@@ -126,6 +118,10 @@ class Commits:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_owner": None}
+
+    def hints(self, course: Course, reader: StreamReader, since: float, ranks: int) -> ReadingHints:
+        """Returns what keeps the reading hint of the same consumer."""
+        return ReadingHints(self._consumer, course, reader, since, ranks)
 
     def commit(
         self, states: Sequence[RunState], order: RunOrder, reader: StreamReader, *, last_epoch: bool, take_over: bool

@@ -6,7 +6,6 @@ import operator
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +13,12 @@ import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from lazyshard.data import index_space
-from lazyshard.data.index_space import IndexReader, IndexSpace, consecutive
-from lazyshard.data.indexed import Indexed
+from lazyshard.data.index_space import IndexReader, IndexSpace
+from lazyshard.data.map_style import Indexed
 from lazyshard.data.rank import ASKED, EPOCH, Rank, SharedNumbers, Stats, resolve_rank
 from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
-from lazyshard.data.settings import ENDLESS, BadRows, EncodeCache, Order, RunOrder, check_group
-from lazyshard.data.steps import EncodeFn, RowSteps, Step
-from lazyshard.errors import LengthUnknown
+from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSteps, RunOrder, Step, check_group
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw
@@ -95,7 +92,6 @@ class LazyShardedDataset(Indexed[IndexSpace]):
     _sequence_ranks: Rank | None = None
     # Tokens of all samples, once somebody has asked.
     _tokens: npt.NDArray[np.uint32] | None = None
-    _commits: Commits | None
 
     def __init__(
         self,
@@ -122,9 +118,9 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         pipeline = RowSteps(steps, None if self._late else encode_fn)
         if self._late and pipeline:
             raise ValueError("LateRow hands out rows unparsed, it cannot be used with steps, which need them parsed")
-        counts: Any = {"max_total_samples": max_total_samples, "num_samples": num_samples}
-        run_order = RunOrder(**vars(order), batch_size=batch_size, **counts)
-        self._consumer, self._commits = consumer, None
+        limit = max_total_samples
+        run = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=limit, num_samples=num_samples)
+        self._commits: Commits | None = None
         if consumer is not None:
             from lazyshard.data.commits import Commits
 
@@ -138,7 +134,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         """The stream's identity; None for a directory that another program fills."""
         self.samples_per_chunk = reader.samples_per_chunk
         """Rows in every chunk but possibly the last."""
-        made = reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
+        made = reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, limit
         self._samples = SampleMaker(*made)
         if cache.directory is not None:
             from lazyshard.data.encode_cache import CachedSampleMaker
@@ -146,7 +142,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
             self._samples = CachedSampleMaker(cache, encode_fn, *made)
         if self._late and reader.arrays:
             raise ValueError(f"{directory}: LateRow does not hand out arrays, which the rows of this stream hold")
-        self._states = RunStates(run_order, reader)
+        self._states = RunStates(run, reader)
         self._shared, self._since = SharedNumbers(), time.time()
         self._told = set[str]()  # The kinds of warnings that were logged already
         self._attach()
@@ -158,26 +154,22 @@ class LazyShardedDataset(Indexed[IndexSpace]):
 
     def _make_space(self, epoch: int) -> IndexSpace:
         """Returns the indices of an epoch. Raises as `IndexSpace` and `_settle_unit`."""
-        newest, states = self._newest, self._states
-        if newest is None:
-            rank = self._rank or resolve_rank()
-            self._since = time.time()
+        order, near = self._states.order, (self.reader, self._told, self._shared)
+        if self._newest is None:
+            rank, self._since = self._rank or resolve_rank(), time.time()
             self._settle_unit(rank)
-            known = states.order.known_total(self.reader.refresh())
-            total = states.order.max_total_samples if known is None else known
+            known = order.known_total(self.reader.refresh())
+            total = order.max_total_samples if known is None else known
         else:
-            rank, total = newest[1].rank, newest[1].total
-        course = course_of(states.of(epoch, rank.dp_size))
-        hints = self._hints(rank, course)
-        return IndexSpace(states.order, rank, course, total, hints, (self.reader, self._told, self._shared))
+            rank, total = self._newest[1].rank, self._newest[1].total
+        course = course_of(self._states.of(epoch, rank.dp_size))
+        return IndexSpace(order, rank, course, total, self._hints(rank, course), near)
 
     def _hints(self, rank: Rank, course: Course) -> ReadingHints | None:
         rank = self._sequence_ranks or rank
-        if self._consumer is None or rank.dp_rank:
+        if self._commits is None or rank.dp_rank:
             return None
-        from lazyshard.data.commits import ReadingHints
-
-        hints = ReadingHints(self._consumer, course, self.reader, self._since, rank.dp_size)
+        hints = self._commits.hints(course, self.reader, self._since, rank.dp_size)
         self.reader.on_wait = hints.repeat
         return hints
 
@@ -191,7 +183,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         unit = self._states.unit or order.auto_unit(size, dp, reader.refresh())
         if unit is None:
             if order.max_total_samples is None and order.num_samples is None:
-                raise index_space.length_unknown(reader)
+                raise index_space.still_open(reader)
             # Until this process reads, and says so itself.
             reader.label = f"rank {rank.dp_rank} of {dp}"
             if (hints := self._hints(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
@@ -205,11 +197,8 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         """Becomes a stream of a blend, which says how often to draw and keeps the state; or raises RuntimeError."""
         order = self._states.order
         if self._newest is not None or order.blended or self._states.loaded is not None:
-            text = "a blend takes data sets that are new: load its state, and skip samples, once it is made"
-            raise RuntimeError(f"{self.directory}: {text}")
-        # Draws one by one, without an end, in the same order.
-        order = replace(order, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)
-        self._states.order = replace(order, batch_size=1, unit_batch=order.batch_size)
+            raise RuntimeError(f"{self.directory}: a blend takes new data sets: load its state, or skip, afterwards")
+        self._states.order = order.in_blend()
 
     def _state_after(self, consumed: int | None) -> RunState:
         space = self._space()
@@ -224,26 +213,6 @@ class LazyShardedDataset(Indexed[IndexSpace]):
 
     def _position_of(self, found: RunState, anywhere: bool) -> int | None:
         return self._states.position_of(found, self.rank.dp_size, anywhere=anywhere)
-
-    def _fetch(self, indices: list[int]) -> list[Any]:
-        # One epoch for the whole batch, whenever another one is set.
-        epoch, lanes = self._numbers[EPOCH], self._lanes
-        with lanes:
-            space = self._entered(epoch)
-            if len(indices) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
-                asked = f"asked for a batch of {len(indices)}, batch_size is {size}, so one may mix two epochs"
-                space.tell("batch", f"{asked}: give the data set the batch size of the loader")
-            samples: list[Any] = []
-            while len(samples) < len(indices):
-                index, count = consecutive(indices, len(samples), space.step)
-                samples += lanes.read(space, index, count, epoch)
-            return samples
-
-    def _entered(self, epoch: int | None = None) -> IndexSpace:
-        """Returns the indices of an epoch, to be read in this process."""
-        space = self._space(epoch)
-        self._lanes.enter(space)
-        return space
 
     def __repr__(self) -> str:
         """Tells what is known without a look at the stream; never waits, never raises."""
@@ -361,8 +330,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
     def _lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
         order = self._states.order
         if self._length_given_up or order.blended:
-            text = "a stream or a blend draws from it: give the stream to the loader"
-            raise LengthUnknown(f"{self.directory}: {text}", directory=str(self.directory))
+            raise index_space.no_length(self.directory, "a stream or blend draws from it: give that to the loader")
         if self._tokens is None:
             self._tokens = index_space.lengths_by_sample(self.reader, order.known_total(self.reader.refresh()))
         return index_space.lengths_by_index(self._space(), self._tokens)

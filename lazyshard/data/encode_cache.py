@@ -1,35 +1,42 @@
-"""Encoded samples that all processes of a node share: how the cache is opened, asked, and given up.
+"""Encoded samples that all processes of a node share; and values of samples as JSON with arrays and back.
 
 Who comes to a row that a peer is encoding goes on to the next one of its batch, and comes back. The cache is never
-needed: where it fails it is left alone from then on, and rows are encoded as without it.
+needed: where it fails it is left alone from then on, and rows are encoded as without it. What it keeps comes back as it
+was, or is not kept::
+
+    value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
+    packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
+               "ratio": {"$scalar": array(0.5)}}
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import xxhash
 
+from lazyshard.data.rank import log
 from lazyshard.data.samples import BUSY, SampleMaker
-from lazyshard.data.settings import EncodeCache
-from lazyshard.data.steps import EncodeFn, RowSteps
-from lazyshard.data.tensors import pack, unpack
+from lazyshard.data.settings import EncodeCache, EncodeFn, RowSteps
 from lazyshard.errors import RowInvalid, SkipSample, redact
-from lazyshard.format.arrays import Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.arrays import BFLOAT16, Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.format.records import check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples
 from lazyshard.store.urls import is_url
 from lazyshard.stream import StreamReader
 
-_log = logging.getLogger("lazyshard")
-
 # How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it.
 _WAIT_S: Final = 60.0
+_SHORT: Final = 8  # Numbers up to which a list is shorter, and read sooner, as it is
 
 _Place = tuple[bytes, int, int, int]  # Key and rows of a sample's chunk, its row there, and the digest of its line
 
@@ -55,10 +62,8 @@ class CachedSampleMaker(SampleMaker):
             given, what = getattr(encode_fn, "fingerprint", None), "the attribute fingerprint of encode_fn"
             if given is None or steps:
                 both = "encode_fn or steps" if steps else "encode_fn"
-                facts_of = (
-                    f"facts that change whenever {both} would make another sample of a row, such as the tokenizer"
-                )
-                raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {facts_of}")
+                text = f"facts that change whenever {both} would make another sample"
+                raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {text}, as the tokenizer")
             name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
             told = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
         facts = check_encoding(given, what)
@@ -127,8 +132,7 @@ class CachedSampleMaker(SampleMaker):
             return None
 
     def _find(self, place: _Place) -> Kept | None:
-        damaged = self._node.damaged
-        found = self._node.find(*place)
+        damaged, found = self._node.damaged, self._node.find(*place)
         if self._node.damaged > damaged:
             self._tell("damaged", "a cached sample has been changed or lost since it was written; it is encoded anew")
         return found
@@ -165,7 +169,7 @@ class CachedSampleMaker(SampleMaker):
         """Says something, once in a process."""
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning("%s: %s", self._node.folder, what)
+            log.warning("%s: %s", self._node.folder, what)
 
 
 def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
@@ -176,11 +180,101 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
         raise ValueError(f"an encode cache is the path of a directory of this node, got {got}")
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
-        text = f"the encode cache {path!r} lies in the stream's own directory, {stream}"
-        raise ValueError(f"{text}: name one of this node outside of it, such as one in /dev/shm")
+        raise ValueError(f"the encode cache {path!r} lies in the stream's own directory: name one outside of it")
     # A folder that is not there yet is made when something is kept.
     one = next(one for one in (place, *place.parents) if os.path.lexists(one))
     if not one.is_dir():
         what = f"a link to {os.readlink(one)}" if one.is_symlink() else "a file"
         raise ValueError(f"the encode cache {path!r} cannot be a directory: {one} is {what}; name another one")
     return place
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Returns a tensor of an array that came with a row, which shares its memory.
+
+    Of an array that is read-only, as none is that a reader of ours returns, it is a copy: torch has no such tensors.
+
+    Args:
+        array: of any dtype that rows may hold; of `lazyshard.BFLOAT16` it gives a tensor of bfloat16.
+
+    Raises TypeError: this release of torch has no such dtype, as those before 2.3 have no uint16, uint32 and uint64.
+    """
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def pack(value: Any) -> Any:
+    """Returns a value as one that `lazyshard.format.arrays.pack_row` takes.
+
+    Raises TypeError where a value in it would not come back as it is: of another type than dict, list, tuple, str,
+    bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a key that is
+    no text, or one of ours.
+    """
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": np.array(value)}
+    if kind is list:
+        array = array_of_list(value) if len(value) > _SHORT else None
+        return [pack(one) for one in value] if array is None else array
+    if kind is dict:
+        for name in value:
+            if type(name) is not str or name in MARKS:
+                raise TypeError(f"the key {name!r:.80}")
+        return {name: pack(one) for name, one in value.items()}
+    if kind is tuple:
+        return {"$tuple": [pack(one) for one in value]}
+    if kind is torch.Tensor:
+        # More than numbers in memory of the CPU would not come back.
+        odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
+        if not (odd or value.is_quantized or vars(value)):
+            bits = value.contiguous()
+            is_short = bits.dtype is torch.bfloat16
+            return {"$tensor": bits.view(torch.int16).numpy().view(BFLOAT16) if is_short else bits.numpy()}
+    if kind is np.ndarray and value.dtype.isnative:
+        return {"$numpy": value}
+    if isinstance(value, np.number | np.bool_):
+        return {"$scalar": np.array(value)}
+    raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def unpack(value: Any) -> Any:
+    """Returns the value that was packed; arrays and tensors share the memory of what they were packed into."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.tolist()
+    if kind is list:
+        return [unpack(one) for one in value]
+    if kind is not dict:
+        return value
+    if len(value) == 1:
+        (mark, inner), *_ = value.items()
+        if mark in MARKS:
+            return MARKS[mark](inner)
+    return {name: unpack(one) for name, one in value.items()}
+
+
+# By keys that no value may have.
+MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}
+MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item()}
+MARKS |= {"$tuple": lambda values: tuple(map(unpack, values))}
+
+
+def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
+    """Returns a list of numbers of one kind as an array that gives the same list again; None for any other list."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        low, high = min(values), max(values)
+        if low >= -(2**31) and high < 2**31:
+            return np.array(values, np.int32)
+        return np.array(values, np.int64) if low >= -(2**63) and high < 2**63 else None
+    if kinds == {float}:
+        exact = np.array(values, np.float64)
+        with np.errstate(over="ignore"):
+            short = exact.astype(np.float32)
+        return short if np.array_equal(short.astype(np.float64), exact, equal_nan=True) else exact
+    return np.array(values, np.bool_) if kinds == {bool} else None

@@ -5,7 +5,6 @@ Every number follows from the stream's published total and the settings, so all 
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import sys
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.rank import ASKED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process
+from lazyshard.data.rank import ASKED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
 from lazyshard.data.run_state import gaps_of
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
 from lazyshard.data.settings import RunOrder, tell_undone
@@ -31,8 +30,7 @@ from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
 if TYPE_CHECKING:
     from lazyshard.data.commits import ReadingHints
 
-_log = logging.getLogger("lazyshard")
-
+_NO_LENGTH: Final = "the data set has no length yet; pass max_total_samples, of an epoch, or num_samples, of the run"
 _TO_ASK_S: Final = 5.0  # How long a worker waits for a loop to ask about the batch before the one that it has come to
 _POSITIONS: Final = 1 << 20  # Drawn at a time: their samples take 8 MB
 
@@ -73,8 +71,7 @@ class Space:
     def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, stands: int, before: int) -> None:
         self.order, self.rank, self.stands, self.before = order, rank, stands, before
         self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
-        self.step = 1 if order.layout == "block" else rank.dp_size
-        self._where = where
+        self.step, self._where = 1 if order.layout == "block" else rank.dp_size, where
 
     def lane_indices(self, position: int | None = None) -> range:
         """Returns the indices of this rank from a position on, None for where the run stands, in order."""
@@ -91,8 +88,8 @@ class Space:
         least, most = self.consumed(self.stands), self.consumed(max(self.layout.block, self.stands))
         position, beside = divmod(count - self.before, dp)
         if not least <= count <= most or beside or position % size:
-            batch = f"it grows by whole micro batches of all ranks, dp_size * batch_size = {dp} * {size} a batch"
-            raise ValueError(f"{self._where}: consumed is at least {least}, at most {most}, and {batch}, got {count}")
+            step = f"and in steps of dp_size * batch_size = {dp} * {size} a batch"
+            raise ValueError(f"{self._where}: consumed is at least {least}, at most {most}, {step}, got {count}")
         return position
 
 
@@ -110,7 +107,7 @@ class IndexSpace(Space):
         reader, self._told, self._shared = near
         block = order.block(course, total)
         if block is None:
-            raise length_unknown(reader)
+            raise still_open(reader)
         super().__init__(reader.directory, order, rank, block, course.current.draws, course.consumed_before)
         self.total, self.course, self.hints = total, course, hints
         self._reader, published = reader, reader.seen
@@ -204,7 +201,7 @@ class IndexSpace(Space):
         # On two ranks: all would say the same, but one that is given another one's indices need not be the first.
         if what not in self._told and self.rank.dp_rank < 2:
             self._told.add(what)
-            _log.warning("%s: %s", self._where, text)
+            log.warning("%s: %s", self._where, text)
 
     def tell_lane(self, index: int, lane: int, name: str = "dataset") -> None:
         """Warns of an index that is another rank's."""
@@ -212,16 +209,15 @@ class IndexSpace(Space):
         self.tell(name, f"{asked}: did you forget `sampler={name}.rank_indices`? Else choose another layout")
 
 
-def length_unknown(reader: StreamReader) -> LengthUnknown:
-    """Returns the error for a data set whose indices cannot be counted yet."""
-    way = "has no length yet: pass max_total_samples, the most of an epoch, or num_samples, of the run"
-    return still_open(reader, f"the data set {way}")
+def no_length(where: object, why: str) -> LengthUnknown:
+    """Returns the error for what has no length."""
+    return LengthUnknown(f"{where}: {why}", directory=str(where))
 
 
-def still_open(reader: StreamReader, what: str) -> LengthUnknown:
+def still_open(reader: StreamReader, so: str = _NO_LENGTH) -> LengthUnknown:
     """Returns the error for what cannot be counted yet, as the stream is live."""
-    text = f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far), so {what}"
-    return LengthUnknown(text, directory=str(reader.directory))
+    live = f"the stream is still being produced ({reader.seen.samples} samples so far)"
+    return no_length(reader.directory, f"{live}, so {so}")
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
@@ -316,12 +312,15 @@ class IndexReader:
         """Makes samples of lines where rows are samples as they are; None where they are encoded, or hold arrays."""
         return None if self._samples.encodes else self._samples.rows_of
 
-    def read(self, space: IndexSpace, index: int, count: int, epoch: int) -> list[Any]:
-        """Returns the samples of the first of `count` consecutive indices: at least one of them.
+    def read(self, space: IndexSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
+        """Returns the samples of a batch's indices from a place on that follow each other: at least one.
 
         Behind the end at which a training loop stops, where chunks are deleted, the stream's last sample, whose chunk
         is not, and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
         """
+        if len(wanted) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
+            space.tell("batch", f"asked for a batch of {len(wanted)}, batch_size is {size}: give the loader's")
+        index, count = consecutive(wanted, start, space.step)
         try:
             lane, position = space.layout.locate(index)
             if lane != space.rank.dp_rank:

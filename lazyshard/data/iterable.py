@@ -83,8 +83,8 @@ class RankIterable(IterableDataset[Any]):
             return self._state_of(consumed)
         worker = worker_here()
         if worker is None and self._dataset._numbers[WORKERS_READ]:
-            text = "DataLoader workers hand out what is drawn, so it is not known here how much was trained"
-            raise RuntimeError(f"{self._dataset._where}: {text}; give `consumed`, or save a StatefulDataLoader's state")
+            text = "DataLoader workers hand out what is drawn: give `consumed`, or save a StatefulDataLoader's state"
+            raise RuntimeError(f"{self._dataset._where}: {text}")
         return self._state_here(worker)
 
 
@@ -122,8 +122,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
     def __init__(self, dataset: _D, *, at_end: AtEnd = "drop") -> None:
         check_choice("at_end", at_end, AtEnd)
         if not isinstance(dataset, (LazyShardedDataset, BlendedDataset)):
-            expected = "a data set or a blend, as in LazyShardedStream(LazyShardedDataset(DIRECTORY))"
-            raise TypeError(f"expected {expected}, got {dataset!r:.100}")
+            raise TypeError(f"expected a data set or a blend, as LazyShardedDataset(DIRECTORY), got {dataset!r:.100}")
         order = dataset._states.order
         if at_end != "drop" and (order.num_samples is not None or isinstance(dataset, BlendedDataset)):
             raise ValueError(f"at_end={at_end!r} is for an epoch of one stream, not for a blend or num_samples")
@@ -132,12 +131,11 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         """What is drawn."""
         self.at_end: AtEnd = at_end
         """What becomes of the samples left over."""
-        self._size = order.batch_size
         # Whether it ends with the epoch of a stream, or by the `stopping` of a blend.
         self._by_epoch = order.num_samples is None
         if self._endless:
             dataset._give_up_length()
-        self._loaded = _Begun(0)
+        self._size, self._loaded = order.batch_size, _Begun(0)
         # Samples that are behind this process, the main one or a worker, in this pass, which is over its epoch; and in
         # the pass to come, as a worker's loaded state says.
         self._behind = self._pass_epoch = 0
@@ -148,6 +146,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         """What `state_dict` was given when the loaded state was saved; 0 without one, or once another epoch is set."""
         return self._dataset.consumed + self._begun().over
 
+    @carrying()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state, of this class or of the data set, stands: the next pass begins there.
 
@@ -158,7 +157,14 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         """
         worker, where = worker_here(), f"{self._dataset._where}: the state to go on from"
         if worker is not None:
-            self._load_in_worker(state, worker, where)
+            given = state if isinstance(state, dict) else {}
+            run_state.check_worker(given, worker, where)
+            behind = run_state.read_count(given, HANDED_OUT, None, where)
+            start = self._dataset._go_on(_without(given, WORKER, WORKERS, HANDED_OUT))
+            if start != (now := (self.epoch, self._position())):
+                text = f"the state of worker {worker[0]} is of epoch and position {start}, this loader is at {now}"
+                raise RuntimeError(f"{self._dataset._where}: {text}: load it, and set the epoch, before workers start")
+            self._loaded_behind = behind
             return
         within = over = 0
         # What is no state at all, or that of a worker, the data set refuses.
@@ -227,11 +233,9 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         space, worker = dataset._space(), get_worker_info()
         rank, ending = space.rank, Ending.of(space.course, drawn, total)
         if self._endless and rank.dp_rank == 0 and (worker is None or worker.id == 0) and ending.leftover:
-            which = {"pad": "last", "loop": "first"}.get(self.at_end)
-            done = f"one more micro batch of each rank draws them, completed by the {which} {ending.missing}"
-            done = f"at_end={self.at_end!r}: {done if which else 'they are not drawn'}"
-            batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {ending.batch_size}; {done}"
-            space.tell("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {batch}")
+            done = "they are not drawn" if self.at_end == "drop" else f"drawn, completed by {ending.missing} others"
+            few = f"fewer than dp_size * batch_size = {rank.dp_size} * {self._size}; at_end={self.at_end!r}: {done}"
+            space.tell("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {few}")
         with dataset._lanes:
             return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self.at_end)[within:]]
 
@@ -279,17 +283,6 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         if position - whole == self._size or over:
             return state | {OVER: over or self._dataset.rank.dp_size * self._size}
         return state | {HANDED_OUT: position - whole} if position > whole else state
-
-    @carrying()
-    def _load_in_worker(self, state: Any, here: Worker, where: str) -> None:
-        given = state if isinstance(state, dict) else {}
-        run_state.check_worker(given, here, where)
-        behind = run_state.read_count(given, HANDED_OUT, None, where)
-        start, now = self._dataset._go_on(_without(given, WORKER, WORKERS, HANDED_OUT)), (self.epoch, self._position())
-        if start != now:
-            text = f"the state of worker {here[0]} is of epoch and position {start}, this loader is at {now}"
-            raise RuntimeError(f"{self._dataset._where}: {text}: load it, and set the epoch, before workers start")
-        self._loaded_behind = behind
 
 
 class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):

@@ -172,7 +172,7 @@ class StreamingShard(IterableDataset[Any]):
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
             text = f"{where}; so have the {count - 1} elements of this shard before it: see whether transform is right"
-            raise BadSample(f"{text}, and filter the iterable where only few are kept", count=count) from cause
+            raise BadSample(text, count=count) from cause
 
     def _pass(self, place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
         """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""
@@ -237,6 +237,6 @@ def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, 
             if taken - 1 in wanted:
                 kept[taken - 1] = element
     except SkipSample as cause:
-        text = f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards"
-        raise BadSample(f"{text}: have it leave out such elements by itself, or raise it in transform=") from cause
+        text = f"the iterable has raised SkipSample ({cause}), which ends it, for all shards"
+        raise BadSample(f"{text}: have it leave out such elements, or raise it in transform=") from cause
     return kept, taken

@@ -18,8 +18,7 @@ from lazyshard.data.rank import Stats
 from lazyshard.data.run_state import StateDicts
 from lazyshard.data.sequence_forms import Pack, Pad, Split
 from lazyshard.data.sequences import LazyShardedSequences
-from lazyshard.data.settings import BadRows, EncodeCache, Order
-from lazyshard.data.steps import Filter, Map, MessageTransform, Step
+from lazyshard.data.settings import BadRows, EncodeCache, Filter, Map, MessageTransform, Order, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import named_function
 
@@ -185,8 +184,7 @@ def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[s
         tokens = tokenizer(row["text"])["input_ids"]
     else:
         fields = ", ".join(map(repr, row))[:200]
-        expected = f"expected a list `messages` or a text `text`, the row has {fields}"
-        raise ValueError(f"{expected}; a message_transform makes messages of it")
+        raise ValueError(f"expected `messages` or `text`, the row has {fields}; a message_transform makes it messages")
     if max_length is not None and len(tokens) > max_length:
         if too_long == "drop":
             raise SkipSample(f"{len(tokens)} tokens, max_length is {max_length}")

@@ -9,6 +9,7 @@ never missed. And a loader that is left in mid-stream gives each of its workers 
 from __future__ import annotations
 
 import inspect
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -25,6 +26,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.stream import StreamReader
 from lazyshard.stream.waiting import Parent
+
+log: Final = logging.getLogger("lazyshard")
 
 # What a DataLoader of torch or torchdata goes by where it is given no sampler.
 _DEALS_ALL: Final = frozenset({"SequentialSampler", "RandomSampler", "_StatefulRandomSamplerIterator"})
@@ -46,17 +49,23 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
         ConfigInvalid: only one of the two is given, they are impossible, or this is one of several processes of
             `torchrun` in which nothing is initialised yet: as 0 of 1 each would train on everything.
     """
-    if dp_rank is not None or dp_size is not None:
-        return _check(dp_rank, dp_size)
     mpu = sys.modules.get("megatron.core.parallel_state")
-    if mpu is not None and mpu.model_parallel_is_initialized():
-        return _check(mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size())
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return _check(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    if (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+    if dp_rank is not None or dp_size is not None:
+        pass
+    elif mpu is not None and mpu.model_parallel_is_initialized():
+        dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+        dp_rank, dp_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    elif (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
         text = f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised, so every process"
         raise ConfigInvalid(f"{text} would train on all the data: initialise one, or pass dp_rank, dp_size")
-    return Rank(0, 1)
+    else:
+        return Rank(0, 1)
+    if type(dp_rank) is not int or type(dp_size) is not int or not 0 <= dp_rank < dp_size:
+        both = "dp_rank and dp_size belong together, " if None in (dp_rank, dp_size) else ""
+        text = f"{both}expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}"
+        raise ConfigInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
+    return Rank(dp_rank, dp_size)
 
 
 def check_dealt(rank: Rank, name: str, where: object) -> None:
@@ -76,17 +85,8 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
             break
         begins = begins or isinstance(caller.f_locals.get("self"), _BaseDataLoaderIter)
     if begins and module != "accelerate":
-        text = f"{where}: a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks"
-        way = f"give it sampler={name}.rank_indices, or iterate over {name}.batches(...)"
-        raise ConfigInvalid(f"{text}: {way}", **rank._asdict())
-
-
-def _check(dp_rank: object, dp_size: object) -> Rank:
-    if type(dp_rank) is not int or type(dp_size) is not int or not 0 <= dp_rank < dp_size:
-        both = "dp_rank and dp_size belong together, " if None in (dp_rank, dp_size) else ""
-        text = f"{both}expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}"
-        raise ConfigInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
-    return Rank(dp_rank, dp_size)
+        text = f"{where}: a DataLoader without a sampler draws all samples on each of {rank.dp_size} ranks: give it"
+        raise ConfigInvalid(f"{text} sampler={name}.rank_indices, or iterate over {name}.batches()", **rank._asdict())
 
 
 # The process that has looked last, and its parent.
@@ -118,14 +118,12 @@ def _follow(_: object) -> None:
     if started_by is None or _worker_loop() is None:
         return
     # The child of a fork server is no child of the process that it works for.
-    served = multiprocessing.get_start_method(allow_none=True) == "forkserver"
-    parent_of_worker(None if served else started_by.pid)
+    parent_of_worker(None if multiprocessing.get_start_method(allow_none=True) == "forkserver" else started_by.pid)
 
 
 def enter_process(reader: StreamReader, rank: Rank) -> None:
     """Makes a reader this process's own: a DataLoader worker's, or the main process's."""
-    worker = get_worker_info()
-    label = f"rank {rank.dp_rank} of {rank.dp_size}"
+    worker, label = get_worker_info(), f"rank {rank.dp_rank} of {rank.dp_size}"
     reader.label = label if worker is None else f"{label}, worker {worker.id}"
     # Newer releases of torch have workers that are threads: those end with their process.
     apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"

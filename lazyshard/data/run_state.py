@@ -48,27 +48,21 @@ _S = TypeVar("_S", RunState, BlendState)
 class States(Generic[_S]):
     """The state of a run, as loaded, in each epoch. `order` may change until a state is begun with it."""
 
-    def __init__(self, order: RunOrder) -> None:
-        self.order = order
-        self.loaded: _S | None = None
+    order: RunOrder
+    loaded: _S | None = None
 
     def in_epoch(self, epoch: int) -> _S | None:
         """Returns the loaded state if the run goes on there in this epoch."""
         return self.loaded if self.loaded is not None and epoch == epoch_of(self.loaded) else None
 
-    def consumed(self, epoch: int) -> int:
-        """Returns how many samples were trained in the loaded state, if it is of that epoch."""
-        loaded = self.in_epoch(epoch)
-        return 0 if loaded is None else loaded.consumed
-
 
 class RunStates(States[RunState]):
     """The state of a run over one stream."""
 
+    settled: int | None = None  # what "auto" stands for, once somebody has settled it
+
     def __init__(self, order: RunOrder, reader: StreamReader) -> None:
-        super().__init__(order)
-        self._reader = reader
-        self.settled: int | None = None  # what "auto" stands for, once somebody has settled it
+        self.order, self._reader = order, reader
 
     @property
     def unit(self) -> int | None:
@@ -78,9 +72,7 @@ class RunStates(States[RunState]):
 
     def read(self, value: object) -> RunState:
         """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
-        where = f"{self._reader.directory}: the state to go on from"
-        check_kind(value, where, "run")
-        state = RunState.from_dict(value, where)
+        state: RunState = read_state(value, f"{self._reader.directory}: the state to go on from", "run")
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled or state.unit
         runs.check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
         return state
@@ -139,13 +131,12 @@ class BlendStates(States[BlendState]):
     """The state of a run over a blend of streams of these names."""
 
     def __init__(self, names: Sequence[str], schedule: BlendSchedule, order: RunOrder, stopping: Stopping) -> None:
-        super().__init__(order)
-        self.names, self.schedule, self.stopping = tuple(names), schedule, stopping
+        self.order, self.names, self.schedule, self.stopping = order, tuple(names), schedule, stopping
 
     def read(self, value: object) -> BlendState:
         """Returns what `state_dict` gave. Raises StateInvalid."""
-        check_kind(value, "the state of a blend", "blend")
-        return BlendState.from_dict(value, "the state of a blend")
+        state: BlendState = read_state(value, "the state of a blend", "blend")
+        return state
 
     def load(self, found: BlendState) -> dict[str, RunState]:
         """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""
@@ -264,62 +255,60 @@ def gaps_of(parts: Sequence[Part]) -> Gaps:
 
 def begun_part(parts: Sequence[Part], epoch: int, dp: int, batch_size: int, draws_per_step: int) -> Part:
     """Returns the part that begins an epoch, with what those of the run before leave out."""
-    skip = gaps_of(parts).ranges
     # No number for the first epoch, so that a run which sets it is no other than one which does not.
-    return Part(dp, batch_size, epoch=epoch or None, skip=skip, draws_per_step=draws_per_step)
+    return Part(dp, batch_size, epoch=epoch or None, skip=gaps_of(parts).ranges, draws_per_step=draws_per_step)
 
 
-def check_kind(value: object, where: str, kind: str) -> None:
-    """Raises StateInvalid for what is surely no state of this kind, and says what to give instead."""
-    if (reason := _mistaken(value, kind)) is not None:
+def read_state(value: object, where: str, kind: str) -> Any:
+    """Returns the state of a kind. Raises StateInvalid, which says what to give instead; VersionUnsupported."""
+    reason = None
+    if isinstance(value, (str, os.PathLike)):
+        reason = "it is a path or a text: load the checkpoint, with `torch.load`, and give what `state_dict` returned"
+    elif isinstance(value, dict):
+        reason = _other_kind(value, kind) or _no_state(value, _FIELDS[kind])
+    if reason:
         what = {"run": "a run", "blend": "a blend", "sequences": "LazyShardedSequences"}[kind]
         raise StateInvalid(f"{where}: {reason}", file=where, expected=f"the state of {what}")
+    return _STATES[kind].from_dict(value, where)
 
 
-def _mistaken(value: object, kind: str) -> str | None:
-    if isinstance(value, (str, os.PathLike)):
-        return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
-    if not isinstance(value, dict):
-        return None
-    theirs, fields = value.get("kind"), _FIELDS[kind]
+def _other_kind(value: dict[Any, Any], kind: str) -> str | None:
+    theirs, ours = value.get("kind"), kind == "sequences"
     owner = "a LazyShardedDataset or LazyShardedStream"
     if WORKER in value or HANDED_OUT in value or OVER in value:
         owner = f"{'one DataLoader worker of ' * (WORKER in value)}a LazyShardedStream or LazyShardedIterable"
-    if kind == "sequences":
-        # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
-        if "_snapshot" in value or "_num_yielded" in value:
-            return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
-        if theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
-            return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
-    elif WORKER in value:
+    # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
+    if ours and ("_snapshot" in value or "_num_yielded" in value):
+        return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
+    if ours and theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
+        return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
+    if not ours and WORKER in value:
         return f"it is that of {owner}: the same number of workers goes on, or any from `dataset.state_dict(consumed)`"
-    elif theirs == "sequences":
+    if not ours and theirs == "sequences":
         return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
-    elif HANDED_OUT in value:
+    if not ours and HANDED_OUT in value:
         return f"it stands within a micro batch, where {owner} of as many ranks goes on: give one from the end of one"
-    if kind != theirs == "blend":
-        return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
+    blend = "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
+    return blend if kind != theirs == "blend" else None
+
+
+def _no_state(value: dict[Any, Any], fields: frozenset[str]) -> str | None:
     if value.keys() & fields:
         return None
     # Nothing of a state in it: it is something that holds more, or something else.
     keys = [reprlib.repr(key) for key in list(value)[:6]]
     last = f"{len(value) - 6} more" if len(value) > 6 else keys.pop() if keys else "empty"
     shown = f"{', '.join(keys)} and {last}" if keys else last
-    if paths := [path for path, inner in _inner(value) if len(inner.keys() & fields) > 2]:
-        others = " or ".join(f"`checkpoint{path}`" for path in paths[:3])
-        return f"it holds more than the state of a run, {shown}: give {others}, which looks like one"
-    return f"it holds no state of a run but is {shown}: give what `state_dict` returned"
-
-
-def _inner(value: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
-    """Returns the objects near the top of a checkpoint, which may hold thousands of tensors, with the way to each."""
+    # Near the top of a checkpoint, which may hold thousands of tensors.
     found, seen = [("", value)], 0
     for path, holder in found:
         for key, inner in holder.items() if path.count("[") < 3 else ():
             seen += 1
             if isinstance(inner, dict) and seen <= 1000:
                 found.append((f"{path}[{reprlib.repr(key)}]", inner))
-    return found[1:]
+    if paths := [f"`checkpoint{path}`" for path, inner in found[1:] if len(inner.keys() & fields) > 2]:
+        return f"it holds more than the state of a run, {shown}: give {' or '.join(paths[:3])}, which looks like one"
+    return f"it holds no state of a run but is {shown}: give what `state_dict` returned"
 
 
 def check_worker(state: dict[str, Any], here: Worker | None, where: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.rank import Stats
-from lazyshard.data.settings import BadRows
-from lazyshard.data.steps import RowSteps
+from lazyshard.data.rank import Stats, log
+from lazyshard.data.settings import BadRows, RowSteps
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
@@ -25,8 +23,6 @@ from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 from lazyshard.stream.chunk_files import RowPlace, read_place
-
-_log = logging.getLogger("lazyshard")
 
 # Bad substitutes after which a chunk is given up: with half of its rows bad, all fail once in 65,536 times.
 MOST_BAD: Final = 16
@@ -50,8 +46,7 @@ class BadRowCount:
     """Counts bad samples, and those that are dropped: `skipped`. `instead` is what the log says is done about one."""
 
     def __init__(self, rules: BadRows, instead: str = "another row is used instead") -> None:
-        self.skipped, self.seen = 0, set[int]()
-        self._rules, self._instead = rules, instead
+        self.skipped, self.seen, self._rules, self._instead = 0, set[int](), rules, instead
 
     def fresh(self) -> BadRowCount:
         """Returns one with the same settings that has met none."""
@@ -61,7 +56,7 @@ class BadRowCount:
         """Takes note of a drawn sample that is dropped; logs the first, tenth, hundredth and so on."""
         self.skipped += 1
         if str(self.skipped).strip("0") == "1":
-            _log.warning("%s; %s (skipped by this process: %d)", where(), self._instead, self.skipped)
+            log.warning("%s; %s (skipped by this process: %d)", where(), self._instead, self.skipped)
 
     def meet(self, sample: int, where: Callable[[], BadSample], cause: Exception) -> None:
         """Takes note of a bad sample, or raises: BadSample, or a cause that says by itself where it happened."""
@@ -80,7 +75,7 @@ class BadRowCount:
             raise BadSample(text, **vars(error), count=count) from cause
         if not known:
             most = "" if limit is None else f" of at most {limit}"
-            _log.warning("%s; %s (bad sample %d%s)", error, self._instead, count, most)
+            log.warning("%s; %s (bad sample %d%s)", error, self._instead, count, most)
 
 
 def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
@@ -122,9 +117,7 @@ class SampleMaker:
     samples are made of rows; otherwise rows are samples. Among `left_out`, not to be drawn, no substitute is taken.
     """
 
-    def __init__(
-        self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, memory_bytes: int, limit: int | None
-    ) -> None:
+    def __init__(self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, memory: int, limit: int | None) -> None:
         self.encodes, self.left_out = bool(steps), Gaps()
         self.rows_of: RowsOf | None = None if reader.arrays else parsed_rows
         self._reader, self._steps, self._bad = reader, steps, bad
@@ -132,9 +125,8 @@ class SampleMaker:
         # the first to come stay: to evict the least recently used would evict each just before its turn.
         self._kept: dict[int, bytes] = {}
         # What is not encoded is as quickly read again.
-        self._room = self._memory_bytes = memory_bytes if self.encodes else 0
-        self._limit = sys.maxsize if limit is None else limit
-        self._dropped = set[int]()
+        self._room = self._memory_bytes = memory if self.encodes else 0
+        self._limit, self._dropped = sys.maxsize if limit is None else limit, set[int]()
         self._counts = dict.fromkeys(Stats._fields[4:], 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,9 +235,9 @@ class SampleMaker:
         if dropped and bad < MOST_BAD:
             raise self._nothing_kept(sample, dropped, last) from last
         path = str(reader.chunk(own).path)
-        text = f"{path}: no usable substitute for sample {sample}, all rows that were tried are bad too, it by"
-        why = f"{type(cause).__name__}: {cause}. Where all fail alike it is the encoder or a step"
-        raise BadSample(f"{text} {why}", file=path, sample=sample, chunk=own) from cause
+        text = f"no usable substitute for sample {sample}, all rows that were tried are bad too, it by"
+        why = f"{path}: {text} {type(cause).__name__}: {cause}. Where all fail alike it is the encoder or a step"
+        raise BadSample(why, file=path, sample=sample, chunk=own) from cause
 
     def _chunks(self, own: int) -> Iterator[tuple[int, int]]:
         """Yields the chunks to look into and how many rows they have: the sample's own, later ones, earlier ones."""
@@ -272,8 +264,8 @@ class SampleMaker:
 
     def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> BadSample:
         text = f"no row takes the place of sample {sample}: {dropped} in a row were dropped, the last because: {last}"
-        where = f"{self._reader.directory}: {text}. See whether the filter is right, or filter where rows are produced"
-        return BadSample(where, **vars(where_bad(self._reader, sample, last)), count=dropped)
+        text = f"{self._reader.directory}: {text}. See whether the filter is right, or filter where rows are produced"
+        return BadSample(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
 
 
 class LateRow(Mapping[str, Any]):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +14,8 @@ import numpy.typing as npt
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.rank import Rank, Stats
-from lazyshard.data.run_state import check_kind
+from lazyshard.data.run_state import read_state
 from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
-from lazyshard.data.settings import check_choice
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch, redact
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
@@ -31,53 +28,29 @@ from lazyshard.stream import StreamReader
 from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, misfit
 from lazyshard.stream.stream import ChunkLengths
 
-__all__ = ["AtEnd", "Form", "Pack", "Pad", "SequenceMaker", "SequenceSettings", "Split", "TooLong"]
+__all__ = ["Pack", "Pad", "Split"]
 
 TooLong = Literal["raise", "drop"]  # what becomes of a row that is longer than a sequence, where rows stay whole
-AtEnd = Literal["drop", "complete"]  # of the sequences left over: not drawn, or in one more micro batch of every rank
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceSettings:
-    """Which sequences are made, and what becomes of those left over. See `LazyShardedSequences` for the arguments."""
-
-    form: Form
-    batch_size: int
-    window: int | None
-    seed: int | None
-    at_end: AtEnd
-    too_long: TooLong
-    micro_batches_per_step: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.form, (Pack, Pad, Split)):
-            raise TypeError(f"form is Pack(SIZE), Split(SIZE) or Pad(SIZE), got {self.form!r:.100}")
-        check_choice("at_end", self.at_end, AtEnd)
-        check_choice("too_long", self.too_long, TooLong)
-        for name, least in (("batch_size", 1), ("seed", 0), ("window", 1), ("micro_batches_per_step", 1)):
-            value = getattr(self, name)
-            if value is not None or name == "batch_size":
-                if (number := operator.index(value)) < least:
-                    raise ValueError(f"{name} is {least} or more, got {number}")
-                object.__setattr__(self, name, number)
 
 
 class DatasetRows(SequenceRows):
     """What one rank draws of a data set, or of a blend, whose samples are the rows of sequences."""
 
-    def __init__(self, source: LazyShardedDataset | BlendedDataset, rows: int, samples: int | None) -> None:
+    def __init__(
+        self, source: LazyShardedDataset | BlendedDataset, form: Form, window: int, seed: int | None, most: int | None
+    ) -> None:
         self.source, self.datasets = source, datasets_of(source)
+        self._form, self._chunks, self._seed = form, window, seed
         limits = [dataset._states.order.max_total_samples for dataset in self.datasets]
         # How messages call what gives the rows.
         first = str(self.datasets[0].directory)
         self.where = f"the blend of {first} and others" if len(self.datasets) > 1 else first
-        stopping, self._blending = "first_exhausted", [1]
-        if isinstance(source, LazyShardedDataset):
-            name = str(source.stream_id)
-        else:
+        name, stopping, self._blending = str(self.datasets[0].stream_id), "first_exhausted", [1]
+        if isinstance(source, BlendedDataset):
             states = source._states
             name, stopping, self._blending = ",".join(states.names), states.stopping, [*states.schedule.parts(0)]
-        super().__init__(name, [dataset.reader for dataset in self.datasets], limits, rows, samples, stopping)
+        readers, rows = [dataset.reader for dataset in self.datasets], window * self.datasets[0].samples_per_chunk
+        super().__init__(name, readers, limits, rows, most, stopping)
 
     def order(self, epoch: int) -> RowOrder:
         source = self.source
@@ -95,13 +68,12 @@ class DatasetRows(SequenceRows):
         states, source = [dataset._states.of(epoch, 1) for dataset in self.datasets], self.source
         rows: RunState | BlendState = states[0]
         if isinstance(source, BlendedDataset):
-            members = dict(zip(source.names, states, strict=True))
-            rows = source._states.after(source._space(epoch).parts, 0, members)
+            rows = source._states.after(source._space(epoch).parts, 0, dict(zip(source.names, states, strict=True)))
         return {"rows": rows, "directories": tuple(redact(str(dataset.directory)) for dataset in self.datasets)}
 
-    def facts(self, settings: SequenceSettings) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Returns what a state says of all that decides the sequences; of the rows nothing for a stream in order."""
-        form, orders = settings.form, list[list[Any]]()
+        form, orders = self._form, list[list[Any]]()
         facts: dict[str, Any] = {"form": type(form).__name__, "size": form.size}
         if isinstance(form, Split):
             ids = ("bos", "eos", "every_bos", "every_eos")
@@ -110,27 +82,24 @@ class DatasetRows(SequenceRows):
             gaps = [] if loaded is None else [[*one] for part in loaded.parts for one in part.skip]
             own = [order.unit, order.shuffle_window, order.seed, order.max_total_samples]
             orders.append([*own, *([gaps] if gaps else [])])
-        facts |= {"window": settings.window, "seed": settings.seed}
+        facts |= {"window": self._chunks, "seed": self._seed}
         alone = isinstance(self.source, LazyShardedDataset) and self._samples is None
         if alone and orders[0][1] == 0 and orders[0][3:] == [None]:
             return facts
         blend = json.dumps([self._blending, self._stopping, self._samples, orders])
         return facts | {"blend": blend, "window": self.rows}
 
-
-def read_state(value: Any, rows: DatasetRows, settings: SequenceSettings) -> SequenceState:
-    """Returns a state of sequences of these rows and settings. Raises as `LazyShardedSequences.load_state_dict`."""
-    what = f"{rows.where}: the state to go on from"
-    check_kind(value, what, "sequences")
-    state = SequenceState.from_dict(value, what)
-    ours, theirs = {"stream": rows.name, **rows.facts(settings)}, {"stream": state.stream, **state.rule}
-    # The form before what another form has or has not.
-    for name in sorted(ours.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
-        mine, other = ours.get(name), theirs.get(name)
-        if (mine, type(mine)) != (other, type(other)):
-            why = f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made"
-            raise misfit(rows.where, f"{why}. Take what it was, or begin an epoch anew", name, mine, other)
-    return state
+    def read_state(self, value: Any) -> SequenceState:
+        """Returns a state of sequences of these rows. Raises as `LazyShardedSequences.load_state_dict`."""
+        state: SequenceState = read_state(value, f"{self.where}: the state to go on from", "sequences")
+        ours, theirs = {"stream": self.name, **self.facts()}, {"stream": state.stream, **state.rule}
+        # The form before what another form has or has not.
+        for name in sorted(ours.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
+            mine, other = ours.get(name), theirs.get(name)
+            if (mine, type(mine)) != (other, type(other)):
+                why = f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made"
+                raise misfit(self.where, f"{why}. Take what it was, or begin an epoch anew", name, mine, other)
+        return state
 
 
 def datasets_of(source: LazyShardedDataset | BlendedDataset) -> tuple[LazyShardedDataset, ...]:
@@ -138,8 +107,8 @@ def datasets_of(source: LazyShardedDataset | BlendedDataset) -> tuple[LazySharde
     return source.datasets if isinstance(source, BlendedDataset) else (source,)
 
 
-def enter_rows(source: LazyShardedDataset | BlendedDataset) -> None:
-    """Has a data set, or a blend, give rows to sequences, and no samples any more.
+def enter_rows(source: LazyShardedDataset | BlendedDataset) -> tuple[LazyShardedDataset, ...]:
+    """Has a data set, or a blend, give rows to sequences, and no samples any more; returns the data sets.
 
     Raises ValueError: it is of ranks, has micro batches, a schedule, or a state. RuntimeError: it is used already.
     """
@@ -150,8 +119,7 @@ def enter_rows(source: LazyShardedDataset | BlendedDataset) -> None:
         if dataset._late:
             raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
         if dataset._rank not in (None, Rank(0, 1)):
-            text = "sequences are dealt to the ranks, not rows: make the data sets without dp_rank and dp_size"
-            raise ValueError(f"{dataset.directory}: {text}, and give these to the sequences")
+            raise ValueError(f"{dataset.directory}: make it without dp_rank and dp_size, give these to the sequences")
     if loaded is not None and any(part.draws for part in loaded.parts):
         raise ValueError(f"{source._where}: it goes on from a state: load that of the sequences into these instead")
     if source._newest is not None or source._length_given_up or order.blended:
@@ -159,6 +127,7 @@ def enter_rows(source: LazyShardedDataset | BlendedDataset) -> None:
     source._give_up_length()
     for dataset in datasets:
         dataset._rank = Rank(0, 1)
+    return datasets
 
 
 class _Encoded(NamedTuple):
@@ -205,14 +174,12 @@ class SequenceMaker:
         """
         if isinstance(self._form, Split):
             return self._cut(self._form, sequence, epoch)
-        made = self._whole(self._form, sequence, epoch)
-        if made is not None:
+        if (made := self._whole(self._form, sequence, epoch)) is not None:
             return made
         row = sequence.pieces[0].document
         # By its first row alone, so that it is the same one on any rank.
         start = mix64(row) % len(others)
-        for attempt in range(min(MOST_BAD, len(others))):
-            other = others[(start + attempt) % len(others)]
+        for other in (others[(start + attempt) % len(others)] for attempt in range(min(MOST_BAD, len(others)))):
             if other.pieces[0].document != row and (made := self._whole(self._form, other, epoch)) is not None:
                 self._filled += 1
                 return made
@@ -277,14 +244,14 @@ class SequenceMaker:
         return found
 
 
-def row_too_long(reader: StreamReader, sample: int, tokens: int, settings: SequenceSettings) -> BadSample:
+def row_too_long(reader: StreamReader, sample: int, tokens: int, form: Form, too_long: TooLong) -> BadSample:
     """Returns the error for a row that is longer than a sequence."""
-    text = f"it has {tokens} tokens, a sequence at most {settings.form.size}"
-    to_do = ": take longer sequences, or leave such rows out with too_long='drop'"
-    return where_bad(reader, sample, ValueError(f"{text}{to_do if settings.too_long == 'raise' else ''}"))
+    to_do = ": take longer ones, or leave such rows out with too_long='drop'" if too_long == "raise" else ""
+    text = f"it has {tokens} tokens, a sequence at most {form.size}{to_do}"
+    return where_bad(reader, sample, ValueError(text))
 
 
-def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
+def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool:
     """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
 
     Returns whether there was a chunk to look at. The reader opens nothing.
@@ -301,27 +268,21 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
         first = (error.chunks_before or 0) * size
     if first >= samples:
         return False
-    known = ChunkLengths(look)
-    _check_rows(look, first, form_made(known.source(first // size)))
-    lengths = known.of(first // size)
-    if settings.too_long == "raise" and not isinstance(settings.form, Split):
-        for row in np.flatnonzero(lengths > settings.form.size).tolist():
-            raise row_too_long(look, first + row, int(lengths[row]), settings)
-    return True
-
-
-def _check_rows(reader: StreamReader, sample: int, form: str | None) -> None:
-    """Refuses packs, which a stream has in every row or in none; and rows that were cut or padded."""
-    where = str(reader.directory)
+    known, where = ChunkLengths(look), str(reader.directory)
+    form_of_rows = form_made(known.source(first // size))
     try:
-        packed = decode_pack(parse_row(reader.line(sample))) is not None
+        # A stream has packs in every row or in none.
+        packed = decode_pack(parse_row(look.line(first))) is not None
     except (ChunkCorrupt, RowInvalid):
         packed = False  # Who draws it says so, or leaves it out.
-    made = "pack" if packed else form
-    if not packed and form not in ("split", "pad"):
-        return
-    gets = ", whose `encode` gets {'pack': ROWS, 'lengths': TOKENS} (in ms-swift --packing true)" if packed else ""
-    text = f"its rows were made with `lazyshard-producer run --{made}`, so no sequences are made of them: train each as"
-    way = f"one sample, with `LazyShardedDataset({where!r}, ...)`{gets}, or produce the rows without --{made}"
-    actual = "packs" if packed else f"rows made with --{made}"
-    raise StreamMismatch(f"{where}: {text} {way}", directory=where, expected="rows", actual=actual)
+    if packed or form_of_rows in ("split", "pad"):
+        made, actual = ("pack", "packs") if packed else (form_of_rows, f"rows made with --{form_of_rows}")
+        gets = ", whose `encode` gets {'pack': ROWS, 'lengths': TOKENS} (in ms-swift --packing true)" if packed else ""
+        text = f"its rows were made with `lazyshard-producer run --{made}`, so no sequences are made of them: train"
+        way = f"each as one sample, with `LazyShardedDataset({where!r}, ...)`{gets}, or produce them without --{made}"
+        raise StreamMismatch(f"{where}: {text} {way}", directory=where, expected="rows", actual=actual)
+    lengths = known.of(first // size)
+    if too_long == "raise" and not isinstance(form, Split):
+        for row in np.flatnonzero(lengths > form.size).tolist():
+            raise row_too_long(look, first + row, int(lengths[row]), form, too_long)
+    return True

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import logging
+import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
-from lazyshard.data import sequence_forms
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
 from lazyshard.data.iterable import RankIterable, worker_here
-from lazyshard.data.rank import WORKERS_READ, Rank, SharedNumbers, Stats, carrying, enter_process, resolve_rank
+from lazyshard.data.rank import WORKERS_READ, Rank, SharedNumbers, Stats, carrying, enter_process, log, resolve_rank
 from lazyshard.data.run_state import EpochPosition, Ranges, StateDicts, Worker, begun_part, gaps_of, ranges, ranges_of
 from lazyshard.data.samples import BadRowCount
-from lazyshard.data.sequence_forms import AtEnd, SequenceMaker, SequenceSettings, TooLong
-from lazyshard.data.settings import BadRows, check_group
-from lazyshard.data.steps import EncodeFn, Step
+from lazyshard.data.sequence_forms import DatasetRows, SequenceMaker, TooLong, check_beginning, enter_rows, row_too_long
+from lazyshard.data.settings import BadRows, EncodeFn, Step, check_choice, check_group
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
-from lazyshard.plan.sequences import Form, SplitSequence, completed
+from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
 from lazyshard.stream.run_state import parts_behind_steps, parts_without, resumed_parts
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
 from lazyshard.stream.stream import lengths_missing
 
-_log = logging.getLogger("lazyshard")
+AtEnd = Literal["drop", "complete"]  # of the sequences left over: not drawn, or in one more micro batch of every rank
 
 _WINDOW_ROWS: Final = 10_000  # Rows of a window, if not said otherwise: so packs are 99.9 % full (docs/packing.md)
 
@@ -113,7 +111,15 @@ class LazyShardedSequences(RankIterable):
         micro_batches_per_step: int | None = None,
     ) -> None:
         check_group("bad_rows", bad_rows, BadRows)
-        settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long, micro_batches_per_step)
+        if not isinstance(form, (Pack, Pad, Split)):
+            raise TypeError(f"form is Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
+        check_choice("at_end", at_end, AtEnd)
+        check_choice("too_long", too_long, TooLong)
+        self._at_end, self._too_long, self._size = at_end, too_long, _number("batch_size", batch_size, 1)
+        self._seed = None if seed is None else _number("seed", seed, 0)
+        window, micro = None if window is None else _number("window", window, 1), micro_batches_per_step
+        # Positions of each rank in an optimiser step; 0 where it is not known.
+        self._each = 0 if micro is None else self._size * _number("micro_batches_per_step", micro, 1)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if isinstance(directory, (LazyShardedDataset, BlendedDataset)):
@@ -130,16 +136,13 @@ class LazyShardedSequences(RankIterable):
                     raise
                 raise lengths_missing(directory) from cause
         self._samples = self._dataset._states.order.num_samples
-        sequence_forms.enter_rows(self._dataset)
-        datasets = sequence_forms.datasets_of(self._dataset)
-        self._chunk = datasets[0].samples_per_chunk
-        self.directory = datasets[0].directory
+        datasets = enter_rows(self._dataset)
+        self._chunk, self.directory = datasets[0].samples_per_chunk, datasets[0].directory
         """The stream's directory; shows the URL where it is none."""
         self.form = form
         """What is made of the rows."""
-        self.window = settings.window or -(-_WINDOW_ROWS // self._chunk)
+        self.window = window or -(-_WINDOW_ROWS // self._chunk)
         """Chunks that are looked at together."""
-        self._settings = replace(settings, window=self.window)
         self._shared = SharedNumbers()
         # Where passes over its epoch begin or go on, and by which parts the run came there; none for one that is new.
         self._stands = EpochPosition(0)
@@ -147,16 +150,15 @@ class LazyShardedSequences(RankIterable):
         # What `skip` was told in this process, which a state that is loaded later must not undo: samples, and whether
         # steps too.
         self._skipped: tuple[list[tuple[int, int]], bool] = [], False
-        self._checked = False not in [sequence_forms.check_beginning(dataset.reader, settings) for dataset in datasets]
+        self._checked = False not in [check_beginning(dataset.reader, form, too_long) for dataset in datasets]
         self._attach()
 
     def _attach(self) -> None:
-        settings, rows = self._settings, self.window * self._chunk
-        self._rows = sequence_forms.DatasetRows(self._dataset, rows, self._samples)
+        self._rows = DatasetRows(self._dataset, self.form, self.window, self._seed, self._samples)
         self._where = self._rows.where
-        self._planner = SequencePlanner(self._rows, settings.form, settings.seed, self._where, self._meet_too_long)
+        self._planner = SequencePlanner(self._rows, self.form, self._seed, self._where, self._meet_too_long)
         self._planner.skips = lambda epoch: skips_of(self._parts_of(epoch, 1))
-        self._maker = SequenceMaker(self._rows, settings.form, self._bad.fresh(), self._planner.length_of)
+        self._maker = SequenceMaker(self._rows, self.form, self._bad.fresh(), self._planner.length_of)
         # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk; and
         # what `state_dict(consumed)` has planned last, from which position on.
         self._handed_out: tuple[EpochPosition, SequenceWalk] | None = None
@@ -197,7 +199,7 @@ class LazyShardedSequences(RankIterable):
 
     def _begin_pass(self, number: int, workers: int) -> Iterator[Any]:
         rank, begun = self.rank, self._begun()
-        micro = rank.dp_size * self._settings.batch_size
+        micro = rank.dp_size * self._size
         if not begun.begun:
             begun = begun._replace(consumed=begun.consumed + number * micro, within=0 if number else begun.within)
         walk = SequenceWalk(self._planner, begun.place, begun.epoch)
@@ -212,8 +214,7 @@ class LazyShardedSequences(RankIterable):
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raises TypeError: how many sequences come before one only the lengths of all rows before it tell."""
-        text = "LazyShardedSequences is an iterable, its sequences have no index: take `for sequence in sequences`"
-        raise TypeError(f"{self.directory}: {text}, itertools.islice(sequences, N), or a DataLoader without a sampler")
+        raise TypeError(f"{self.directory}: an iterable has no index: iterate, or use a DataLoader without a sampler")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state of the same stream, form, window and seed stands, with any number of ranks and workers.
@@ -224,18 +225,17 @@ class LazyShardedSequences(RankIterable):
             RuntimeError: `skip` was called before, and the state does not leave that out.
             BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
-        here, where = (self.rank.dp_size, self._settings.batch_size), f"{self._where}: the state to go on from"
+        here, where = (self.rank.dp_size, self._size), f"{self._where}: the state to go on from"
         with carrying():
-            read = sequence_forms.read_state(state, self._rows, self._settings)
+            read = self._rows.read_state(state)
             found = EpochPosition.of_state(read, state, here, worker_here(), where)
             # Those of earlier releases do not say of which ranks.
             parts = read.parts or (Part(1, 1, read.consumed, epoch=read.epoch or None),)
             self._planner.check(read)
         kept, (out, of_steps) = gaps_of(parts), self._skipped
         if of_steps or kept.joined(out).ranges != kept.ranges:
-            text = "what to skip was said before this state was loaded, which does not leave it out"
-            way = "load the state of `state_dict(consumed)` into new sequences, then skip"
-            raise RuntimeError(f"{self._where}: {text}: {way} (a StatefulDataLoader loads its own as it is iterated)")
+            text = "the state does not leave out what `skip` said before: load it into new sequences, then skip"
+            raise RuntimeError(f"{self._where}: {text} (a StatefulDataLoader loads its own as it is iterated)")
         self.set_epoch(found.epoch)
         self._begin(found, parts)
 
@@ -245,11 +245,9 @@ class LazyShardedSequences(RankIterable):
 
     def _parts_of(self, epoch: int, ranks: int) -> tuple[Part, ...]:
         """Returns the parts with which so many ranks begin, or go on, in an epoch."""
-        size = self._settings.batch_size
-        each = size * (self._settings.micro_batches_per_step or 0)
         if self._parts and epoch == self._stands.epoch:
-            return resumed_parts(self._parts, ranks, size, draws_per_step=each)
-        return (begun_part(self._parts, epoch, ranks, size, each),)
+            return resumed_parts(self._parts, ranks, self._size, draws_per_step=self._each)
+        return (begun_part(self._parts, epoch, ranks, self._size, self._each),)
 
     def _begin(self, position: EpochPosition, parts: tuple[Part, ...]) -> None:
         self._stands, self._parts = position, parts
@@ -293,18 +291,17 @@ class LazyShardedSequences(RankIterable):
         if rank.dp_rank != 0:
             return False
         position = self._after(consumed)
-        kept = (sequence_forms.read_state(one, self._rows, self._settings) for one in keep)
-        states: list[EpochPosition | SequenceState] = [position, *kept]
+        states: list[EpochPosition | SequenceState] = [position, *map(self._rows.read_state, keep)]
         if self._dataset._numbers[WORKERS_READ]:
             # A state of a DataLoader worker stands in the micro batch that it has handed out last.
-            micro = rank.dp_size * self._settings.batch_size
+            micro = rank.dp_size * self._size
             behind = (position.consumed - begun.consumed) // micro - self._dataset._numbers[WORKERS_READ]
             states.append(self._after(begun.consumed + max(behind, 0) * micro))
         one_epoch = last_epoch and len({one.epoch for one in states}) == 1
         # A window is made of its rows from the first one on.
         least = min(self._planner.first_window(one.place) for one in states) * self._rows.rows if one_epoch else 0
         for commits in filter(None, (dataset._commits for dataset in self._rows.datasets)):
-            commits.sequences = {"dp_size": rank.dp_size, "batch_size": self._settings.batch_size}
+            commits.sequences = {"dp_size": rank.dp_size, "batch_size": self._size}
         row, older = position.place.position, self._dataset.state_dict(least)
         return self._dataset.commit(row, keep=[older], last_epoch=one_epoch, take_over=take_over)
 
@@ -312,7 +309,7 @@ class LazyShardedSequences(RankIterable):
         return self._state_at(self._after(consumed))
 
     def _state_here(self, worker: Worker | None) -> dict[str, Any]:
-        position, size = self._begun(), self._settings.batch_size
+        position, size = self._begun(), self._size
         if self._handed_out is not None and self._handed_out[0].epoch == self.epoch:
             position, walk = self._handed_out
             position = position._replace(begun=worker is not None)
@@ -330,20 +327,20 @@ class LazyShardedSequences(RankIterable):
         if known is None or known[0] != begun or not known[1].places[0].before <= max(count, least):
             known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
         walk = known[1]
-        place = walk.place_of(max(count, least))
-        total, ranks, size, at_end = walk.total, self.rank.dp_size, self._settings.batch_size, self._settings.at_end
-        left = 0 if total is None else (total - least) % (ranks * size)
-        most = total if total is None else total - left + (ranks * size if left and at_end == "complete" else 0)
-        if count < least or (count - least) % (ranks * size) or (most is not None and count > most):
-            said = f"consumed counts whole micro batches of dp_size * batch_size = {ranks} * {size} sequences"
-            top = "" if most is None else f", {most} at the most of the {total} in this epoch"
-            raise ValueError(f"{self._where}: {said} from {least} on{top}; got {count}")
-        whole = count if total is None else min(count, total)
+        place, micro = walk.place_of(max(count, least)), self.rank.dp_size * self._size
+        most, top, whole = count, "", count
+        if (total := walk.total) is not None:
+            left, whole = (total - least) % micro, min(count, total)
+            most = total - left + (micro if left and self._at_end == "complete" else 0)
+            top = f", {most} at the most of the {total} in this epoch"
+        if not least <= count <= most or (count - least) % micro:
+            said = f"consumed counts whole micro batches of dp_size * batch_size = {micro // self._size} * {self._size}"
+            raise ValueError(f"{self._where}: {said} sequences from {least} on{top}; got {count}")
         walk.let_go(whole)
         return EpochPosition(begun.epoch, whole, place, begun.within if whole == least else 0)
 
     def _state_at(self, position: EpochPosition) -> dict[str, Any]:
-        ranks, facts = self.rank.dp_size, self._rows.facts(self._settings)
+        ranks, facts = self.rank.dp_size, self._rows.facts()
         lengths = self._planner.digest(position.place, position.epoch, position.consumed)
         where = position.epoch, position.consumed, position.place
         *before, last = self._parts_of(position.epoch, ranks)
@@ -353,27 +350,26 @@ class LazyShardedSequences(RankIterable):
         parts = (*before, replace(last, draws=max(batches * last.batch_size, last.draws)))
         rows = self._rows.told(position.epoch) if "blend" in facts else {}
         state = SequenceState(self._rows.name, facts, *where, lengths, parts, **rows)
-        return state.to_dict() | position.beside(ranks, self._settings.batch_size)
+        return state.to_dict() | position.beside(ranks, self._size)
 
     def _meet_too_long(self, row: int, epoch: int, tokens: int) -> None:
-        if self._tells or self._settings.too_long == "raise":
+        if self._tells or self._too_long == "raise":
             stream, sample = self._rows.place(row, epoch)
-            longer = sequence_forms.row_too_long(self._rows.readers[stream], sample, tokens, self._settings)
-            if self._settings.too_long == "raise":
+            longer = row_too_long(self._rows.readers[stream], sample, tokens, self.form, self._too_long)
+            if self._too_long == "raise":
                 raise longer
             self._tells = False
-            _log.warning("%s; it is left out, and so are all that are longer", longer)
+            log.warning("%s; it is left out, and so are all that are longer", longer)
 
     def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:
-        number, size = rank.dp_rank, self._settings.batch_size
-        first, within, micro = begun.consumed, begun.within, rank.dp_size * size
+        size, first, within, micro = self._size, begun.consumed, begun.within, rank.dp_size * self._size
         try:
             with carrying():
                 if not self._checked:
                     for stream, reader in enumerate(self._rows.readers):
                         # Which tells the producer, too.
                         self._rows.total(stream, 0, begun.epoch)
-                        sequence_forms.check_beginning(reader, self._settings)
+                        check_beginning(reader, self.form, self._too_long)
                     self._checked = True
                 while True:
                     walk.let_go(first)
@@ -383,7 +379,7 @@ class LazyShardedSequences(RankIterable):
                     if not planned:
                         return
                     place = walk.place_of(first)
-                    for at in range(number * size + within, (number + 1) * size):
+                    for at in range(rank.dp_rank * size + within, (rank.dp_rank + 1) * size):
                         made = self._maker.make(planned[at], walk.window_of(first + at).sequences, begun.epoch)
                         within += 1
                         self._handed_out = EpochPosition(begun.epoch, first, place, within), walk
@@ -395,13 +391,12 @@ class LazyShardedSequences(RankIterable):
 
     def _last(self, left: list[SplitSequence], total: int | None) -> list[SplitSequence]:
         """Returns the micro batches of all ranks that an epoch's last sequences make, none if they are not drawn."""
-        rank, size, at_end = self.rank, self._settings.batch_size, self._settings.at_end
+        rank, size, at_end = self.rank, self._size, self._at_end
         if left and rank.dp_rank == 0:
             done = "they are not drawn" if at_end == "drop" else "one more micro batch of each rank draws them"
             few = f"fewer than dp_size * batch_size = {rank.dp_size} * {size}; at_end={at_end!r}: {done}"
-            _log.warning(
-                "%s: %s sequences; left over at the end of the epoch: %d, %s", self._where, total, len(left), few
-            )
+            said = "%s: %s sequences; left over at the end of the epoch: %d, %s"
+            log.warning(said, self._where, total, len(left), few)
         return completed(left, rank.dp_size * size, self.form) if left and at_end == "complete" else []
 
     def _report(self, dropped: int) -> None:
@@ -410,3 +405,9 @@ class LazyShardedSequences(RankIterable):
         if now != before:
             self._reported = now
             self._shared.report(now, before)
+
+
+def _number(name: str, value: int, least: int) -> int:
+    if (number := operator.index(value)) < least:
+        raise ValueError(f"{name} is {least} or more, got {number}")
+    return number

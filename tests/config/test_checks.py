@@ -208,13 +208,10 @@ def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_of_no_version_and_of_version_0_is_refused(tmp_path: Path) -> None:
     for config in ({"version": 1, "dataset": []}, {"version": -1}, {"dataset": 3}):
         assert check_config(config)
-    for text, place in (
-        ("dataset: {source: chat}\nbatch_size: 8\n", ("dataset", 1)),
-        ("seed: 1\nversion: 0\n", ("version", 2)),
-    ):
-        (mistake,) = check_config(write(tmp_path, text))
-        assert (mistake.path, mistake.line) == place
-        assert "`version: 1`" in mistake.text
+    texts = "dataset: {source: chat}\nbatch_size: 8\n", "seed: 1\nversion: 0\n"
+    (one,), (other,) = (check_config(write(tmp_path, text)) for text in texts)
+    assert (one.path, one.line, other.path, other.line) == ("dataset", 1, "version", 2)
+    assert "`version: 1`" in one.text and "`version: 1`" in other.text
 
 
 @pytest.mark.parametrize(

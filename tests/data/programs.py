@@ -16,8 +16,7 @@ from typing import Final
 from tests.data.workers import DEADLINE_S
 from tests.harness.processes.nursery import Nursery
 
-AS_MODULE: Final = "-m "
-"""What a program begins with whose rest is the name of a module, as for `python -m`."""
+AS_MODULE: Final = "-m "  # What a program begins with whose rest is the name of a module, as for `python -m`
 
 
 def start_program(program: str, *arguments: object, folder: Path, out: Path | None = None, warn: str = "ignore") -> int:

@@ -23,8 +23,7 @@ forms = st.sampled_from([
     *(Split(size=30, eos=-2), Split(size=4, overlap=1)),
 ])  # fmt: skip
 
-Written = list[int]
-"""A sequence as the ids of its rows (`Pack`), or its tokens."""
+Written = list[int]  # A sequence as the ids of its rows (`Pack`), or its tokens
 
 
 def tokens_of_row(number: int, length: int) -> list[int]:

@@ -36,6 +36,7 @@ def test_each_sample_comes_once_with_other_ranks_later(order: dict[str, Any], wo
         if steps is None:
             produce(stream, 61, 5)
         ranks = open_batches(stream, dp, state, workers, batch_size=2, **order)
+        assert [one.step for one in ranks] == [{2: 0, 3: 3, 1: 5}[dp]] * dp
         for one in ranks:
             trained += chain.from_iterable(islice(one, steps))
         assert {(one.consumed, one.step) for one in ranks} == {(len(trained), ranks[0].step)}
@@ -80,7 +81,7 @@ def test_accumulation_counts_whole_steps(tmp_path: Path, caplog: pytest.LogCaptu
         seen = [(batches.step, batches.step_complete, batches.state_dict()["consumed"]) for _ in batches]
         assert seen == [(0, False, 0), (1, True, 8), (1, False, 8), (2, True, 16)]
     # Rank 0 tells for all: one micro batch of each.
-    (args,) = [record.args for record in caplog.records if record.module == "indexed"]
+    (args,) = [record.args for record in caplog.records if record.module == "map_style"]
     assert args == (0, 2, 4, 2)
     state = batches.state_dict()
     # One rank takes what two have left: two micro batches.
@@ -132,9 +133,9 @@ def test_a_run_goes_on_in_its_epoch_and_an_ended_one_is_empty(tmp_path: Path, ca
     assert (batches.epoch, batches.consumed) == (1, 4)
     assert list(chain.from_iterable(batches)) == list(range(4, 12))
     (third,) = open_ranks(stream, 1, batches.state_dict(), batch_size=2)
-    assert [record for record in caplog.records if record.module == "indexed"] == []
+    assert [record for record in caplog.records if record.module == "map_style"] == []
     assert list(third.batches(epochs=2, collate_fn=ids)) == []
-    assert [record.args for record in caplog.records if record.module == "indexed"] == [(1, 6)]
+    assert [record.args for record in caplog.records if record.module == "map_style"] == [(1, 6)]
 
 
 def test_a_blend_is_counted_too(tmp_path: Path) -> None:

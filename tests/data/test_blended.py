@@ -234,7 +234,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
             "o: the stream has 1 samples",
         ),
         (lambda d: BlendedDataset([(opened(d, "a"), 1), (opened(d, "a"), 1)]), ValueError, "the same stream"),
-        (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "that are new"),
+        (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "takes new data sets"),
         (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "of one rank"),
     ],
 )

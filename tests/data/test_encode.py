@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import BFLOAT16, EncodeCache, LazyShardedDataset
-from lazyshard.data.steps import RowSteps
-from lazyshard.data.tensors import pack, unpack
+from lazyshard.data.encode_cache import pack, unpack
+from lazyshard.data.settings import RowSteps
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
 from tests.data.runs import open_rank
@@ -205,15 +205,9 @@ VARIOUS: dict[str, Any] = {
     "large numbers": [[2**31] * 9, [2**63 - 1] * 9, [2**63] * 9, [-(2**63)] * 9, [0.1] * 9, [0.5] * 9, [1e300] * 9],
     "numbers of two kinds": [[1, 2.5] * 9, [True, 1] * 9, [None, 1] * 9],
     "no finite numbers": [math.inf, -math.inf, math.nan, [math.nan, -0.0, 1.0] * 9, {"a": -0.0}],
-    "tensors": {
-        "pixel_values": torch.arange(12, dtype=torch.float32).reshape(2, 6),
-        "half": torch.ones(3, dtype=torch.bfloat16),
-        "mask": torch.tensor([True, False]),
-        "one": torch.tensor(3),
-        "none": torch.empty(0, 4),
-        "turned": torch.arange(6).reshape(2, 3).T,
-        "wide": torch.ones(1).expand(4),
-    },
+    "tensors": {"pixel_values": torch.arange(12.0).reshape(2, 6), "half": torch.ones(3, dtype=torch.bfloat16)},
+    "small tensors": {"mask": torch.tensor([True, False]), "one": torch.tensor(3), "none": torch.empty(0, 4)},
+    "strided tensors": {"turned": torch.arange(6).reshape(2, 3).T, "wide": torch.ones(1).expand(4)},
     "arrays": [np.arange(4, dtype=np.uint8), np.zeros((2, 0)), np.ones(2, np.uint16).view(BFLOAT16), np.array(1.5)],
     "numpy's numbers": [np.float32(0.5), np.int64(3), np.bool_(True), np.float64("nan"), np.uint8(200)],
     "nothing": [{}, [], (), "", None],
@@ -225,12 +219,8 @@ def test_sample_comes_back_as_it_was(name: str) -> None:
     assert same(through(VARIOUS[name]), VARIOUS[name]), through(VARIOUS[name])
 
 
-class Colour(enum.IntEnum):
-    RED = 1
-
-
-class Words(str):
-    pass
+Colour = enum.IntEnum("Colour", "RED")
+Words = type("Words", (str,), {})
 
 
 class Pair(NamedTuple):

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 Lists = dict[str, list[int]]
 
-SECOND = 50
-"""What is added to the ids of rows of the second stream, so that no two are equal."""
+SECOND = 50  # What is added to the ids of rows of the second stream, so that no two are equal
 
 
 def write_both(directory: Path, lists: Lists, *, end: bool = True) -> None:

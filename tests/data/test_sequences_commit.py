@@ -24,8 +24,7 @@ from tests.stream.streams import HERE, raised, refusal_of
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
-WINDOW = 2
-"""Chunks, of three rows: there are four windows, of six rows but for the last one."""
+WINDOW = 2  # Chunks, of three rows: there are four windows, of six rows but for the last one
 
 MORE = [*LENGTHS, *LENGTHS[:10]]
 

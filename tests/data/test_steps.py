@@ -171,15 +171,10 @@ def by_hand(total: int, per_chunk: int, kept: set[int], sample: int) -> int:
     """What is trained where a sample is drawn: itself, another of its chunk, or the first in the chunks around."""
     if sample in kept:
         return sample
-    own = sample // per_chunk
-    chunks = -(-total // per_chunk)
-
-    def rows(chunk: int) -> int:
-        return min(per_chunk, total - chunk * per_chunk)
-
-    order = list(substitutes(sample, rows(own), per_chunk))
-    for chunk in [*range(own + 1, chunks), *range(own - 1, -1, -1)]:
-        order += substitutes(sample, rows(chunk), per_chunk, chunk)
+    own, rows = sample // per_chunk, [min(per_chunk, total - first) for first in range(0, total, per_chunk)]
+    order = list(substitutes(sample, rows[own], per_chunk))
+    for chunk in [*range(own + 1, len(rows)), *range(own - 1, -1, -1)]:
+        order += substitutes(sample, rows[chunk], per_chunk, chunk)
     return next(other for other in order if other in kept)
 
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset
 
-DEADLINE_S: Final = 60
-"""How long a test waits for a batch; only a failing one ever waits so long."""
+DEADLINE_S: Final = 60  # How long a test waits for a batch; only a failing one ever waits so long
 
 PICKLED: Final = "forkserver"
 """How workers are started that get the data set as a pickle; with "spawn" each imports torch anew, for seconds."""

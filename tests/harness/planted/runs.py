@@ -97,7 +97,7 @@ def _stop(checked: Any, found: dict[str, Any]) -> Any:
 
 
 def _blend_ahead(state_dict: Any, self: BlendedDataset, consumed: int) -> Any:
-    return state_dict(self, consumed + self.rank.dp_size * self._batch_size)
+    return state_dict(self, consumed + self.rank.dp_size * self._states.order.batch_size)
 
 
 def _turns_anew(part: Any, self: BlendStates, *arguments: Any) -> Any:
@@ -115,7 +115,7 @@ def _first_alone(commit: Any, self: BlendedDataset, consumed: int, **named: Any)
     """Only the cursor of the first stream of a blend knows the older checkpoints."""
     state = BlendState.from_dict(self.state_dict(consumed), "the state")
     wrote = commit(self, consumed, **named)
-    for dataset, name in list(zip(self._datasets, self._names, strict=True))[1:]:
+    for dataset, name in list(zip(self.datasets, self.names, strict=True))[1:]:
         dataset.commit(state.members[state.names.index(name)].consumed, last_epoch=True)
     return wrote
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,16 +12,14 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 import orjson
 from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
-from lazyshard.data.index_space import Space
-from lazyshard.data.rank import EPOCH, Rank, check_dealt
+from lazyshard.data.index_space import Space, no_length
+from lazyshard.data.rank import EPOCH, Rank, check_dealt, log
 from lazyshard.data.run_state import BlendStates, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import parsed_rows
 from lazyshard.data.settings import ENDLESS, RunOrder
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import BlendState, RunState
 from lazyshard.memory import quick_loads
-
-_log = logging.getLogger("lazyshard")
 
 _OWN: Final = frozenset({"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"})
 
@@ -34,11 +31,10 @@ class Indexed(Dataset[Any], Generic[_S]):
 
     _NAME: ClassVar[str]
     _where: object
-    # Of this process; `_attach` finds them: what has read ahead, the shared numbers, and what returns samples.
+    # Of this process; `_attach` finds them: what reads, also ahead, and the shared numbers.
     _lanes: Any
     _numbers: memoryview[int]
     _attach: Callable[[], None]
-    _fetch: Callable[[list[int]], list[Any]]
     _states: RunStates | BlendStates
     _state_after: Callable[[int | None], RunState | BlendState]
     _load: Callable[[Any], None]
@@ -68,12 +64,26 @@ class Indexed(Dataset[Any], Generic[_S]):
         if epoch is None:
             epoch = self._numbers[EPOCH]
         if newest is None:
-            made = self._make_space(epoch)
             # One step, so that of two threads that come here at once both go on with the same space.
-            newest = vars(self).setdefault("_newest", (epoch, made))
+            newest = vars(self).setdefault("_newest", (epoch, self._make_space(epoch)))
         if newest[0] != epoch:
             newest = self._newest = (epoch, self._make_space(epoch))
         return newest[1]
+
+    def _entered(self, epoch: int | None = None) -> _S:
+        """Returns the indices of an epoch, to be read in this process."""
+        space = self._space(epoch)
+        self._lanes.enter(space)
+        return space
+
+    def _fetch(self, indices: list[int]) -> list[Any]:
+        # One epoch for the whole batch, whenever another one is set.
+        epoch, samples = self._numbers[EPOCH], list[Any]()
+        with self._lanes:
+            space = self._entered(epoch)
+            while len(samples) < len(indices):
+                samples += self._lanes.read(space, indices, len(samples), epoch)
+        return samples
 
     @property
     def rank(self) -> Rank:
@@ -93,7 +103,8 @@ class Indexed(Dataset[Any], Generic[_S]):
     @property
     def consumed(self) -> int:
         """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
-        return self._states.consumed(self.epoch)
+        loaded = self._states.in_epoch(self.epoch)
+        return 0 if loaded is None else loaded.consumed
 
     def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
         """Returns the micro batches of this rank, as an iterator that counts what is trained; see `Batches`.
@@ -109,8 +120,7 @@ class Indexed(Dataset[Any], Generic[_S]):
         order = self._states.order
         if order.micro_batches_per_step is None:
             if self._newest is not None and (self._states.loaded is not None or self._NAME == "blend"):
-                give = "call batches() before, or give it order=Order(micro_batches_per_step=1)"
-                raise RuntimeError(f"{self._where} is in use already: {give}")
+                raise RuntimeError(f"{self._where} is in use: call batches() before, or set micro_batches_per_step")
             order = self._states.order = replace(order, micro_batches_per_step=1)
         return Batches(self, order, epochs, loader)
 
@@ -125,8 +135,7 @@ class Indexed(Dataset[Any], Generic[_S]):
     def _counted(self) -> _S:
         """Returns the indices of the epoch that is set. Raises LengthUnknown: their number means nothing."""
         if self._length_given_up:
-            text = "a LazyShardedStream draws from it, so its own length and indices mean nothing"
-            raise LengthUnknown(f"{self._where}: {text}: give the stream to the loader", directory=str(self._where))
+            raise no_length(self._where, "a LazyShardedStream draws from it: give the stream to the loader")
         return self._space()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
@@ -171,8 +180,7 @@ class Indexed(Dataset[Any], Generic[_S]):
                 return epoch, position
         if not in_worker:
             self.set_epoch(was)
-        text = f"{self._where}: this {self._NAME} is in use already and stands elsewhere"
-        raise RuntimeError(f"{text}; load the state into a new one, before its use")
+        raise RuntimeError(f"{self._where}: this {self._NAME} is in use already and stands elsewhere: take a new one")
 
     def __len__(self) -> int:
         """Number of indices: by `num_samples`; else those of one epoch, by `max_total_samples` if first asked live.
@@ -270,13 +278,12 @@ class Batches(Iterator[Any]):
             raise ValueError("with num_samples the run ends there, however many epochs that takes: leave epochs out")
         if own := ", ".join(sorted(_OWN & options.keys())):
             raise TypeError(f"{own}: the data set decides that in batches(); give it the batch_size")
-        self._dataset, self._options = dataset, options
-        self._size = order.batch_size
+        self._dataset, self._options, self._size = dataset, options, order.batch_size
         self._per_step = order.draws_per_step // order.batch_size
         self._epochs = epochs if order.by_epoch else None
         self._sampler = BatchSampler(range(0), self._size, drop_last=False)
-        self._loader = self._make_loader()
         self._running: Any = None
+        self._loader = self._make_loader()
         # What follows is that of the epoch, which is begun once somebody asks: a state may be loaded before.
         self._epoch: int | None = None
         self._indices, self._over = range(0), False
@@ -299,7 +306,7 @@ class Batches(Iterator[Any]):
     @property
     def step(self) -> int:
         """Whole optimiser steps handed out, counted as `consumed`, and as `lazyshard trace` numbers them."""
-        return self._first_step + self._behind() // self._per_step
+        return self._behind() // self._per_step + self._first_step  # `_behind` may begin an epoch
 
     @property
     def step_complete(self) -> bool:
@@ -326,12 +333,11 @@ class Batches(Iterator[Any]):
 
     def __iter__(self) -> Batches:
         """Goes on, or begins the next epoch at the end of this one. Raises RuntimeError: there is none any more."""
-        epochs = self._epochs
         self._behind()
-        if epochs is None and self._over:
+        if self._epochs is None and self._over:
             raise RuntimeError("all of num_samples is trained: a longer run takes a larger number")
-        if epochs is not None and self.epoch + self._over >= epochs:
-            raise RuntimeError(f"the run has {epochs} epochs: batches(epochs=...) says how many there are")
+        if self._epochs is not None and self.epoch + self._over >= self._epochs:
+            raise RuntimeError(f"the run has {self._epochs} epochs: batches(epochs=...) says how many there are")
         if self._over:
             self._dataset.set_epoch(self.epoch + 1)
         return self
@@ -359,14 +365,14 @@ class Batches(Iterator[Any]):
 
     def _tell_end(self) -> None:
         if not self._trained:
-            _log.warning("epoch %d is trained already: it ended with step %d", self.epoch, self.step)
+            log.warning("epoch %d is trained already: it ended with step %d", self.epoch, self.step)
         elif self._epochs is not None:
             # The last index of each micro batch that is left.
             ends = self._indices[(self._trained + 1) * self._size - 1 :: self._size]
             left = sum(1 for _ in itertools.takewhile(self._dataset.in_epoch, ends))
             if samples := left * self._size * self._dataset.rank.dp_size:
                 said = "epoch %d ends with step %d; left over are %d, too few for the %d micro batches of a step"
-                _log.warning(said, self.epoch, self.step, samples, self._per_step)
+                log.warning(said, self.epoch, self.step, samples, self._per_step)
 
     def _make_loader(self) -> DataLoader[Any]:
         return DataLoader(self._dataset, batch_sampler=self._sampler, **self._options)
@@ -378,11 +384,9 @@ class Batches(Iterator[Any]):
                 self._dataset._space()
             except LengthUnknown:
                 self._dataset._give_up_length()
-            self._indices = self._dataset._space().lane_indices()
-            state = self._dataset.state_dict()
-            part = state["parts"][-1]
-            self._consumed, self._before = state["consumed"], part["draws"] // self._size
-            self._first_step = part["first_step"]
+            self._indices, state = self._dataset._space().lane_indices(), self._dataset._state_after(None)
+            self._consumed, self._before = state.consumed, state.parts[-1].draws // self._size
+            self._first_step = state.parts[-1].first_step
             self._epoch, self._trained, self._running, self._over = self._dataset.epoch, 0, None, False
         return self._before + self._trained
 

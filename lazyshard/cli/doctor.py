@@ -23,7 +23,7 @@ from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
 from lazyshard.filesystem.side import Far, Untried, type_of
 from lazyshard.format.names import HEAD
-from lazyshard.store.urls import is_url
+from lazyshard.store.files import is_url
 from lazyshard.stream.waiting import Waker
 
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}

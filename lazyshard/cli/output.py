@@ -28,7 +28,7 @@ from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
-from lazyshard.store.urls import check_place, is_folder, stream_path
+from lazyshard.store.files import check_place, is_folder, stream_path
 from lazyshard.stream.head import format_seconds
 
 NAME: Final = "lazyshard"

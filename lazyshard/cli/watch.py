@@ -9,7 +9,7 @@ from typer import Option
 
 from lazyshard.cli import output
 from lazyshard.cli.status import INTERVAL_S
-from lazyshard.store.urls import is_url
+from lazyshard.store.files import is_url
 
 PORT: Final = 8642
 HOST: Final = "127.0.0.1"

@@ -19,7 +19,7 @@ from lazyshard.format.cursor import blend_shares
 from lazyshard.format.state import BlendPartState, BlendState
 from lazyshard.plan.blend import BlendCourse, BlendSchedule, shares
 from lazyshard.plan.course import Draw
-from lazyshard.store.urls import stream_name
+from lazyshard.store.files import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 # Merged at the most.

@@ -22,7 +22,7 @@ from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSt
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw
-from lazyshard.store.urls import stream_path
+from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of, with_consumed
 

@@ -30,8 +30,8 @@ from lazyshard.errors import RowInvalid, SkipSample, redact
 from lazyshard.format.arrays import BFLOAT16, Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.format.records import check_encoding
 from lazyshard.memory import raise_if_short
+from lazyshard.store.files import is_url
 from lazyshard.store.kept_samples import KeptSamples
-from lazyshard.store.urls import is_url
 from lazyshard.stream import StreamReader
 
 # How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it.

@@ -17,7 +17,7 @@ from lazyshard.inspection.auditing_counts import SETTINGS, AuditedState, EpochAu
 from lazyshard.inspection.tracing import StreamFacts, Tracing
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import SavedState, folder_of
-from lazyshard.store.urls import stream_path
+from lazyshard.store.files import stream_path
 from lazyshard.stream.stream import Stream
 
 _Kind = Literal[

@@ -24,8 +24,7 @@ from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.names import QUARANTINE
 from lazyshard.memory import loads
-from lazyshard.store.files import open_file, read_file, read_seal
-from lazyshard.store.urls import UrlPath, stream_path
+from lazyshard.store.files import UrlPath, open_file, read_file, read_seal, stream_path
 from lazyshard.stream.stream import lengths_missing, open_now
 
 OTHERS: Final = "other reasons"

@@ -25,8 +25,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST
 from lazyshard.format.records import End, Head, Manifest, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.store import files
-from lazyshard.store.files import is_there, read_record
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath, is_there, read_record
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks

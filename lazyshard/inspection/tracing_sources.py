@@ -23,8 +23,7 @@ from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.names import chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
-from lazyshard.store.files import open_given_file, read_seal
-from lazyshard.store.urls import stream_path
+from lazyshard.store.files import open_given_file, read_seal, stream_path
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream
 

@@ -23,8 +23,7 @@ from lazyshard.memory import loads
 from lazyshard.part import Part
 from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
-from lazyshard.store.files import read_given_file
-from lazyshard.store.urls import stream_name
+from lazyshard.store.files import read_given_file, stream_name
 from lazyshard.stream.listing import read_manifest
 
 NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder

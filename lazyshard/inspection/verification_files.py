@@ -20,8 +20,7 @@ from lazyshard.format import names, records
 from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
 from lazyshard.format.names import SEAL_SUFFIX, chunk_name, seal_name
 from lazyshard.inspection.outlook import producer_state
-from lazyshard.store.files import check_folder, is_there, list_names, read_file
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath, check_folder, is_there, list_names, read_file
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import read_retired
 

@@ -33,8 +33,7 @@ from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
 from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all
-from lazyshard.store.files import PART_BYTES, OpenFile, evict, files_in, open_file, open_unread, size_of
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import PART_BYTES, OpenFile, UrlPath, evict, files_in, open_file, open_unread, size_of
 
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"

@@ -28,8 +28,7 @@ from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
 from lazyshard.format.names import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal
-from lazyshard.store.files import OpenFile, again_if_stale, open_file, read_seal
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal
 from lazyshard.stream.chunk_files import ChunkArrays, FileOfRows, RowPlace, damaged
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from lazyshard.format import cursor as names
 from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import remove, rename, sync_directory, write_new
-from lazyshard.store.files import cache_folder, check_folder, list_names, read_file, read_record
-from lazyshard.store.urls import UrlPath, stream_path
+from lazyshard.store.files import UrlPath, cache_folder, check_folder, list_names, read_file, read_record, stream_path
 from lazyshard.stream.listing import names_in, read_manifest
 
 _TRIES: Final = 5  # who has put a cursor beside ours is seen at the next one

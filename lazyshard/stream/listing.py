@@ -27,8 +27,7 @@ from lazyshard.format import names
 from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.format.records import Head, Manifest, Retired, check_samples_per_chunk
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
-from lazyshard.store.files import check_folder, list_names, read_record, unreadable
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath, check_folder, list_names, read_record, unreadable
 
 
 @dataclass(frozen=True, slots=True)

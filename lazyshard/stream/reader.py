@@ -15,7 +15,7 @@ from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import END, HEAD, RETIRED
 from lazyshard.format.records import Head
 from lazyshard.format.seal import DealtByCost
-from lazyshard.store.urls import UrlPath, check_place, stream_path
+from lazyshard.store.files import UrlPath, check_place, stream_path
 from lazyshard.stream import head as heads
 from lazyshard.stream.chunk import Chunk, OpenChunks
 from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint

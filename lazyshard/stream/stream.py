@@ -21,8 +21,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_
 from lazyshard.format.records import FORMAT, End, Head, Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused
-from lazyshard.store.files import again_if_stale, is_there, read_record, read_seal
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath, again_if_stale, is_there, read_record, read_seal
 from lazyshard.stream import listing
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
 from lazyshard.stream.listing import Published, are_whole, invalid, names_in, read_manifest, sort_names

@@ -36,8 +36,7 @@ import xxhash
 
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
 from lazyshard.store.durable import lock, open_own
-from lazyshard.store.files import OpenFile
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import OpenFile, UrlPath
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent

@@ -23,8 +23,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY
 from lazyshard.format.records import End, Head
 from lazyshard.format.row import check_row
-from lazyshard.store.files import is_there, read_file, read_record, read_seal
-from lazyshard.store.urls import is_url, stream_path
+from lazyshard.store.files import is_there, is_url, read_file, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks, list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest

@@ -19,9 +19,8 @@ from lazyshard import BlendedDataset, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_server import metrics_page, stream_looks, watch_values
 from lazyshard.errors import AccessRefused, ChunkCorrupt, StoreUnavailable, redact
-from lazyshard.store.files import FOLDER_VARIABLE
+from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, stream_name, stream_path
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.store.urls import UrlPath, stream_name, stream_path
 from lazyshard_producer.cli import main as producer
 from tests.harness.processes.producing import rows
 

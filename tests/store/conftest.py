@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra objects, and moto")
 pytest.importorskip("s3fs", reason="needs the extra objects")
 
-from lazyshard.store.files import FOLDER_VARIABLE
+from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, stream_path
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.store.urls import UrlPath, stream_path
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import rows
 from tests.store import remembered

@@ -15,7 +15,7 @@ import xxhash
 
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath
 from lazyshard_producer.shipping.store import StreamStore, next_owner
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S

@@ -11,8 +11,8 @@ from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
+from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE
-from lazyshard.store.urls import UrlPath
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
 from lazyshard_producer.shipping.store import Spool, look, restore

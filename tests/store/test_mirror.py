@@ -18,10 +18,9 @@ from lazyshard import StreamReader
 from lazyshard.errors import ConfigInvalid, FileRefused
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.store.durable import locked
-from lazyshard.store.files import FOLDER_VARIABLE, cache_folder
+from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, cache_folder
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next, number_of
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.store.urls import UrlPath
 from tests.store.server import Gate, Server
 from tests.store.streams import publish
 from tests.stream.streams import collect_garbage, raising, reap, refusal_of, rows, wait_until

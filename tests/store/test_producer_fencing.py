@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard.errors import ProducerFenced, StreamInvalid
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.shipping.shipper import put_chunk
 from lazyshard_producer.shipping.store import StreamStore, next_owner

@@ -8,7 +8,7 @@ import pytest
 
 from lazyshard.format.cursor import ReadingHint
 from lazyshard.format.names import chunk_name
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath
 from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.shipping.shipper import Shipper

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import seal_name
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath
 from lazyshard_producer.shipping.store import look
 from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import Run, check_ended, chunk_names, ids, objects, taken, until

@@ -15,9 +15,9 @@ from lazyshard import LazyShardedDataset, StreamReader, errors
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import HEAD, chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner, listing
 from tests.data.options import grouped
 from tests.store.server import BUSY, Gate, Server

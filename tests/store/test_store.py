@@ -13,8 +13,8 @@ import pytest
 from fsspec.config import conf
 
 from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable
+from lazyshard.store.files import UrlPath, is_folder, is_url, stream_name, stream_path
 from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
-from lazyshard.store.urls import UrlPath, is_folder, is_url, stream_name, stream_path
 from tests.harness.processes.environment import environment
 from tests.store.server import BROKEN, BUSY, Gate, Server, mute
 from tests.stream.streams import forked, raised, refusal_of

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra objects, and moto")
 pytest.importorskip("s3fs", reason="needs the extra objects")
 
-from lazyshard.store.urls import UrlPath
+from lazyshard.store.files import UrlPath
 from lazyshard.stream import list_consumers
 from tests.store.conftest import bucket, running, server
 from tests.store.server import Server

@@ -13,7 +13,7 @@ from lazyshard.errors import StreamMissing
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.plan.deal import UNIT_NAMES, check_field
-from lazyshard.store.urls import check_place, is_url, stream_name
+from lazyshard.store.files import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.ms_swift import caution, is_megatron, notice
 

@@ -23,8 +23,7 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.plan.shuffle import largest_distance, window_for_distance
-from lazyshard.store.files import list_names
-from lazyshard.store.urls import is_url, stream_path
+from lazyshard.store.files import is_url, list_names, stream_path
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import other_files
 from lazyshard_swift import checkpoints, parallel, rows

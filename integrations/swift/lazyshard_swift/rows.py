@@ -24,7 +24,7 @@ from lazyshard.format.records import Encoding, differences
 from lazyshard.format.row import parse_row
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
-from lazyshard.store.urls import stream_path
+from lazyshard.store.files import stream_path
 from lazyshard.stream.listing import read_manifest
 from lazyshard_swift import ms_swift
 from lazyshard_swift.encoding import fingerprint, of_producer, pack, row_options, unpack

@@ -21,7 +21,7 @@ from lazyshard.format.state import BlendState, RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
-from lazyshard.store.urls import stream_name
+from lazyshard.store.files import stream_name
 from lazyshard.stream import Published, run_state
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed

@@ -19,8 +19,7 @@ from pathlib import Path
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
 from lazyshard.format.records import Head, Manifest
-from lazyshard.store.files import read_file
-from lazyshard.store.urls import is_url, stream_name
+from lazyshard.store.files import is_url, read_file, stream_name
 from lazyshard.stream.listing import list_kept
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing

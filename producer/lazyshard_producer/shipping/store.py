@@ -34,8 +34,8 @@ from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StreamIn
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Manifest, Owner, Retired
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
+from lazyshard.store.files import stream_path
 from lazyshard.store.objects import ObjectStore
-from lazyshard.store.urls import stream_path
 from lazyshard.stream.listing import Listing, sort_names
 from lazyshard.stream.lock import check_gaps
 from lazyshard_producer.following.journal import DIRECTORY, is_journal_name

@@ -19,8 +19,7 @@ from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import MANIFEST, chunk_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.files import read_seal
-from lazyshard.store.urls import UrlPath, is_url, stream_path
+from lazyshard.store.files import UrlPath, is_url, read_seal, stream_path
 from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
 from lazyshard.stream.listing import Published, list_chunks, read_retired
 from lazyshard.stream.reader import GRACE_S, StreamReader

@@ -147,8 +147,8 @@ def test_what_every_start_of_python_runs_is_one_import() -> None:
 
 patterns: Final[Any] = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
-LINEAR: Final = {r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"}
-"""Each round begins with a dot, which nothing else in it matches; and the text is a setting of the user's own."""
+LINEAR: Final = {r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", rb'"[^"\\]*(?:\\.[^"\\]*)*"'}
+"""Each round begins with a dot, or a backslash, which nothing else in it matches."""
 
 
 def expressions() -> Iterator[tuple[str, str | bytes]]:

@@ -330,10 +330,13 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
         assert not keep(kept, 1, 1)
         assert find(kept, 1, 0) == [1, 0]
         # A fork does not keep the lock of its parent.
+        ready, told = os.pipe()
         pid = os.fork()
         if not pid:
+            os.write(told, b".")
             signal.pause()
             os._exit(0)
+        assert os.read(ready, 1) == b"."
     # For a while it does not even try, so that not each sample waits.
     assert not keep(kept, 1, 1)
     try:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from random import Random
@@ -50,7 +50,14 @@ def check_bytes(target: FileFormat, data: bytes) -> bool:
     second = target.decode(again)
     assert same(second, value), f"{target.name}: {data[:300]!r} is taken, and written otherwise: {again[:300]!r}"
     assert _bytes_of(second) == again
+    kept = {name: one for name, one in orjson.loads(again).items() if name != "source"}
+    assert (least := min(_integers(kept))) >= 0, f"{target.name}: counts from 0, got {least}"
     return True
+
+
+def _integers(value: Any) -> Iterator[int]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    yield from itertools.chain([value] if type(value) is int else [0], *map(_integers, parts))
 
 
 def _bytes_of(value: Any) -> bytes:

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from lazyshard.config import check_config
     from lazyshard.data.blended import BlendedDataset
     from lazyshard.data.dataset import LazyShardedDataset
-    from lazyshard.data.encode_cache import as_tensor
     from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
     from lazyshard.data.iterable_shard import streaming_shard
     from lazyshard.data.loading import load
     from lazyshard.data.map_style import Batches
-    from lazyshard.data.samples import LateRow
+    from lazyshard.data.samples import LateRow, as_tensor
     from lazyshard.data.sequence_forms import Pack, Pad, Split
     from lazyshard.data.sequences import LazyShardedSequences
     from lazyshard.data.settings import BadRows, EncodeCache, Filter, Map, MessageTransform, Order

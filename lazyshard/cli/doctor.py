@@ -22,7 +22,7 @@ from lazyshard.cli.verify_filesystem import measure
 from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
 from lazyshard.filesystem.side import Far, Untried, type_of
-from lazyshard.format.names import HEAD
+from lazyshard.format.records import HEAD
 from lazyshard.store.files import is_url
 from lazyshard.stream.waiting import Waker
 

@@ -23,7 +23,7 @@ from typer import Argument, Option
 from lazyshard.cli import exits, output
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
 from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
-from lazyshard.format.names import chunk_name
+from lazyshard.format.records import chunk_name
 from lazyshard.store import durable
 from lazyshard.stream.listing import read_retired
 from lazyshard.stream.reader import StreamReader

@@ -26,8 +26,8 @@ from typer.core import TyperGroup
 from lazyshard import __version__
 from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
-from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.state import check_consumer
 from lazyshard.store.files import check_place, is_folder, stream_path
 from lazyshard.stream.head import format_seconds
 

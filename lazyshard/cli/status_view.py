@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
-from lazyshard.format.cursor import BlendShare, Cursor, given_shares
+from lazyshard.format.state import BlendShare, Cursor, given_shares
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, OpenWindow, Outlook
 from lazyshard.stream.head import describe_silence, failure_words, is_silent
 from lazyshard.stream.listing import has_unpublished_rows

@@ -25,7 +25,7 @@ _HOMES: dict[str, tuple[str, ...]] = {}
 _HOMES |= {"blended": ("BlendDraw", "BlendedDataset"), "dataset": ("LazyShardedDataset",), "map_style": ("Batches",)}
 _HOMES |= {"iterable": ("LazyShardedIterable", "LazyShardedStream"), "loading": ("Loaded", "load")}
 _HOMES |= {"iterable_shard": ("StreamingShard", "streaming_shard"), "rank": ("Stats", "resolve_rank")}
-_HOMES |= {"encode_cache": ("as_tensor",), "samples": ("LateRow",)}
+_HOMES |= {"samples": ("LateRow", "as_tensor")}
 _HOMES |= {"sequence_forms": ("Pack", "Pad", "Split"), "sequences": ("LazyShardedSequences",)}
 _HOMES |= {"settings": ("BadRows", "EncodeCache", "Filter", "Map", "MessageTransform", "Order", "Step")}
 

@@ -15,8 +15,7 @@ from lazyshard.data.run_state import BlendStates, StateDicts, Stopping, epoch_of
 from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, redact
-from lazyshard.format.cursor import blend_shares
-from lazyshard.format.state import BlendPartState, BlendState
+from lazyshard.format.state import BlendPartState, BlendState, blend_shares
 from lazyshard.plan.blend import BlendCourse, BlendSchedule, shares
 from lazyshard.plan.course import Draw
 from lazyshard.store.files import stream_name

@@ -17,9 +17,8 @@ import numpy as np
 
 from lazyshard.data.settings import RunOrder
 from lazyshard.errors import CursorTaken, LazyShardError, StateMismatch, WriterFailed
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint, check_consumer
-from lazyshard.format.names import CURSORS
-from lazyshard.format.state import RunState
+from lazyshard.format.records import CURSORS
+from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState, check_consumer
 from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
 from lazyshard.stream.run_state import course_of

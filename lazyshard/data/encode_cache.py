@@ -1,42 +1,46 @@
-"""Encoded samples that all processes of a node share; and values of samples as JSON with arrays and back.
+"""Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
 Who comes to a row that a peer is encoding goes on to the next one of its batch, and comes back. The cache is never
-needed: where it fails it is left alone from then on, and rows are encoded as without it. What it keeps comes back as it
-was, or is not kept::
+needed: where it fails it is left alone from then on, and rows are encoded as without it.
 
-    value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
-    packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
-               "ratio": {"$scalar": array(0.5)}}
+Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
+`lazyshard.format.arrays`), read without a lock and never synced: what is read is checked by digests. `.room`, locked
+by who adds or removes, holds the bytes that all take; who encodes a row holds a record lock on a byte of `.claims`.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import fcntl
 import os
+import re
+import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
-import torch
 import xxhash
 
 from lazyshard.data.rank import log
-from lazyshard.data.samples import BUSY, SampleMaker
+from lazyshard.data.samples import BUSY, SampleMaker, pack, unpack
 from lazyshard.data.settings import EncodeCache, EncodeFn, RowSteps
 from lazyshard.errors import RowInvalid, SkipSample, redact
-from lazyshard.format.arrays import BFLOAT16, Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format import arrays
+from lazyshard.format.arrays import MAX_RECORD_BYTES, SLOT, Kept, slot_at
 from lazyshard.format.records import check_encoding
 from lazyshard.memory import raise_if_short
-from lazyshard.store.files import is_url
-from lazyshard.store.kept_samples import KeptSamples
+from lazyshard.store.durable import locked, open_own, refused, remove, this_boot, write_all
+from lazyshard.store.files import OpenFile, evict, files_in, is_url
 from lazyshard.stream import StreamReader
 
+FOLDER: Final = f"lazyshard-kept-{arrays.KEPT_VERSION}"
+KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, behind its key
+# What has another name is not ours, and neither counted nor removed
+_NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
+_OPEN_FILES: Final = 64
 # How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it.
 _WAIT_S: Final = 60.0
-_SHORT: Final = 8  # Numbers up to which a list is shorter, and read sooner, as it is
 
 _Place = tuple[bytes, int, int, int]  # Key and rows of a sample's chunk, its row there, and the digest of its line
 
@@ -105,7 +109,7 @@ class CachedSampleMaker(SampleMaker):
             if len(self._keys) >= 4096:
                 self._keys.clear()
             rows = len(chunk)
-            known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
+            known = self._keys[number] = arrays.chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
         return *known, row, xxhash.xxh3_64_intdigest(line)
 
     def _ask(self, place: _Place, wait: bool) -> Any:
@@ -144,13 +148,11 @@ class CachedSampleMaker(SampleMaker):
             return  # More was said of it than a reason
         kind, why = "large", ""
         try:
-            if dropped is not None:
-                record = encode_dropped(dropped.args[0], key, row, digest)
-            else:
-                record = encode_sample(pack(made), key, row, digest)
+            given = pack(made) if dropped is None else dropped.args[0]
+            record = arrays.encode_sample(given, key, row, digest, dropped=dropped is not None)
             if not self._full and self._node.keep(*place, record):
                 return
-            if not self._node.can_fit(rows, len(record)):
+            if len(record) > MAX_RECORD_BYTES or slot_at(rows) + len(record) > self._node.most:
                 why = f"{len(record)} bytes, of {rows} rows of a chunk, are larger than the whole cache or a sample is"
         except OSError as error:
             self._full = True
@@ -189,92 +191,206 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
     return place
 
 
-def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Returns a tensor of an array that came with a row, which shares its memory.
+class _Gone(Exception):
+    """The file of a chunk was cut: another one has its name now, or none."""
 
-    Of an array that is read-only, as none is that a reader of ours returns, it is a copy: torch has no such tensors.
+
+class KeptSamples:
+    """The samples kept in a folder, made when it is first needed: FileRefused is raised if it is somebody else's.
+
+    Safe under fork, and can be pickled (open files stay behind). Several threads may share one; what they encode at a
+    time may be encoded twice. Bytes are counted before they are written, so who is killed in between has counted too
+    many; where the count cannot be believed, after a restart of the machine too, the files are looked at.
 
     Args:
-        array: of any dtype that rows may hold; of `lazyshard.BFLOAT16` it gives a tensor of bfloat16.
+        directory: where the folder is to be; held to what `_check` says.
+        most: bytes that all files of chunks may take together.
 
-    Raises TypeError: this release of torch has no such dtype, as those before 2.3 have no uint16, uint32 and uint64.
+    Attributes:
+        damaged: records met by this process that were not what was kept.
     """
-    if not array.flags.writeable:
-        array = array.copy()
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+
+    def __init__(self, directory: Path, most: int) -> None:
+        self.folder = directory / FOLDER
+        self.damaged = 0
+        self.most = most
+        self._boot: str | None = None  # once the folder is there
+        self._claims: OpenFile | None = None
+        # In the order of use, each with when it was noted to be in use.
+        self._files: dict[bytes, tuple[OpenFile, float]] = {}
+        self._not_before = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"damaged": 0, "_boot": None, "_claims": None, "_files": {}, "_not_before": 0.0}
+
+    def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
+        """Returns what is kept of one of so many rows of a chunk, made of a line with this digest."""
+        while (file := self._file(key, rows)) is not None:
+            try:
+                return self._read(file, key, row, line)
+            except _Gone:
+                self._files.pop(key, None)
+        return None
+
+    def keep(self, key: bytes, rows: int, row: int, line: int, record: bytes) -> bool:
+        """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`."""
+        if len(record) > MAX_RECORD_BYTES or time.monotonic() < self._not_before:
+            return False
+        self._open()
+        path = self._path(key)
+        with locked(self.folder / ".room") as counted:
+            if counted is None:
+                # Its holder was stopped.
+                self._not_before = time.monotonic() + 60.0
+                return False
+            if key in self._files and not os.fstat(self._files[key][0].fd).st_nlink:
+                self._files.pop(key, None)
+            if self.find(key, rows, row, line) is not None:
+                return True
+            file = self._file(key, rows)
+            if not self._reserve(counted, len(record) + (0 if file is not None else slot_at(rows)), path):
+                return False
+            if file is None:
+                # One that begins otherwise than it should.
+                _drop(path)
+                file = OpenFile(open_own(path, os.O_CREAT | os.O_EXCL), path, 0)
+                os.ftruncate(file.fd, slot_at(rows))
+                write_all(file.fd, arrays.encode_head(key, rows), 0)
+                self._files[key] = file, time.monotonic()
+            _append(file.fd, row, record)
+        return True
+
+    def claim(self, key: bytes, row: int) -> bool:
+        """Takes the right to encode a row; returns whether it was free. It ends by `release`, or with this process."""
+        if self._claims is None:
+            self._open()
+            path = self.folder / ".claims"
+            self._claims = OpenFile(open_own(path), path, 0)
+        with contextlib.suppress(BlockingIOError, PermissionError):
+            fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key, row))
+            return True
+        return False
+
+    def release(self, key: bytes, row: int) -> None:
+        """Gives that right back."""
+        if self._claims is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, _place(key, row))
+
+    def _open(self) -> None:
+        if self._boot is None:
+            self.folder.parent.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.folder.parent, self.folder):
+                # Not writable to everybody, whatever the umask says.
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o775)
+                _check(folder, own=folder == self.folder)
+            self._boot = this_boot()
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{KEPT_SUFFIX}"
+
+    def _read(self, file: OpenFile, key: bytes, row: int, line: int) -> Kept | None:
+        """Returns what is kept of a row; None where nothing is."""
+        data = os.pread(file.fd, SLOT.size, slot_at(row))
+        if len(data) < SLOT.size:
+            raise _Gone
+        offset, size, digest = SLOT.unpack(data)
+        if not offset:
+            return None
+        found = None
+        if 0 < size <= MAX_RECORD_BYTES and offset < 1 << 62:
+            record = np.empty(size, np.uint8)
+            if os.preadv(file.fd, [record.data], offset) == size:
+                found = arrays.decode_record(record, digest, key, row, line)
+        if found is None and not os.fstat(file.fd).st_size:
+            raise _Gone
+        self.damaged += found is None
+        return found
+
+    def _reserve(self, counted: int, size: int, keep: Path) -> bool:
+        """Counts so many bytes of the file `keep` as taken, once there is room for them; returns whether there was."""
+        data = os.pread(counted, 25, 0)  # one byte more than there should be
+        taken = int.from_bytes(data[:8], "little")
+        if data != self._count(taken) or taken + size > self.most:
+            files = [file for file in files_in(self.folder) if _NAME.fullmatch(file[0].name)]
+            taken = sum(found.st_size for _, found in files)
+            if taken + size > self.most >= size:
+                others = sorted((file for file in files if file[0] != keep), key=lambda one: one[1].st_mtime_ns)
+                # A part of it is left free, so that the files are not looked at for each sample.
+                taken = evict(others, taken, self.most - self.most // 16 - size, _drop)
+        fits = taken + size <= self.most
+        os.pwrite(counted, self._count(taken + size * fits), 0)
+        return fits
+
+    def _count(self, taken: int) -> bytes:
+        # With a digest of it and of which start of the machine it was.
+        data = taken.to_bytes(8, "little")
+        return data + xxhash.xxh3_128_digest(data + str(self._boot).encode())
+
+    def _file(self, key: bytes, rows: int) -> OpenFile | None:
+        """Returns the file of a chunk, None where there is none that is whole."""
+        now, (file, noted) = time.monotonic(), self._files.pop(key, (None, float("-inf")))
+        if file is None:
+            self._open()
+            with contextlib.suppress(FileNotFoundError):
+                file = OpenFile(open_own(self._path(key), 0), self._path(key), 0)
+            head = arrays.encode_head(key, rows)
+            if file is None or os.pread(file.fd, len(head), 0) != head or os.fstat(file.fd).st_size < slot_at(rows):
+                return None
+        if now - noted >= 60.0:
+            noted = now
+            # Its time of modification decides what goes first.
+            with contextlib.suppress(OSError):
+                os.utime(file.fd)
+        self._files[key] = file, noted
+        for old in list(self._files)[:-_OPEN_FILES] if len(self._files) > _OPEN_FILES else ():
+            self._files.pop(old, None)
+        return file
 
 
-def pack(value: Any) -> Any:
-    """Returns a value as one that `lazyshard.format.arrays.pack_row` takes.
+def _append(fd: int, row: int, record: bytes) -> None:
+    """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
+    end = os.fstat(fd).st_size
+    try:
+        write_all(fd, record, end)
+        write_all(fd, arrays.encode_slot(record, end), slot_at(row))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, end)
+        raise
 
-    Raises TypeError where a value in it would not come back as it is: of another type than dict, list, tuple, str,
-    bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a key that is
-    no text, or one of ours.
+
+def _drop(path: Path) -> bool:
+    """Removes the file of a chunk. It is cut before, so its room is free at once, whoever has it open."""
+    with contextlib.suppress(FileNotFoundError):
+        file = OpenFile(open_own(path, 0), path, 0)
+        os.ftruncate(file.fd, 0)
+    remove(path)
+    return True
+
+
+def _place(key: bytes, row: int) -> int:
+    """Returns the byte that stands for a row: one of 2**62, so that hardly ever two rows have the same."""
+    return xxhash.xxh3_64_intdigest(key + row.to_bytes(8, "little")) >> 2
+
+
+def _check(folder: Path, *, own: bool) -> None:
+    """Refuses our `own` folder, or the directory that it lies in, where other users could put other samples there.
+
+    The directory's owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only
+    owners rename and remove. Those of its group are trusted. The directories above it are not looked at.
     """
-    kind = type(value)
-    if value is None or kind in (str, bool, int):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": np.array(value)}
-    if kind is list:
-        array = array_of_list(value) if len(value) > _SHORT else None
-        return [pack(one) for one in value] if array is None else array
-    if kind is dict:
-        for name in value:
-            if type(name) is not str or name in MARKS:
-                raise TypeError(f"the key {name!r:.80}")
-        return {name: pack(one) for name, one in value.items()}
-    if kind is tuple:
-        return {"$tuple": [pack(one) for one in value]}
-    if kind is torch.Tensor:
-        # More than numbers in memory of the CPU would not come back.
-        odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
-        if not (odd or value.is_quantized or vars(value)):
-            bits = value.contiguous()
-            is_short = bits.dtype is torch.bfloat16
-            return {"$tensor": bits.view(torch.int16).numpy().view(BFLOAT16) if is_short else bits.numpy()}
-    if kind is np.ndarray and value.dtype.isnative:
-        return {"$numpy": value}
-    if isinstance(value, np.number | np.bool_):
-        return {"$scalar": np.array(value)}
-    raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
-
-
-def unpack(value: Any) -> Any:
-    """Returns the value that was packed; arrays and tensors share the memory of what they were packed into."""
-    kind = type(value)
-    if kind is np.ndarray:
-        return value.tolist()
-    if kind is list:
-        return [unpack(one) for one in value]
-    if kind is not dict:
-        return value
-    if len(value) == 1:
-        (mark, inner), *_ = value.items()
-        if mark in MARKS:
-            return MARKS[mark](inner)
-    return {name: unpack(one) for name, one in value.items()}
-
-
-# By keys that no value may have.
-MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}
-MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item()}
-MARKS |= {"$tuple": lambda values: tuple(map(unpack, values))}
-
-
-def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
-    """Returns a list of numbers of one kind as an array that gives the same list again; None for any other list."""
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        low, high = min(values), max(values)
-        if low >= -(2**31) and high < 2**31:
-            return np.array(values, np.int32)
-        return np.array(values, np.int64) if low >= -(2**63) and high < 2**63 else None
-    if kinds == {float}:
-        exact = np.array(values, np.float64)
-        with np.errstate(over="ignore"):
-            short = exact.astype(np.float32)
-        return short if np.array_equal(short.astype(np.float64), exact, equal_nan=True) else exact
-    return np.array(values, np.bool_) if kinds == {bool} else None
+    uid, link = os.geteuid(), folder.lstat()
+    found = link if own else folder.stat()
+    trusted = (uid,) if own else (0, uid)
+    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in trusted:
+        kind = f"a link of uid {link.st_uid}"
+    elif not stat.S_ISDIR(found.st_mode):
+        kind = kind if own else "no directory"
+    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or (not own and found.st_mode & stat.S_ISVTX)):
+        return
+    expected = f"a folder of uid {uid}{'' if own else ' or of root'} to which not everybody may write"
+    way = "; name another place for encoded samples"
+    raise refused(folder, expected if own else f"{expected}, unless it is sticky", kind, way)

@@ -1,9 +1,10 @@
-"""From lines to samples: parsed, through the steps, encoded, kept for later epochs; another row for one that is bad."""
+"""From lines to samples: parsed, through steps, encoded, kept for later epochs, packed; another row for a bad one."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lazyshard.data.rank import Stats, log
 from lazyshard.data.settings import BadRows, RowSteps
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
+from lazyshard.format.arrays import BFLOAT16
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
@@ -30,6 +33,7 @@ MOST_BAD: Final = 16
 # one row of a thousand is kept, so many are dropped in a row once in 22,000 times.
 FILL_ROWS: Final = 10_000
 _MOST_DROPPED: Final = 1 << 17  # Rows of which it is known at the most that they are dropped: some 8 MB
+_SHORT: Final = 8  # Numbers up to which a list is shorter, and read sooner, as it is
 BUSY: Final = object()  # Stands for a sample of which nothing is kept yet, and which another process is encoding
 
 Samples = Sequence[int] | npt.NDArray[np.int64]
@@ -266,6 +270,103 @@ class SampleMaker:
         text = f"no row takes the place of sample {sample}: {dropped} in a row were dropped, the last because: {last}"
         text = f"{self._reader.directory}: {text}. See whether the filter is right, or filter where rows are produced"
         return BadSample(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Returns a tensor of an array that came with a row, which shares its memory.
+
+    Of an array that is read-only, as none is that a reader of ours returns, it is a copy: torch has no such tensors.
+
+    Args:
+        array: of any dtype that rows may hold; of `lazyshard.BFLOAT16` it gives a tensor of bfloat16.
+
+    Raises TypeError: this release of torch has no such dtype, as those before 2.3 have no uint16, uint32 and uint64.
+    """
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def pack(value: Any) -> Any:
+    """Returns a value as one that `lazyshard.format.arrays.pack_row` takes.
+
+    ::
+
+        value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
+        packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
+                   "ratio": {"$scalar": array(0.5)}}
+
+    Raises TypeError where a value in it would not come back as it is: of another type than dict, list, tuple, str,
+    bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a key that is
+    no text, or one of ours.
+    """
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": np.array(value)}
+    if kind is list:
+        array = array_of_list(value) if len(value) > _SHORT else None
+        return [pack(one) for one in value] if array is None else array
+    if kind is dict:
+        for name in value:
+            if type(name) is not str or name in MARKS:
+                raise TypeError(f"the key {name!r:.80}")
+        return {name: pack(one) for name, one in value.items()}
+    if kind is tuple:
+        return {"$tuple": [pack(one) for one in value]}
+    if kind is torch.Tensor:
+        # More than numbers in memory of the CPU would not come back.
+        odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
+        if not (odd or value.is_quantized or vars(value)):
+            bits = value.contiguous()
+            is_short = bits.dtype is torch.bfloat16
+            return {"$tensor": bits.view(torch.int16).numpy().view(BFLOAT16) if is_short else bits.numpy()}
+    if kind is np.ndarray and value.dtype.isnative:
+        return {"$numpy": value}
+    if isinstance(value, np.number | np.bool_):
+        return {"$scalar": np.array(value)}
+    raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def unpack(value: Any) -> Any:
+    """Returns the value that was packed; arrays and tensors share the memory of what they were packed into."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.tolist()
+    if kind is list:
+        return [unpack(one) for one in value]
+    if kind is not dict:
+        return value
+    if len(value) == 1:
+        (mark, inner), *_ = value.items()
+        if mark in MARKS:
+            return MARKS[mark](inner)
+    return {name: unpack(one) for name, one in value.items()}
+
+
+# By keys that no value may have.
+MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}
+MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item()}
+MARKS |= {"$tuple": lambda values: tuple(map(unpack, values))}
+
+
+def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
+    """Returns a list of numbers of one kind as an array that gives the same list again; None for any other list."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        low, high = min(values), max(values)
+        if low >= -(2**31) and high < 2**31:
+            return np.array(values, np.int32)
+        return np.array(values, np.int64) if low >= -(2**63) and high < 2**63 else None
+    if kinds == {float}:
+        exact = np.array(values, np.float64)
+        with np.errstate(over="ignore"):
+            short = exact.astype(np.float32)
+        return short if np.array_equal(short.astype(np.float64), exact, equal_nan=True) else exact
+    return np.array(values, np.bool_) if kinds == {bool} else None
 
 
 class LateRow(Mapping[str, Any]):

@@ -19,7 +19,7 @@ from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch, redact
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
-from lazyshard.format.seal import form_made
+from lazyshard.format.seal import Made
 from lazyshard.format.state import BlendState, RunState, SequenceState
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
@@ -269,7 +269,7 @@ def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool
     if first >= samples:
         return False
     known, where = ChunkLengths(look), str(reader.directory)
-    form_of_rows = form_made(known.source(first // size))
+    form_of_rows = Made.read_source(known.source(first // size)).form
     try:
         # A stream has packs in every row or in none.
         packed = decode_pack(parse_row(look.line(first))) is not None

@@ -224,15 +224,13 @@ def encode_head(key: bytes, rows: int) -> bytes:
     return face + _digest(face).to_bytes(8, "little")
 
 
-def encode_sample(packed: Any, key: bytes, row: int, line: int, name: str = _SAMPLE) -> bytes:
-    """Returns the record of a sample of a row of the chunk of this key, by its line's digest. Raises as `pack_row`."""
-    text, arrays = pack_row({name: packed})
+def encode_sample(packed: Any, key: bytes, row: int, line: int, *, dropped: bool = False) -> bytes:
+    """Returns the record of a sample of a row of the chunk of this key, by its line's digest. Raises as `pack_row`.
+
+    Of a row that makes no sample, as it is `dropped`, it is that of the reason.
+    """
+    text, arrays = pack_row({_DROPPED if dropped else _SAMPLE: packed})
     return _HEAD.pack(key, row, line, len(text)) + arrays + text
-
-
-def encode_dropped(reason: str, key: bytes, row: int, line: int) -> bytes:
-    """Returns the record of a row that makes no sample, as `encode_sample`."""
-    return encode_sample(reason, key, row, line, _DROPPED)
 
 
 def encode_slot(record: bytes, offset: int) -> bytes:

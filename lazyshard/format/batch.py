@@ -86,7 +86,10 @@ def check_lines(lines: Sequence[bytes]) -> CheckedLines:
         # Other line ends than one newline, or one within a row.
         return _check_each(lines, 0)
     if found.refused is None and parsed < len(lines):
-        return _join(found, _check_each(lines[parsed:], parsed))
+        other = _check_each(lines[parsed:], parsed)
+        ends = np.concatenate((found.ends, other.ends + np.uint64(len(found.data))))
+        digests, duplicates = np.concatenate((found.digests, other.digests)), found.duplicates + other.duplicates
+        return CheckedLines(found.data + other.data, ends, digests, duplicates, other.refused)
     return found
 
 
@@ -231,12 +234,6 @@ def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
         if has_duplicate_keys(row, parsed):
             duplicates.append(first + index)
     return CheckedLines(b"".join(rows), _ends(rows), _digests(rows), tuple(duplicates), refused)
-
-
-def _join(one: CheckedLines, other: CheckedLines) -> CheckedLines:
-    ends = np.concatenate((one.ends, other.ends + np.uint64(len(one.data))))
-    digests, duplicates = np.concatenate((one.digests, other.digests)), one.duplicates + other.duplicates
-    return CheckedLines(one.data + other.data, ends, digests, duplicates, other.refused)
 
 
 class EncodedRow(NamedTuple):

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
-from lazyshard.format.names import seal_name
-from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, take, unpack
+from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
 from lazyshard.part import MAX_SAMPLES, NUMBER, integer, refused
 
 _Numbers = npt.NDArray[np.uint64]
@@ -146,7 +145,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How rows were made: a `form_made`, of at most `size` tokens, None where nothing tells it."""
+    """How rows were made: "pack", "split" or "pad", of at most `size` tokens; None for rows as they are or not said."""
 
     form: str | None = None
     size: int | None = None
@@ -159,15 +158,11 @@ class Made:
         >>> Made.read_source({"recipe": {"pad": {"size": 512}, "shuffle": 1000}})
         Made(form='pad', size=512, shuffled=True)
         """
-        form, recipe = form_made(source), _recipe(source)
+        recipe = _recipe(source)
+        form = next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
         told = recipe.get(form or "")
         size = told.get("size") if isinstance(told, dict) else told
         return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
-
-
-def form_made(source: Any) -> str | None:
-    """Returns how rows were made, "pack", "split" or "pad", by their seal's `source`; None for rows as they are."""
-    return next((form for form in ("pack", "split", "pad") if _recipe(source).get(form)), None)
 
 
 MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told

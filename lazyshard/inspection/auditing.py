@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format.cursor import Cursor, cursor_name
-from lazyshard.format.names import CURSORS
+from lazyshard.format.records import CURSORS
+from lazyshard.format.state import Cursor, cursor_name
 from lazyshard.inspection.auditing_counts import SETTINGS, AuditedState, EpochAudit, count_epochs, relate, shared_draws
 from lazyshard.inspection.tracing import StreamFacts, Tracing
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
-from lazyshard.format.names import QUARANTINE
+from lazyshard.format.records import QUARANTINE
 from lazyshard.memory import loads
 from lazyshard.store.files import UrlPath, open_file, read_file, read_seal, stream_path
 from lazyshard.stream.stream import lengths_missing, open_now

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from lazyshard import errors
-from lazyshard.format import names
-from lazyshard.format.names import END, HEAD, MANIFEST
-from lazyshard.format.records import End, Head, Manifest, Retired
+from lazyshard.format import records
+from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.store import files
 from lazyshard.store.files import UrlPath, is_there, read_record
@@ -95,7 +94,7 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
             mixture = mixed_sources(Seal.decode(seal, newest).source)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
     # A manifest that is damaged is met twice.
-    told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / names.QUARANTINE)
+    told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
     left = free_bytes(directory)
     return Survey(directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended)
 
@@ -122,7 +121,7 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     except NotADirectoryError as cause:
         raise errors.StreamMissing(f"{directory}: a file, not a directory", directory=str(directory)) from cause
     head = tolerate(lambda: _read_head(directory / HEAD, manifest), problems)
-    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, names.OWNER))
+    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, records.OWNER))
     if native and manifest is None and not is_there(directory / MANIFEST):
         problems.append(f"{directory / MANIFEST}: missing; restore it from a copy")
     files_of = partial(chunk_files, arrays=manifest is not None and manifest.arrays)
@@ -160,7 +159,7 @@ def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
     # Without a manifest nothing tells whose the mark is; what it says is still the best guess.
-    mark = _decoded(directory / names.RETIRED, Retired.decode)
+    mark = _decoded(directory / records.RETIRED, Retired.decode)
     return 0 if mark is None else mark.chunks_before
 
 
@@ -216,7 +215,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
 
 def stream_unsealed(directory: Path, count: int) -> errors.FileInvalid:
     """Returns the error for a foreign directory of so many chunk files without any marker."""
-    what = f"{directory}: {count} chunk files, but no {names.SEAL_SUFFIX} marker, so nothing tells which of them are"
+    what = f"{directory}: {count} chunk files, but no {records.SEAL_SUFFIX} marker, so nothing tells which of them are"
     return errors.FileInvalid(f"{what} complete; {listing.how_to_mark(directory)}", directory=str(directory))
 
 
@@ -240,8 +239,8 @@ class Lines(NamedTuple):
 
 def chunk_files(chunk: int, *, arrays: bool = False) -> tuple[str, ...]:
     """Returns the names of a chunk's data file, its seal, and its side file, as our own writer gives them."""
-    own = names.chunk_name(chunk), names.seal_name(chunk)
-    return (*own, names.arrays_name(chunk)) if arrays else own
+    own = records.chunk_name(chunk), records.seal_name(chunk)
+    return (*own, records.arrays_name(chunk)) if arrays else own
 
 
 def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[int]:
@@ -308,7 +307,7 @@ def measure_disk(
                 raise
             missing.add(chunk)
     size = estimate_size(len(sizes) if exact else stop - first, sizes, stop - 1)
-    for folder, _, written in () if isinstance(directory, UrlPath) else os.walk(directory / names.TEMPORARY):
+    for folder, _, written in () if isinstance(directory, UrlPath) else os.walk(directory / records.TEMPORARY):
         for name in written:
             # What is being written is renamed at any moment.
             with contextlib.suppress(OSError):

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import StateMismatch
-from lazyshard.inspection.tracing_states import MemberSteps, SavedState
+from lazyshard.inspection.tracing_states import MemberSteps, PartSteps, SavedState, StepPlace, Steps
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
-from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.stream.run_state import check_fits, course_of
 from lazyshard.stream.stream import Stream
 

@@ -18,13 +18,12 @@ import orjson
 from lazyshard.errors import ChunkRetired, LazyShardError, LengthUnknown, WaitTimeout
 from lazyshard.format.state import BlendState, RunState, SequenceState, WindowPlace
 from lazyshard.inspection.tracing import MAX_STEP_DRAWS, Became, Fate, StreamFacts, Tracing, done_before
-from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.inspection.tracing_states import PartSteps, SavedState, StepPlace, Steps
 from lazyshard.part import Part
 from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
-from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.stream import StreamReader, read_retired
 from lazyshard.stream.run_state import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of

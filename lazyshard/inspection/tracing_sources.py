@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format.names import chunk_name
+from lazyshard.format.records import chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
 from lazyshard.store.files import open_given_file, read_seal, stream_path

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch
+from lazyshard.format import records
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
-from lazyshard.format.cursor import ReadingHint
-from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
-from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, check_samples_per_chunk
+from lazyshard.format.records import END, FORMAT, FORMAT_WITH_ARRAYS, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import ReadingHint
 from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.survey import stream_unsealed
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
@@ -91,7 +91,7 @@ def verify(
     """
     until, per_chunk = time.monotonic() + grace_s, samples_per_chunk
     if per_chunk is not None:
-        check_samples_per_chunk(per_chunk)
+        records.check_samples_per_chunk(per_chunk)
     files = facts.read_files(directory, clock())
     if files.manifest is not None:
         if per_chunk is not None:

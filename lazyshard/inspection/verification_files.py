@@ -16,9 +16,9 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from lazyshard import errors
 from lazyshard.errors import LazyShardError
-from lazyshard.format import names, records
-from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
-from lazyshard.format.names import SEAL_SUFFIX, chunk_name, seal_name
+from lazyshard.format import records
+from lazyshard.format.records import SEAL_SUFFIX, chunk_name, seal_name
+from lazyshard.format.state import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
 from lazyshard.inspection.outlook import producer_state
 from lazyshard.store.files import UrlPath, check_folder, is_there, list_names, read_file
 from lazyshard.stream.head import process_ended, process_gone
@@ -135,33 +135,33 @@ class StreamFiles:
 
 def read_files(directory: Path, now: float) -> StreamFiles:
     """Reads the files and lists the chunks, `now` since 1970. Raises VersionUnsupported: a later format; OSError."""
-    files = StreamFiles(directory, native=any(is_there(directory / name) for name in (names.MANIFEST, names.HEAD)))
-    for name in _listed(files, names.CURSORS):
+    files = StreamFiles(directory, native=any(is_there(directory / name) for name in (records.MANIFEST, records.HEAD)))
+    for name in _listed(files, records.CURSORS):
         _read_consumer(files, name)
     if files.native:
-        files.manifest = _read(files, names.MANIFEST, records.Manifest.decode)
-        files.head = head = _read(files, names.HEAD, records.Head.decode)
+        files.manifest = _read(files, records.MANIFEST, records.Manifest.decode)
+        files.head = head = _read(files, records.HEAD, records.Head.decode)
         if head is not None:
             state = producer_state(head, now - head.updated_at, process_gone(head) is True, process_ended(head))
             files.running = state in ("running", "waiting")
-        files.end = _read(files, names.END, records.End.decode)
-        files.retired = _read(files, names.RETIRED, records.Retired.decode)
-        _read(files, names.OWNER, records.Owner.decode)
+        files.end = _read(files, records.END, records.End.decode)
+        files.retired = _read(files, records.RETIRED, records.Retired.decode)
+        _read(files, records.OWNER, records.Owner.decode)
     try:
         files.names = list_names(directory)
     except FileNotFoundError:
         # A store has no empty folders: there is nothing under this URL.
         if not isinstance(directory, UrlPath):
             raise
-    files.ended = names.END in files.names or files.end is not None
-    left = files.native and not files.running and names.TEMPORARY in files.names
-    for path in [f"{names.TEMPORARY}/{name}" for name in (_listed(files, names.TEMPORARY) if left else ())]:
+    files.ended = records.END in files.names or files.end is not None
+    left = files.native and not files.running and records.TEMPORARY in files.names
+    for path in [f"{records.TEMPORARY}/{name}" for name in (_listed(files, records.TEMPORARY) if left else ())]:
         files.findings.append(leftover("temporary", path, "nothing", "what a producer was writing", _REMOVED))
     sort_names(files)
     # What a running producer has published after the look at its head does not count. Of one that does not run every
     # seal counts: it may have been killed before it could replace its head.
     files.stop, mark = max(files.seals, default=-1) + 1, files.retired
-    if files.told(names.RETIRED):
+    if files.told(records.RETIRED):
         # What is retired is not known; that the mark cannot be used is told.
         files.first = min(files.seals, default=0)
     elif mark is not None and files.stream_id in (None, mark.stream_id):
@@ -176,7 +176,7 @@ def read_files(directory: Path, now: float) -> StreamFiles:
 
 def _read_consumer(files: StreamFiles, name: str) -> None:
     # The name of a reading hint would be that of a cursor as well.
-    hint, file = name.endswith(READING_SUFFIX), f"{names.CURSORS}/{name}"
+    hint, file = name.endswith(READING_SUFFIX), f"{records.CURSORS}/{name}"
     consumer = name.removesuffix(READING_SUFFIX if hint else CURSOR_SUFFIX)
     with contextlib.suppress(ValueError):
         if check_consumer(consumer) != name:
@@ -192,7 +192,7 @@ def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: s
     except FileNotFoundError:
         return None
     except (LazyShardError, OSError) as error:
-        if name == names.MANIFEST and isinstance(error, errors.VersionUnsupported):
+        if name == records.MANIFEST and isinstance(error, errors.VersionUnsupported):
             # Nothing in the directory may mean what it seems to mean.
             error.file = str(files.directory / name)
             error.args = (f"{files.directory}{os.sep}{error}",)
@@ -200,7 +200,7 @@ def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: s
         found, is_hint = file_fault(name, error), name.endswith(READING_SUFFIX)
         # These harm nobody: a power cut may leave them empty. Of what is no file at all readers refuse the head too,
         # and the producer may be unable to replace it.
-        if found.kind == "invalid" and (name in (names.HEAD, names.OWNER) or is_hint):
+        if found.kind == "invalid" and (name in (records.HEAD, records.OWNER) or is_hint):
             who = "its run writes it anew as it reads on" if is_hint else "the producer's next start writes it anew"
             found = replace(found, severity="leftover", remedy=f"nothing to do: {who}")
         files.findings.append(found)
@@ -225,9 +225,9 @@ def sort_names(files: StreamFiles) -> None:
     every: dict[tuple[int, bool], list[str]] = {}
     has_arrays = files.manifest is not None and files.manifest.arrays
     for name in files.names:
-        if (parsed := names.parse_chunk_name(name)) is not None:
+        if (parsed := records.parse_chunk_name(name)) is not None:
             every.setdefault(parsed, []).append(name)
-        elif has_arrays and (number := names.parse_arrays_name(name)) is not None:
+        elif has_arrays and (number := records.parse_arrays_name(name)) is not None:
             files.arrays[number] = name
     for (chunk, is_seal), same in every.items():
         right = seal_name(chunk) if is_seal else chunk_name(chunk)
@@ -252,7 +252,7 @@ def chunks_to_check(files: StreamFiles) -> list[ChunkFiles]:
     found, has_arrays = list[ChunkFiles](), files.manifest is not None and files.manifest.arrays
     for chunk in (chunk for chunk in sorted({*data, *seals, *newest}) if files.first <= chunk < files.stop):
         own = data.get(chunk) or chunk_name(chunk), seals.get(chunk) or seal_name(chunk)
-        found.append(ChunkFiles(chunk, *own, names.arrays_name(chunk) if has_arrays else None))
+        found.append(ChunkFiles(chunk, *own, records.arrays_name(chunk) if has_arrays else None))
     return found
 
 
@@ -274,7 +274,7 @@ def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str | None
             found, fix = "no such file although the chunk counts as published", RESTORE if files.native else make
             yield Fault("seal-missing", name, f"a {seal}", found, fix, chunk)
         else:
-            kind, of = ("data", "") if names.parse_arrays_name(name) is None else ("arrays", "arrays of the ")
+            kind, of = ("data", "") if records.parse_arrays_name(name) is None else ("arrays", "arrays of the ")
             found = f"no such file although a {seal} is there"
             yield Fault(f"{kind}-missing", name, f"the {of}rows of the chunk", found, RESTORE, chunk)
     there = listed | {chunk for chunk, name in missing.items() if name is None}
@@ -293,8 +293,8 @@ def leftovers(files: StreamFiles) -> Iterator[Fault]:
         if chunk < files.first:
             yield leftover("retired", name, f"no chunk below {files.first}: deleted", "the file", _REMOVED, chunk)
         elif chunk >= files.stop and name.endswith(SEAL_SUFFIX):
-            remedy = f"restore {names.END} from a copy, or remove the file with its data if it is not of this stream"
-            yield Fault("beyond-end", name, f"no chunk from {files.stop} on, by {names.END}", "a seal", remedy, chunk)
+            remedy = f"restore {records.END} from a copy, or remove the file with its data if it is not of this stream"
+            yield Fault("beyond-end", name, f"no chunk from {files.stop} on, by {records.END}", "a seal", remedy, chunk)
         elif chunk >= files.stop and chunk not in files.seals:
             found = "none, so it was never published"
             mark = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer is to do so"

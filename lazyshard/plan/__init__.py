@@ -2,6 +2,5 @@
 
 `course` says which sample a rank (a lane) draws at a position, through any changes of the number of ranks. It takes
 `segment`, what is left of an epoch at such a change, `deal`, samples to lanes, and `shuffle`, which permutes windows of
-them and deals rows by cost. `steps` turns steps of a trainer into positions; `blend` chooses among streams, `sequences`
-cuts and packs rows.
+them and deals rows by cost. `blend` chooses among streams, `sequences` cuts and packs rows.
 """

@@ -163,8 +163,8 @@ class SplitSequence(NamedTuple):
     """What a sequence has of documents, in order; `bos` and `eos` are those that are no document's."""
 
     pieces: tuple[Piece, ...]
-    bos: bool
-    eos: bool
+    bos: bool = False
+    eos: bool = False
 
 
 def make_sequences(
@@ -185,11 +185,7 @@ def make_sequences(
     else:
         raise ValueError(f"lengths are from 1 to {form.size}")
     whole = [Piece(one, 0, length, False, False) for one, length in enumerate(lengths)]
-    return [_whole([whole[one] for one in group]) for group in groups], Cut(len(lengths), 0)
-
-
-def _whole(pieces: Sequence[Piece]) -> SplitSequence:
-    return SplitSequence(tuple(pieces), False, False)
+    return [SplitSequence(tuple([whole[one] for one in group])) for group in groups], Cut(len(lengths), 0)
 
 
 def _split(lengths: Sequence[int], form: Split, start: Cut, last: bool, begun: bool) -> tuple[list[SplitSequence], Cut]:
@@ -312,7 +308,7 @@ def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[Sp
         longest = max(apart, key=lambda place: found[place][0])
         whole, (pieces, *_) = found[longest]
         cut = min(range(1, len(pieces)), key=lambda at: abs(whole - 2 * _tokens(pieces[:at])))
-        found[longest : longest + 1] = [(_tokens(half), _whole(half)) for half in (pieces[:cut], pieces[cut:])]
+        found[longest : longest + 1] = [(_tokens(half), SplitSequence(half)) for half in (pieces[:cut], pieces[cut:])]
     return [found[place % len(found)][1] for place in range(places)]
 
 

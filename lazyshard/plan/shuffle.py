@@ -73,17 +73,13 @@ def mix64(*key: int) -> int:
     return mixed
 
 
+# A lane draws from one window at a time; the rest serves processes that meet several lanes in turn.
+@lru_cache(maxsize=16)
 def permutation(size: int, *key: int) -> _Integers:
     """Returns the permutation of [0, size) that belongs to `key`: element i is where i goes; int64, read-only.
 
     A smaller size of the same key has the same order, without the numbers from `size` on. The last 16 are kept.
     """
-    return _permutation(size, key)
-
-
-# A lane draws from one window at a time; the rest serves processes that meet several lanes in turn.
-@lru_cache(maxsize=16)
-def _permutation(size: int, key: tuple[int, ...]) -> _Integers:
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
     # Arrays of uint64 wrap silently, as wanted; numpy's scalars would warn. Shifts need uint64 on both sides, or numpy

@@ -20,8 +20,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from lazyshard.errors import AccessRefused, FormatInvalid, StreamMissing, redact
-from lazyshard.format.names import SEAL_SUFFIX, seal_name
-from lazyshard.format.records import printable
+from lazyshard.format.records import SEAL_SUFFIX, printable, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused, write_all
 

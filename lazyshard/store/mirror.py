@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias
 import xxhash
 
 from lazyshard.errors import ConfigInvalid, LazyShardError, SealInvalid
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
 from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all

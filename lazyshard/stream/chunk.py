@@ -25,7 +25,7 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
-from lazyshard.format.names import arrays_name
+from lazyshard.format.records import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal

@@ -4,7 +4,7 @@ Files, in `cursors/`: `NAME.json`, the cursor, read by the run's next start and 
 hint that is never synced; while they are being written `.NAME.TOKEN` and `.NAME.reading.TOKEN`, which a kill may leave
 behind; and `.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that had it last.
 Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the same machine,
-the token in the cursor (`lazyshard.format.cursor`) any other.
+the token in the cursor (`lazyshard.format.state`) any other.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import xxhash
 
 from lazyshard import errors
 from lazyshard.errors import CursorTaken, FileInvalid, FormatInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format import cursor as names
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
-from lazyshard.format.names import CURSORS
+from lazyshard.format import state as names
+from lazyshard.format.records import CURSORS
+from lazyshard.format.state import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.store.durable import remove, rename, sync_directory, write_new
 from lazyshard.store.files import UrlPath, cache_folder, check_folder, list_names, read_file, read_record, stream_path
 from lazyshard.stream.listing import names_in, read_manifest

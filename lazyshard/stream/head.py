@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format.names import HEAD, HEAD_RESERVE
-from lazyshard.format.records import STATES, Head, ProducerState, printable
+from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
 

@@ -23,9 +23,8 @@ from functools import cached_property
 from pathlib import Path
 
 from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMismatch, StreamMissing
-from lazyshard.format import names
-from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name, tokens_name
-from lazyshard.format.records import Head, Manifest, Retired, check_samples_per_chunk
+from lazyshard.format import records
+from lazyshard.format.records import MANIFEST, RETIRED, TEMPORARY, Head, Manifest, Retired, check_samples_per_chunk
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import UrlPath, check_folder, list_names, read_record, unreadable
 
@@ -170,7 +169,7 @@ def names_in(directory: Path) -> list[str]:
 
 def names_of(chunk: int, *, arrays: bool) -> list[str]:
     """Returns the names of the files that a published chunk of ours has, its seal first."""
-    return [name(chunk) for name in (seal_name, chunk_name, arrays_name)[: 2 + arrays]]
+    return [name(chunk) for name in (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + arrays]]
 
 
 def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
@@ -179,7 +178,7 @@ def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
         return None
     try:
         own = [check_folder(directory / TEMPORARY / name) for name in list_names(check_folder(directory / TEMPORARY))]
-        parsed = [names.parse_chunk_name(name) for folder in own for name in list_names(folder)]
+        parsed = [records.parse_chunk_name(name) for folder in own for name in list_names(folder)]
     except (OSError, FileRefused):
         return None
     return any(one is not None and not one[1] and one[0] >= chunks for one in parsed) if own else None
@@ -195,15 +194,15 @@ def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
     """Returns the listing of a place that holds files of these names. Raises StreamInvalid as `list_chunks`."""
     found = Listing({}, {})
     for name in listed:
-        if (parsed := names.parse_chunk_name(name)) is not None:
+        if (parsed := records.parse_chunk_name(name)) is not None:
             chunk, kind = parsed[0], found.seals if parsed[1] else found.data
             if chunk in kind:
                 first, second = sorted((kind[chunk], name))
                 raise invalid(directory, f"{first} and {second} are both chunk {chunk}; keep one of them", chunk)
             kind[chunk] = name
-        elif (number := names.parse_arrays_name(name)) is not None:
+        elif (number := records.parse_arrays_name(name)) is not None:
             found.arrays[number] = name
-        elif (number := names.parse_tokens_name(name)) is not None:
+        elif (number := records.parse_tokens_name(name)) is not None:
             found.tokens.append((number, name))
     return found
 
@@ -273,7 +272,7 @@ def retire(
         # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
         sync_directory(directory)
     for chunk in range(first, target):
-        for name in (tokens_name(chunk), *names_of(chunk, arrays=manifest.arrays)):
+        for name in (records.tokens_name(chunk), *names_of(chunk, arrays=manifest.arrays)):
             remove(directory / name)
     sync_directory(directory)
     return target - first

@@ -34,8 +34,8 @@ from typing import Any, Final
 import filelock
 
 from lazyshard.errors import ChunkMissing, FileInvalid, LazyShardError, ProducerFenced, StreamEnded, StreamMismatch
-from lazyshard.format.names import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Encoding, End, Manifest, Owner, differences
+from lazyshard.format import records
+from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY, Encoding, arrays_name, chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import clear_folder, publish_bytes, publish_new_bytes, remove, rename, sync_directory
 from lazyshard.store.files import check_folder, read_record, read_seal
@@ -56,7 +56,7 @@ _log = logging.getLogger("lazyshard")
 
 def open_for_writing(
     directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
-) -> tuple[Manifest, WriterLock, Announcer, Published, Any]:
+) -> tuple[records.Manifest, WriterLock, Announcer, Published, Any]:
     """Opens a stream for writing, made if it is not there, and tells the readers. Raises as `ChunkWriter` does.
 
     Returns what is published, too, and the position behind that.
@@ -69,7 +69,7 @@ def open_for_writing(
         manifest = find_manifest(directory, samples_per_chunk, arrays, encoding)
         if manifest is None:
             assert samples_per_chunk is not None
-            manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
+            manifest = records.Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
             _create_stream(directory, manifest, lock.path(MANIFEST))
         found, last = recover(directory, manifest, lock)
         chunks, samples, source = found.chunks, found.samples, None if last is None else last.source
@@ -98,7 +98,7 @@ def open_for_writing(
 
 def find_manifest(
     directory: Path, samples_per_chunk: int | None, arrays: bool = False, encoding: Encoding | None = None
-) -> Manifest | None:
+) -> records.Manifest | None:
     """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
 
     Raises:
@@ -116,10 +116,10 @@ def find_manifest(
     return manifest
 
 
-def _check_same(directory: Path, manifest: Manifest, arrays: bool, encoding: Encoding | None) -> None:
+def _check_same(directory: Path, manifest: records.Manifest, arrays: bool, encoding: Encoding | None) -> None:
     was, what, way = manifest.encoding, "", "continue with the encoding of before"
     expected, actual = map(_named, (encoding, was))
-    if was is not None and encoding is not None and (found := differences(was, encoding)):
+    if was is not None and encoding is not None and (found := records.differences(was, encoding)):
         what = f"its rows are encoded otherwise: {'; '.join(found)}"
     elif (was is None) != (encoding is None):
         what = f"its rows are {'not ' * (was is None)}encoded, and those to come are{' not' * (was is not None)}"
@@ -153,7 +153,7 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
     return True
 
 
-def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
+def _create_stream(directory: Path, manifest: records.Manifest, temporary: Path) -> None:
     """Publishes a new stream's manifest, once the names of all directories above are durable: some may be new."""
     path = directory.absolute()
     while not os.path.ismount(path):
@@ -167,7 +167,7 @@ def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None
         raise invalid(directory, _UNSEEN) from cause
 
 
-def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> tuple[Published, Seal | None]:
+def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tuple[Published, Seal | None]:
     """Clears what was never published and returns what was, and the last seal. The caller holds the writer's lock.
 
     Another producer may publish it meanwhile, so it is taken out in a way in which only the owner can.
@@ -185,7 +185,7 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> tuple[Publ
             raise invalid(directory, what, last.chunk)
     samples, end = sealed * size - short, None
     with contextlib.suppress(FileNotFoundError):
-        end = read_record(directory / END, End.decode)
+        end = read_record(directory / END, records.End.decode)
     if end is not None and (end.chunks, end.samples) != (sealed, samples):
         what = f"{END} says {end.chunks} chunks with {end.samples} samples, the seals say {sealed} with {samples}"
         raise invalid(directory, what)
@@ -194,7 +194,7 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> tuple[Publ
     return Published(sealed, samples, end is not None), last
 
 
-def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
+def _list(directory: Path, manifest: records.Manifest, lock: WriterLock) -> Listing:
     """Lists the stream, and waits where the listing is older than what can be seen by name.
 
     By an old one a chunk that another machine's producer has sealed meanwhile would be deleted as never published.
@@ -203,11 +203,11 @@ def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
     while True:
         listing = list_kept(directory, manifest.stream_id, arrays=manifest.arrays)
         open_chunks = sorted({listing.sealed, *listing.data, *listing.arrays} - {*listing.seals})
-        unlisted = next((chunk for chunk in open_chunks if os.path.lexists(directory / seal_name(chunk))), None)
+        unlisted = next((chunk for chunk in open_chunks if os.path.lexists(directory / records.seal_name(chunk))), None)
         if unlisted is None:
             return listing
         lock.check()
-        name, waited = seal_name(unlisted), time.monotonic() - started
+        name, waited = records.seal_name(unlisted), time.monotonic() - started
         if waited > LISTING_S:
             what = f"{name} is there, but no listing has shown it for {waited:.0f} s; start again when one does"
             raise invalid(directory, f"{what}, or mount the filesystem with shorter caches", unlisted)
@@ -226,7 +226,7 @@ def check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
         missing = ", the first that retired.json says was not deleted"
     if missing:
         way = "restore it from a copy, a producer continues from the position in the last of all seals"
-        raise invalid(directory, f"{seal_name(sealed)} is missing{missing}; {way}", sealed)
+        raise invalid(directory, f"{records.seal_name(sealed)} is missing{missing}; {way}", sealed)
     kinds = [("data file", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
     for chunk in range(listing.first, sealed):
         for kind, names, name_of in kinds:
@@ -306,7 +306,7 @@ class WriterLock:
     def __init__(self, directory: Path, now: float) -> None:
         self._directory, self._path = directory, directory / OWNER
         self._lock = filelock.FileLock(directory / LOCK, timeout=0, thread_local=False)
-        self._owner: Owner | None = None
+        self._owner: records.Owner | None = None
         self._released = False
         temporary, token = directory / TEMPORARY, secrets.token_hex(8)
         try:
@@ -332,7 +332,7 @@ class WriterLock:
                     # The owner's file may hold anything.
                     if other != mine and _NAME.fullmatch(name):
                         destroy(temporary / name)
-                self._owner = Owner(*mine, socket.gethostname() or "unknown", os.getpid(), now)
+                self._owner = records.Owner(*mine, socket.gethostname() or "unknown", os.getpid(), now)
                 publish_bytes(self._owner.encode(), self._path, self.path(OWNER))
             except BaseException as cause:
                 if isinstance(cause, OSError) and self.is_gone():
@@ -398,7 +398,7 @@ class WriterLock:
         with contextlib.suppress(OSError):
             os.rmdir(self.place.parent)
 
-    def _fenced(self, found: Owner | None) -> ProducerFenced:
+    def _fenced(self, found: records.Owner | None) -> ProducerFenced:
         """Returns the error of one that has to stop; `found` is the owner, which may still be the one of before."""
         later = found is not None and found != self._owner and (found.epoch, found.token) >= self._mine
         holder = str(found) if later else None
@@ -406,10 +406,10 @@ class WriterLock:
         way = "this producer stops. Nothing is lost: the other one continues after the last sealed chunk"
         return ProducerFenced(f"{self._directory}: {who}; {way}", directory=str(self._directory), holder=holder)
 
-    def _read(self) -> Owner | None:
+    def _read(self) -> records.Owner | None:
         # An owner file that a power cut has emptied says as much as none: the lock of this machine is what keeps a
         # second producer out here, and whoever comes next writes a new one.
         try:
-            return read_record(self._path, Owner.decode)
+            return read_record(self._path, records.Owner.decode)
         except (FileNotFoundError, FileInvalid):
             return None

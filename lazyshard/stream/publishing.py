@@ -24,8 +24,7 @@ import xxhash
 
 from lazyshard.errors import ProducerFenced
 from lazyshard.format.batch import CheckedLines
-from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End
+from lazyshard.format.records import END, End, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.durable import create, publish_bytes, rename, start_writing_back, sync, sync_directory, write_all
 from lazyshard.store.files import MAX_PLAIN_BYTES

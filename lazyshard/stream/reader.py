@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 from lazyshard import errors
 from lazyshard.errors import ChunkCorrupt, FormatInvalid, LazyShardError, StreamMissing, WaitTimeout
 from lazyshard.format.batch import CheckedArrays
-from lazyshard.format.names import END, HEAD, RETIRED
-from lazyshard.format.records import Head
+from lazyshard.format.records import END, HEAD, RETIRED, Head
 from lazyshard.format.seal import DealtByCost
 from lazyshard.store.files import UrlPath, check_place, stream_path
 from lazyshard.stream import head as heads

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import FileInvalid, LengthUnknown, SealInvalid, StreamMismatch
-from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
-from lazyshard.format.records import FORMAT, End, Head, Manifest
+from lazyshard.format.records import END, FORMAT, HEAD, MANIFEST, OWNER, End, Head, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import refused
 from lazyshard.store.files import UrlPath, again_if_stale, is_there, read_record, read_seal

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import xxhash
 
-from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
+from lazyshard.format.records import END, HEAD, SEAL_SUFFIX
 from lazyshard.store.durable import lock, open_own
 from lazyshard.store.files import OpenFile, UrlPath
 

@@ -16,8 +16,7 @@ from typing import Any, Final, NoReturn
 from lazyshard.errors import LazyShardError, WriterFailed, redact
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
-from lazyshard.format.names import END
-from lazyshard.format.records import Encoding, ProducerState, check_encoding
+from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.cli import output
-from lazyshard.format.names import parse_arrays_name, parse_chunk_name
+from lazyshard.format.records import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds

@@ -15,8 +15,7 @@ import numpy as np
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import CheckedLines, EncodedRow, check_encoded, check_lines, without_array_keys
-from lazyshard.format.names import END
-from lazyshard.format.records import End
+from lazyshard.format.records import END, End
 from lazyshard.format.row import check_row
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX, MAGIC, data_path
 from lazyshard.errors import LazyShardError
-from lazyshard.format.names import parse_chunk_name
-from lazyshard.format.records import Encoding
+from lazyshard.format.records import Encoding, parse_chunk_name
 from lazyshard.store.files import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused

@@ -20,8 +20,7 @@ from typing import Any, Final
 from lazyshard import errors
 from lazyshard.cli import output
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY
-from lazyshard.format.records import End, Head
+from lazyshard.format.records import END, HEAD, MANIFEST, RETIRED, TEMPORARY, End, Head
 from lazyshard.format.row import check_row
 from lazyshard.store.files import is_there, is_url, read_file, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter

@@ -21,7 +21,7 @@ from unittest import mock
 import orjson
 
 from lazyshard import ChunkWriter, LazyShardedDataset, Order
-from lazyshard.format.names import SEAL_SUFFIX
+from lazyshard.format.records import SEAL_SUFFIX
 
 
 @dataclass

@@ -1,10 +1,10 @@
-"""Pictures of files: how data flows, and the life of a chunk. The names are those of `lazyshard.format.names`."""
+"""Pictures of files: how data flows, and the life of a chunk. The names are those of `lazyshard.format.records`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from lazyshard.format.names import END, HEAD, RETIRED, TEMPORARY, chunk_name, seal_name
+from lazyshard.format.records import END, HEAD, RETIRED, TEMPORARY, chunk_name, seal_name
 from lazyshard.plan.deal import Deal
 from scripts.pictures.draw_pictures_svg import DONE, EMPTY, FAINT, MARGIN, RANKS, Drawing
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Head, Manifest
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Census, DiskUse, Survey, chunk_files
 from lazyshard.part import Part

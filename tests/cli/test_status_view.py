@@ -10,10 +10,9 @@ import pytest
 
 from lazyshard.cli.status import status_values
 from lazyshard.cli.status_view import SIGNS, band_line, problems, status_lines, summary, window_words
-from lazyshard.format.cursor import BlendShare, Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendShare, Cursor, RunState
 from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, OpenWindow
 from lazyshard.inspection.survey import DiskUse, Lines, Survey
 from lazyshard.part import Part

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lazyshard.cli.watch_server import MAX_LABELS, LastLook, metrics_page
-from lazyshard.format.cursor import BlendShare
 from lazyshard.format.seal import MixedSource
+from lazyshard.format.state import BlendShare
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display import Metrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told

@@ -24,9 +24,8 @@ from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import BEGINNING, Shown, render
 from lazyshard.cli.watch_server import LastLook, WatchServer, page_answers, watch_values
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
 from lazyshard.format.seal import MixedSource
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
 from lazyshard.inspection.inspection import History
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import count_refusals

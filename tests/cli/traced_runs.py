@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard import ChunkWriter
-from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.part import Part
 from lazyshard.stream import write_cursor
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
+from lazyshard.format.records import HEAD_RESERVE, chunk_name, seal_name, tokens_name
 from lazyshard.stream import listing, read_retired
 from lazyshard.stream.listing import list_kept
 from tests.harness.planted import power as power_mutants

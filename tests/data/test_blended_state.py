@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
-from lazyshard.format.cursor import BlendShare
+from lazyshard.format.state import BlendShare
 from lazyshard.stream import read_cursor
 from tests.data.blends import State, Stream, blend, take, write
 from tests.data.workers import ids

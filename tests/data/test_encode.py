@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import BFLOAT16, EncodeCache, LazyShardedDataset
-from lazyshard.data.encode_cache import pack, unpack
+from lazyshard.data.samples import pack, unpack
 from lazyshard.data.settings import RowSteps
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row

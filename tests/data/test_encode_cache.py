@@ -17,11 +17,11 @@ import torch
 
 from lazyshard import BadRows, ChunkWriter, EncodeCache, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
+from lazyshard.data.encode_cache import FOLDER
 from lazyshard.data.rank import Stats
 from lazyshard.data.settings import ENCODE_CACHE_BYTES
 from lazyshard.errors import ChunkCorrupt, SkipSample
 from lazyshard.format.records import Encoding
-from lazyshard.store.kept_samples import FOLDER
 from tests.data.options import grouped
 from tests.data.workers import loader
 from tests.stream.streams import add, fail_when, foreign, fork, produce, raised, reap, refusal_of

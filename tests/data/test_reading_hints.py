@@ -13,7 +13,7 @@ import pytest
 from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.data import commits as reading_hints
 from lazyshard.data.commits import ReadingHints, is_due
-from lazyshard.format.cursor import ReadingHint
+from lazyshard.format.state import ReadingHint
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules

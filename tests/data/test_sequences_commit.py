@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import Filter, LazyShardedSequences, Map, Pack, Split
 from lazyshard.errors import BadSample, CursorTaken, StateMismatch
-from lazyshard.format.names import chunk_name
+from lazyshard.format.records import chunk_name
 from lazyshard.stream import read_cursor, read_reading, read_retired
 from lazyshard.stream.listing import retire
 from tests.data.sequence_runs import LENGTHS, all_written, expected, loader_of, open_sequences, write_rows

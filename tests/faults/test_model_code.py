@@ -13,7 +13,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, listing, publishing
 from lazyshard.stream.listing import read_manifest

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, FileInvalid, LazyShardError, StreamEnded, StreamInvalid, WriterFailed
-from lazyshard.format.names import HEAD, RETIRED
+from lazyshard.format.records import HEAD, RETIRED
 from lazyshard.store import files
 from lazyshard.stream import listing, lock, read_retired
 from lazyshard.stream.listing import retire

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Head
+from lazyshard.format.records import MANIFEST, Head, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import head, list_kept, listing
 from lazyshard_producer.run import complete_end, find_end

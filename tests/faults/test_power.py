@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.names import seal_name
+from lazyshard.format.records import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power

@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingHint
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired, encode, in_file, pack, parse_object
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
 from lazyshard.part import Part
 from tests.format.cases import finite, integers, json_of
 

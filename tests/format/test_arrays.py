@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import arrays, batch
-from lazyshard.format.arrays import Kept, chunk_key, encode_dropped, encode_sample, fill_row, pack_row
+from lazyshard.format.arrays import Kept, chunk_key, encode_sample, fill_row, pack_row
 from lazyshard.format.batch import check_lines, decode_pack, encode_encoded_pack, without_array_keys
 from lazyshard.format.records import check_encoding, differences
 from lazyshard.format.row import check_row, encode_row
@@ -265,11 +265,11 @@ def test_sample_comes_back_with_its_arrays() -> None:
     empty = read(encode_sample(np.empty((0, 4), np.float16), KEY, 5, 7))
     assert empty is not None
     assert (empty.sample.shape, empty.sample.dtype) == ((0, 4), np.float16)
-    assert read(encode_dropped("too long", KEY, 5, 7)) == Kept(None, "too long")
+    assert read(encode_sample("too long", KEY, 5, 7, dropped=True)) == Kept(None, "too long")
 
 
 def test_text_with_a_right_digest_that_describes_nothing_is_none() -> None:
-    good = encode_dropped("x", KEY, 5, 7)
+    good = encode_sample("x", KEY, 5, 7, dropped=True)
     head, text = good[:40], good[40:]
     for other in (b"[]", b'{"a":1}'.ljust(len(text)), b"{".ljust(len(text)), b'{"sample":{"$array":[1,2,3]}}'):
         record = head[:32] + len(other).to_bytes(8, "little") + other
@@ -290,7 +290,7 @@ def test_bytes_are_those_of_the_first_version() -> None:
     )
     assert (arrays.HEAD_BYTES, arrays.slot_at(2)) == (64, 112)
     assert (
-        encode_dropped("x", KEY, 5, 7).hex()
+        encode_sample("x", KEY, 5, 7, dropped=True).hex()
         == ("000102030405060708090a0b0c0d0e0f050000000000000007000000000000001000000000000000")
         + b'{"dropped":"x"}\n'.hex()
     )

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format import records
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, in_file, pack, parse_object, unpack
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import Cursor
 from lazyshard.part import Part
 from tests.format.cases import changed, integers, json_of, refusal, with_field, without
 from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, Wrong, numbers, written

@@ -14,9 +14,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
-from lazyshard.format import cursor as cursors
-from lazyshard.format.cursor import BlendShare, Cursor, CursorToken, ReadingHint, blend_shares, cursor_name
-from lazyshard.format.state import BlendPartState, BlendState, RunState
+from lazyshard.format import state as cursors
+from lazyshard.format.state import (
+    BlendPartState,
+    BlendShare,
+    BlendState,
+    Cursor,
+    CursorToken,
+    ReadingHint,
+    RunState,
+    blend_shares,
+    cursor_name,
+)
 from lazyshard.part import Part
 from tests.format.cases import refusal, with_field
 from tests.format.records import CURSOR, OWNER, RECORDS, written

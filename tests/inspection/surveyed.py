@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format.cursor import Cursor, ReadingHint
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import write_cursor
 from lazyshard.stream.cursor import write_reading
 from tests.stream.damage import edit

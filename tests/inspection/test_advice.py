@@ -7,10 +7,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
 from lazyshard.format.seal import DealtByCost, Made, SourceRows
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.inspection import FEW_ROWS, Overview, Training, advise, training_of, unevenness
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.part import Part

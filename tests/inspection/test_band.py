@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Manifest
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make_band, open_window
 from lazyshard.inspection.survey import Census, chunk_files
 from lazyshard.part import Part

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, FileInvalid, StreamInvalid, StreamMissing
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.inspection import inspection, row_facts
 from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Keys, Lengths, count_refusals, read_refusals
 from lazyshard.stream.cursor import write_cursor

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.outlook import Growth, Looks, Remainder, Supply, outlook_of_reader, producer_state, remainder
 from lazyshard.inspection.survey import DiskUse, Survey
 from lazyshard.part import Part

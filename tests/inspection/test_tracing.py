@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
-from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.tracing import Became, Fate, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
 from lazyshard.part import Part

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import FileInvalid, StreamMismatch, StreamMissing
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.inspection import verification_files
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_files import StreamFiles, chunks_to_check, leftovers, missing_chunks, sort_names

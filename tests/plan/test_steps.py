@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazyshard.inspection.tracing_states import PartSteps, StepPlace, Steps
 from lazyshard.part import Part
 from lazyshard.plan.course import AtEnd, Course, Ending
 from lazyshard.plan.deal import Rules
-from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 from tests.plan.test_course import Chain, chains

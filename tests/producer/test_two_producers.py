@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, ids, published, rows, run_arguments

@@ -12,7 +12,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.cli.main import main as lazyshard_main
 from lazyshard.errors import FileRefused, LazyShardError
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.store import durable
 from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.cli import main as producer_main

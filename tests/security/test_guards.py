@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format.cursor import Cursor, ReadingHint
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.store import durable, files
 from lazyshard.stream import CursorOwner, cursor, head
 from lazyshard.stream.cursor import write_reading

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import FileRefused, LazyShardError
-from lazyshard.format.cursor import Cursor, ReadingHint
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import open_file, read_file, read_given_file
 from lazyshard.stream import CursorOwner

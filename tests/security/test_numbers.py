@@ -13,10 +13,9 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, FileRefused, LazyShardError, StateMismatch
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part

@@ -10,8 +10,8 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard.errors import LazyShardError, ProducerFenced
-from lazyshard.format.cursor import Cursor, CursorToken
 from lazyshard.format.records import Head, Owner
+from lazyshard.format.state import Cursor, CursorToken
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.head import describe_producer, failure_words

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import UrlPath
 from lazyshard_producer.shipping.store import StreamStore, next_owner

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lazyshard.format.names import END, HEAD, MANIFEST, SEAL_SUFFIX
+from lazyshard.format.records import END, HEAD, MANIFEST, SEAL_SUFFIX
 from lazyshard.store.files import UrlPath
 from tests.stream.streams import produce
 

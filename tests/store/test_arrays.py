@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE

@@ -14,8 +14,8 @@ import pytest
 from lazyshard import LazyShardedDataset, Order
 from lazyshard.cli.main import main
 from lazyshard.errors import CursorTaken, StoreUnavailable
-from lazyshard.format.cursor import Cursor, ReadingHint, cursor_name
-from lazyshard.format.names import CURSORS, chunk_name, seal_name
+from lazyshard.format.records import CURSORS, chunk_name, seal_name
+from lazyshard.format.state import Cursor, ReadingHint, cursor_name
 from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, stream_path
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import ConfigInvalid, FileRefused
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.store.durable import locked
 from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, cache_folder
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next, number_of

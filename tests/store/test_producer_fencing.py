@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import ProducerFenced, StreamInvalid
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.store.files import UrlPath
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.shipping.shipper import put_chunk

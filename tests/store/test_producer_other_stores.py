@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.format.records import MANIFEST, chunk_name, seal_name
 from lazyshard.store.files import UrlPath, stream_path
 from lazyshard_producer.cli import main
 from tests.harness.processes.producing import assert_one_line, rows, run_arguments

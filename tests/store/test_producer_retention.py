@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.cursor import ReadingHint
-from lazyshard.format.names import chunk_name
+from lazyshard.format.records import chunk_name
+from lazyshard.format.state import ReadingHint
 from lazyshard.store.files import UrlPath
 from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import seal_name
+from lazyshard.format.records import seal_name
 from lazyshard.store.files import UrlPath
 from lazyshard_producer.shipping.store import look
 from tests.harness.processes.producing import assert_one_line, rows

@@ -12,9 +12,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset, StreamReader, errors
-from lazyshard.format.cursor import Cursor
-from lazyshard.format.names import HEAD, chunk_name, seal_name
+from lazyshard.format.records import HEAD, chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import Cursor
 from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import Manifest
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import write_cursor, write_reading
 
 _OWN = "own"

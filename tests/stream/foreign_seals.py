@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lazyshard import ChunkWriter
-from lazyshard.format.names import seal_name
+from lazyshard.format.records import seal_name
 from lazyshard.store.files import read_seal
 from lazyshard.stream.stream import open_now, read_lengths
 

@@ -14,8 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.names import seal_name
-from lazyshard.format.records import Head
+from lazyshard.format.records import Head, seal_name
 from lazyshard.format.seal import Seal
 
 E = TypeVar("E", bound=BaseException)

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 
 from lazyshard import ChunkWriter, StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
-from lazyshard.format.names import chunk_name
+from lazyshard.format.records import chunk_name
 from lazyshard.stream import chunk as chunks
 from lazyshard.stream import chunk_files
 from lazyshard.stream.chunk import Chunk, Held, ScatteredReader, open_foreign, open_sealed

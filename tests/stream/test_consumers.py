@@ -13,9 +13,8 @@ import pytest
 
 from lazyshard import stream as streaming
 from lazyshard.errors import CursorTaken, FileInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingHint
 from lazyshard.format.records import Manifest
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, CursorToken, ReadingHint, RunState
 from lazyshard.inspection.verification_files import read_files
 from lazyshard.part import Part
 from lazyshard.store import durable

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
+from lazyshard.data.encode_cache import FOLDER, KEPT_SUFFIX, KeptSamples
 from lazyshard.errors import FileRefused
 from lazyshard.format import arrays
 from lazyshard.format.arrays import Kept, encode_sample, slot_at
 from lazyshard.store import durable
-from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.stream.streams import forked, open_descriptors, raised, wait_until
 
@@ -197,7 +197,7 @@ def test_count_that_cannot_be_believed(tmp_path: Path, monkeypatch: pytest.Monke
         # After a restart of the machine: a count that did not come onto the device any more.
         file.write_bytes(before if count is None else count)
         if count is None:
-            monkeypatch.setattr("lazyshard.store.kept_samples.this_boot", lambda: "anew")
+            monkeypatch.setattr("lazyshard.data.encode_cache.this_boot", lambda: "anew")
         assert keep(KeptSamples(here, 4500), 3, 0, 2000)
         assert taken(here) <= 4500
 
@@ -347,7 +347,7 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
 
 
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.store.kept_samples._OPEN_FILES", 3)
+    monkeypatch.setattr("lazyshard.data.encode_cache._OPEN_FILES", 3)
     kept = KeptSamples(tmp_path, PLENTY)
     keep(kept, 0, 0)
     before = open_descriptors()

@@ -15,8 +15,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
 from lazyshard.errors import ChunkRetired, FileInvalid, ProducerFenced, StreamEnded, StreamInvalid
-from lazyshard.format.names import chunk_name, seal_name, tokens_name
-from lazyshard.format.records import Manifest, Retired
+from lazyshard.format.records import Manifest, Retired, chunk_name, seal_name, tokens_name
 from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.row_facts import mean_tokens
 from lazyshard.inspection.survey import take_survey

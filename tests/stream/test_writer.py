@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
 from lazyshard.format.batch import check_lines
-from lazyshard.format.names import HEAD_RESERVE
+from lazyshard.format.records import HEAD_RESERVE
 from tests.stream import streams
 from tests.stream.damage import Damage, copy, cut, delete, edit, put
 from tests.stream.streams import add, foreign, go_on, head, names, produce, raised, refusal_of, rows, seal

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format.names import seal_name
+from lazyshard.format.records import seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.stream import read_cursor
 from tests.stream.lengths import lengths_of

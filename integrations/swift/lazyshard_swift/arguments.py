@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
-from lazyshard.format.cursor import check_consumer
-from lazyshard.format.names import MANIFEST, parse_chunk_name
+from lazyshard.format.records import MANIFEST, parse_chunk_name
+from lazyshard.format.state import check_consumer
 from lazyshard.plan.deal import UNIT_NAMES, check_field
 from lazyshard.store.files import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused

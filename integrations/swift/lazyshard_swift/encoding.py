@@ -23,7 +23,7 @@ import orjson
 import torch
 import xxhash
 
-from lazyshard.data import encode_cache as tensors
+from lazyshard.data import samples as tensors
 from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.settings import EncodeCache
 from lazyshard.format.records import Encoding

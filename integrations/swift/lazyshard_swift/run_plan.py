@@ -16,8 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from lazyshard.data.commits import chunks_done
 from lazyshard.data.rank import Rank
-from lazyshard.format.cursor import Cursor, blend_shares
-from lazyshard.format.state import BlendState, RunState
+from lazyshard.format.state import BlendState, Cursor, RunState, blend_shares
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps

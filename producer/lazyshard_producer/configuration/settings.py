@@ -19,8 +19,8 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from lazyshard.cli.output import size
-from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, parse_size
+from lazyshard.format.state import check_consumer
 from lazyshard.plan.sequences import Pad, Split
 from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 

@@ -20,7 +20,7 @@ import pybase64
 
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.names import QUARANTINE
+from lazyshard.format.records import QUARANTINE
 from lazyshard.inspection.row_facts import MOST_TOLD_APART, read_refusals
 from lazyshard.inspection.row_facts import RefusedRows as QuarantineSummary
 from lazyshard.memory import loads

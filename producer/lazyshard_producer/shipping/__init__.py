@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.names import HEAD, MANIFEST, seal_name
-from lazyshard.format.records import Head, Manifest
+from lazyshard.format.records import HEAD, MANIFEST, Head, Manifest, seal_name
 from lazyshard.store.files import is_url, read_file, stream_name
 from lazyshard.stream.listing import list_kept
 from lazyshard_producer.configuration.settings import Settings

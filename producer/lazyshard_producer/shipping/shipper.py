@@ -24,10 +24,10 @@ import xxhash
 
 from lazyshard.cli import output
 from lazyshard.errors import FormatInvalid, LazyShardError
-from lazyshard.format.cursor import CURSOR_SUFFIX
-from lazyshard.format.names import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Head, Manifest, Retired
+from lazyshard.format import records
+from lazyshard.format.records import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, End, Head, Manifest, Retired
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import CURSOR_SUFFIX
 from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
@@ -48,13 +48,13 @@ PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing
 def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: bytes | None = None) -> None:
     """Puts a chunk; it is published if and only if this returns. May be repeated: what is there already stays."""
     replaced: dict[str, bytes | None] = {}
-    for name, own in ((arrays_name(chunk), arrays), (chunk_name(chunk), data)):
+    for name, own in ((records.arrays_name(chunk), arrays), (records.chunk_name(chunk), data)):
         # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a
         # seal.
-        if own is not None and not store.put_new(name, own) and not store.exists(seal_name(chunk)):
+        if own is not None and not store.put_new(name, own) and not store.exists(records.seal_name(chunk)):
             replaced[name] = store.replace(name, own)
     store.check_owner()
-    name = seal_name(chunk)
+    name = records.seal_name(chunk)
     if store.put_new(name, seal):
         return
     found = store.find(name)
@@ -83,7 +83,7 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
         decoded = Seal.decode(seal, chunk)
     except FormatInvalid:
         return False
-    found = decoded.arrays if name == arrays_name(chunk) else decoded
+    found = decoded.arrays if name == records.arrays_name(chunk) else decoded
     if found is None or found.size != len(rows):
         return False
     ranges = itertools.pairwise(found.offsets.tolist())
@@ -314,9 +314,9 @@ class Shipper(Shelf):
 
     def _put_chunk(self, chunk: int) -> None:
         stream = self.directory
-        seal, rows = read_file(stream / seal_name(chunk)), (stream / chunk_name(chunk)).read_bytes()
+        seal, rows = read_file(stream / records.seal_name(chunk)), (stream / records.chunk_name(chunk)).read_bytes()
         decoded = Seal.decode(seal, chunk)
-        arrays = None if decoded.arrays is None else (stream / arrays_name(chunk)).read_bytes()
+        arrays = None if decoded.arrays is None else (stream / records.arrays_name(chunk)).read_bytes()
         if isinstance(decoded.source, dict):
             self._put_grown(QUARANTINE, self._read(QUARANTINE, decoded.source.get("quarantine_bytes", 0)))
         self._put_journals()
@@ -401,6 +401,6 @@ class Shipper(Shelf):
             self._refused_at = time.monotonic()
         if target > self._marked and self._manifest is not None:
             self.store.replace(RETIRED, Retired(self._manifest.stream_id, target, time.time()).encode())
-            kinds = (seal_name, chunk_name, arrays_name)[: 2 + self.has_arrays()]
+            kinds = (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + self.has_arrays()]
             self._leftovers += [name_of(chunk) for chunk in range(self._marked, target) for name_of in kinds]
             self._marked = target

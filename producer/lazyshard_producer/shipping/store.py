@@ -31,8 +31,8 @@ import orjson
 import xxhash
 
 from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StreamInvalid, StreamMismatch
-from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Manifest, Owner, Retired
+from lazyshard.format import records
+from lazyshard.format.records import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
 from lazyshard.store.files import stream_path
 from lazyshard.store.objects import ObjectStore
@@ -56,7 +56,7 @@ class StreamStore(ObjectStore):
 
     def __init__(self, url: str, patience_s: float, left_in: str, pause: Callable[[float], bool]) -> None:
         super().__init__(url, patience_s=patience_s)
-        self.owner: Owner | None = None
+        self.owner: records.Owner | None = None
         self.pause = pause
         self._advice = f"{left_in}; --store-patience-seconds {patience_s:g} says how long to try"
         self._failing: tuple[float, str] | None = None
@@ -109,14 +109,14 @@ class StreamStore(ObjectStore):
                 return found
         raise self.invalid(name, "somebody else puts this object all the time; find out who, and stop it")
 
-    def find_owner(self) -> tuple[Owner | None, str | None]:
+    def find_owner(self) -> tuple[records.Owner | None, str | None]:
         """Looks who the owner is, None where none can be read; with the tag of its object, None where there is none."""
         data, tag = self._tagged(OWNER)
         with contextlib.suppress(FileInvalid):
-            return None if data is None else Owner.decode(data, self.name_of(OWNER)), tag
+            return None if data is None else records.Owner.decode(data, self.name_of(OWNER)), tag
         return None, tag
 
-    def take(self, owner: Owner, tag: str | None) -> None:
+    def take(self, owner: records.Owner, tag: str | None) -> None:
         """Takes the stream from whoever had it when it was looked at."""
         self.owner, data = owner, owner.encode()
         taken = self.put_new(OWNER, data) if tag is None else self.put_matching(OWNER, data, tag)
@@ -150,20 +150,20 @@ def _if_there(call: Callable[[], _T], otherwise: _U) -> _T | _U:
         return otherwise
 
 
-def next_owner(before: Owner | None) -> Owner:
+def next_owner(before: records.Owner | None) -> records.Owner:
     """Returns this process as the owner after another one."""
     epoch = before.epoch + 1 if before else 1
-    return Owner(epoch, secrets.token_hex(8), socket.gethostname() or "unknown", os.getpid(), time.time())
+    return records.Owner(epoch, secrets.token_hex(8), socket.gethostname() or "unknown", os.getpid(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What is in the store: the manifest if there is one, the chunks that are not retired, sizes by name, the end."""
 
-    manifest: Manifest | None
+    manifest: records.Manifest | None
     listing: Listing
     sizes: Mapping[str, int]
-    end: End | None
+    end: records.End | None
 
     @property
     def unsealed(self) -> list[str]:
@@ -175,7 +175,7 @@ class Found:
 def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
     """Looks at a stream, of which so many samples per chunk are asked for; None takes what the manifest says."""
     url, data = store.url, store.find(MANIFEST)
-    manifest = None if data is None else Manifest.decode(data, store.name_of(MANIFEST))
+    manifest = None if data is None else records.Manifest.decode(data, store.name_of(MANIFEST))
     if manifest is not None and samples_per_chunk not in (None, size := manifest.samples_per_chunk):
         what = f"{url}: the stream has {size} samples per chunk, asked for {samples_per_chunk}; that never changes"
         expected, actual = str(samples_per_chunk), str(size)
@@ -189,12 +189,12 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
         listing = replace(listing, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
     if manifest is not None and (data := store.find(RETIRED)) is not None:
-        retired = Retired.decode(data, store.name_of(RETIRED))
+        retired = records.Retired.decode(data, store.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
             listing = listing.starting_at(retired.chunks_before)
     check_gaps(stream_path(url), listing, manifest is not None and manifest.arrays)
     data = store.find(END)
-    return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.name_of(END)))
+    return Found(manifest, listing, sizes, None if data is None else records.End.decode(data, store.name_of(END)))
 
 
 class Spool:
@@ -293,7 +293,7 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
             url = store.name_of(name)
             raise ChunkMissing(f"{url}: was deleted a moment ago; restore it from a copy", file=url, chunk=last)
     if last > 0:
-        _write(folder / RETIRED, Retired(found.manifest.stream_id, last, time.time()).encode())
+        _write(folder / RETIRED, records.Retired(found.manifest.stream_id, last, time.time()).encode())
 
 
 def _write(path: Path, data: bytes) -> None:

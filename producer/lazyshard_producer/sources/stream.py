@@ -17,7 +17,7 @@ import xxhash
 
 from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.names import MANIFEST, chunk_name
+from lazyshard.format.records import MANIFEST, chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import UrlPath, is_url, read_seal, stream_path
 from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll

@@ -17,11 +17,9 @@ import xxhash
 
 from lazyshard.cli.output import pretty
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.cursor import Cursor, ReadingHint
-from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.records import MANIFEST, End, Head, Manifest, Owner, Retired, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.part import Part
 
 ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"

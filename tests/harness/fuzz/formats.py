@@ -15,11 +15,10 @@ import xxhash
 
 from lazyshard import errors
 from lazyshard.format.batch import check_lines
-from lazyshard.format.cursor import Cursor, ReadingHint
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.part import Part
 from lazyshard.stream.chunk import open_foreign
 from tests.harness.fuzz.damage import STREAMS, alter_json, spoil_more

@@ -24,7 +24,7 @@ from lazyshard.cli import verify as verify_command
 from lazyshard.cli.command import execute
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row
-from lazyshard.format.names import arrays_name, chunk_name
+from lazyshard.format.records import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import chunk, chunk_files, list_consumers, read_cursor
 from lazyshard.stream.listing import retire

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lazyshard.format.names import TEMPORARY
+from lazyshard.format.records import TEMPORARY
 
 Content: TypeAlias = tuple[Any, ...]  # What is in a file, as ("rows", 0); or one of the three below
 Step: TypeAlias = tuple[Any, ...]  # as ("rename", "stream/.tmp/head.json.a", "stream/head.json")

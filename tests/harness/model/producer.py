@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from lazyshard.format import names
+from lazyshard.format import records
 from tests.harness.model.disk import Content, Disk, Step, folder_of
 
 STREAM: Final = "stream"
-TMP: Final = f"{STREAM}/{names.TEMPORARY}"
+TMP: Final = f"{STREAM}/{records.TEMPORARY}"
 CURSORS: Final = f"{STREAM}/cursors"
 CURSOR: Final = f"{CURSORS}/run.json"
 Seen = Mapping[str, Content]
@@ -18,15 +18,17 @@ def at(name: str) -> str:
     return f"{STREAM}/{name}"
 
 
-MANIFEST_PATH, HEAD_PATH, END_PATH, RETIRED_PATH = map(at, (names.MANIFEST, names.HEAD, names.END, names.RETIRED))
+MANIFEST_PATH, HEAD_PATH, END_PATH, RETIRED_PATH = map(
+    at, (records.MANIFEST, records.HEAD, records.END, records.RETIRED)
+)
 
 
 def data_path(chunk: int) -> str:
-    return at(names.chunk_name(chunk))
+    return at(records.chunk_name(chunk))
 
 
 def seal_path(chunk: int) -> str:
-    return at(names.seal_name(chunk))
+    return at(records.seal_name(chunk))
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def value_of(seen: Seen, path: str, kind: str) -> Content | None:
 def list_stream(seen: Seen) -> Listed:
     retired = value_of(seen, RETIRED_PATH, "retired")
     mark = 0 if retired is None else retired[1]
-    found = [parsed for path in seen if (parsed := names.parse_chunk_name(path.removeprefix(f"{STREAM}/"))) is not None]
+    found = [
+        parsed for path in seen if (parsed := records.parse_chunk_name(path.removeprefix(f"{STREAM}/"))) is not None
+    ]
     seals, data = (sorted(chunk for chunk, is_seal in found if is_seal == wanted) for wanted in (True, False))
     below = [seal_path(chunk) for chunk in seals if chunk < mark] + [data_path(chunk) for chunk in data if chunk < mark]
     sealed = mark
@@ -144,13 +148,13 @@ class Producer:
         return steps
 
     def taking(self, token: str) -> list[Step]:
-        return self.durably(("owner",), names.OWNER, token)
+        return self.durably(("owner",), records.OWNER, token)
 
     def creating(self, token: str) -> list[Step]:
-        temporary = self.temporary_path(names.MANIFEST, token)
+        temporary = self.temporary_path(records.MANIFEST, token)
         return [
             ("sync_directory", ""),
-            *self.durably(("manifest",), names.MANIFEST, token)[:3],
+            *self.durably(("manifest",), records.MANIFEST, token)[:3],
             ("link", temporary, MANIFEST_PATH),
             ("sync_directory", STREAM),
             ("remove", temporary),
@@ -177,7 +181,7 @@ class Producer:
         steps = [*self.clearing(seen, listed, token), *self.completing_retirement(listed)]
         closing = last is not None and not last[3] and end is None
         if closing:
-            steps += self.durably(("end", listed.sealed), names.END, token)
+            steps += self.durably(("end", listed.sealed), records.END, token)
         if closing or end is not None:
             return [*steps, *self.finishing(listed.sealed, token)]
         return steps + self.going_on(*self.start(seen, listed, last), token)
@@ -188,7 +192,7 @@ class Producer:
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
         steps: list[Step] = []
         for chunk in sorted(listed.data - listed.seals):
-            taken_out = self.temporary_path(names.chunk_name(chunk), token)
+            taken_out = self.temporary_path(records.chunk_name(chunk), token)
             steps += [("rename", data_path(chunk), taken_out), ("remove", taken_out)]
         return steps
 
@@ -197,7 +201,7 @@ class Producer:
         return [*steps, ("sync_directory", STREAM)] if steps else []
 
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
-        steps = self.hint(("head", chunk, False), names.HEAD, token)
+        steps = self.hint(("head", chunk, False), records.HEAD, token)
         for piece in range(position, self.plan.chunks):
             steps.append(("look", chunk, token))
             steps += self.publishing(chunk, piece, token)
@@ -207,24 +211,24 @@ class Producer:
                 steps += self.telling(chunk, token)
             if full and piece + 1 == self.plan.chunks:
                 steps.append(("look", chunk, token))
-        return [*steps, *self.durably(("end", chunk), names.END, token), *self.finishing(chunk, token)]
+        return [*steps, *self.durably(("end", chunk), records.END, token), *self.finishing(chunk, token)]
 
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
         return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
 
     def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        steps = self.durably(("rows", piece), names.chunk_name(chunk), token)
+        steps = self.durably(("rows", piece), records.chunk_name(chunk), token)
         return [*steps[:3], ("check", chunk), *steps[3:]]
 
     def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return self.durably(self.plan.seal(chunk, piece + 1), names.seal_name(chunk), token)
+        return self.durably(self.plan.seal(chunk, piece + 1), records.seal_name(chunk), token)
 
     def telling(self, chunks: int, token: str) -> list[Step]:
-        return self.hint(("head", chunks, False), names.HEAD, token)
+        return self.hint(("head", chunks, False), records.HEAD, token)
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
         """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
-        return [*self.durably(("head", chunks, True), names.HEAD, token), *self.leaving(token)]
+        return [*self.durably(("head", chunks, True), records.HEAD, token), *self.leaving(token)]
 
     def leaving(self, token: str) -> list[Step]:
         return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
@@ -253,7 +257,7 @@ class Producer:
 
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
         if target > mark:
-            return self.durably(("retired", target), names.RETIRED, token)
+            return self.durably(("retired", target), records.RETIRED, token)
         return [("sync_directory", STREAM)]  # A mark that is there already may be one whose `fsync` has failed
 
     def deleting(self, first: int, target: int) -> list[Step]:

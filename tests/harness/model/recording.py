@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format import names
-from lazyshard.format.cursor import Cursor
+from lazyshard.format import records
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import Cursor
 from tests.harness.model.disk import FOLDER, SHORT, Content, Step, is_junk
 from tests.harness.model.producer import Plan
 
 PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
-_WORKPLACE: Final = re.compile(rf"/{re.escape(names.TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
+_WORKPLACE: Final = re.compile(rf"/{re.escape(records.TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
     *("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.symlink", "shutil.move"),
 )
@@ -132,45 +132,45 @@ def read_disk(root: Path, plan: Plan) -> dict[str, Content]:
 
 
 def _means_nothing(name: str) -> bool:
-    lock = name == names.LOCK or (name.startswith(".") and name.endswith(".lock"))
-    return lock or _TOKEN.sub("", name) == names.HEAD_RESERVE
+    lock = name == records.LOCK or (name.startswith(".") and name.endswith(".lock"))
+    return lock or _TOKEN.sub("", name) == records.HEAD_RESERVE
 
 
 def content(path: str, data: bytes, plan: Plan) -> Content:
     name = _TOKEN.sub("", path.rpartition("/")[2])
     if not data:
         return SHORT
-    if name.endswith(names.SEAL_SUFFIX):
+    if name.endswith(records.SEAL_SUFFIX):
         seal = Seal.decode(data, chunk := _chunk(name))
         assert seal.source is not None
         return ("seal", chunk, -(-seal.source // PER_CHUNK), seal.samples == PER_CHUNK)
-    if names.parse_chunk_name(name) is not None:
+    if records.parse_chunk_name(name) is not None:
         rows = [parse_row(line)["id"] for line in data.splitlines(keepends=True)]
         piece = rows[0] // PER_CHUNK
         stop = PER_CHUNK * (piece + 1) - (plan.partial and piece + 1 == plan.chunks)
         assert rows == list(range(PER_CHUNK * piece, stop)), rows
         return ("rows", piece)
-    if name == names.HEAD:
+    if name == records.HEAD:
         head = Head.decode(data)
         return ("head", head.chunks, head.ended)
-    if name == names.END:
+    if name == records.END:
         return ("end", End.decode(data).chunks)
-    if name == names.RETIRED:
+    if name == records.RETIRED:
         return ("retired", Retired.decode(data).chunks_before)
-    if name == names.MANIFEST:
+    if name == records.MANIFEST:
         assert Manifest.decode(data).samples_per_chunk == PER_CHUNK
         return ("manifest",)
-    if name == names.OWNER:
+    if name == records.OWNER:
         assert Owner.decode(data).epoch > 0
         return ("owner",)
     return ("cursor", Cursor.decode(data, "run").chunks_before)
 
 
 def _chunk(name: str) -> int:
-    parsed = names.parse_chunk_name(name)
+    parsed = records.parse_chunk_name(name)
     assert parsed is not None, name
     return parsed[0]
 
 
 def starred(path: str) -> str:
-    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{names.TEMPORARY}/*", path)) if is_junk(path) else path
+    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{records.TEMPORARY}/*", path)) if is_junk(path) else path

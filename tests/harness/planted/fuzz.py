@@ -9,8 +9,8 @@ from unittest.mock import patch
 from lazyshard import part
 from lazyshard.data import commits as state_checks
 from lazyshard.format import records, row
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import Cursor
 from lazyshard.store import files
 from lazyshard.stream import chunk, cursor
 from tests.harness.fuzz.damage import ID

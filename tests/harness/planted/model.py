@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.format.names import RETIRED
+from lazyshard.format.records import RETIRED
 from tests.harness.model import producer as model
 from tests.harness.model.disk import Content, Step
 from tests.harness.model.world import World

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store import durable
 from lazyshard.stream import listing, lock, publishing

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.nursery import Answering, Silent

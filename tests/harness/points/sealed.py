@@ -11,8 +11,7 @@ import xxhash
 from lazyshard import StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
-from lazyshard.format.records import End, Head
+from lazyshard.format.records import END, HEAD, End, Head, arrays_name, chunk_name, parse_chunk_name, seal_name
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.stream import read_retired

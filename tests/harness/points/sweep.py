@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Head
+from lazyshard.format.records import CURSORS, HEAD, QUARANTINE, RETIRED, Head, arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
 from tests.harness.disks import fast_folder

@@ -15,11 +15,9 @@ from typing import Any, Final, NamedTuple
 from lazyshard import BadRows
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.errors import LazyShardError
-from lazyshard.format.cursor import Cursor
-from lazyshard.format.names import END, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End
+from lazyshard.format.records import END, MANIFEST, QUARANTINE, End, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import RunState
+from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.verification import verify
 from lazyshard.store.durable import publish_bytes, sync_directory
 from lazyshard.stream import list_consumers, read_retired, write_cursor

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.configuration.settings import SourceSettings
 from tests.harness.processes.commands import run_apart

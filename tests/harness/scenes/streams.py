@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End
+from lazyshard.format.records import END, QUARANTINE, End, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard import LazyShardedDataset, Order
 from lazyshard.errors import FileInvalid
-from lazyshard.format.names import HEAD, SEAL_SUFFIX
-from lazyshard.format.records import Head
+from lazyshard.format.records import HEAD, SEAL_SUFFIX, Head
 from lazyshard.simulation import Setting
 from lazyshard.stream.waiting import Waker
 

@@ -13,7 +13,7 @@ import numpy as np
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.names import seal_name
+from lazyshard.format.records import seal_name
 from lazyshard.format.seal import Seal
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import KillPoint, When

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import ProducerFenced
-from lazyshard.format.cursor import Cursor, ReadingHint
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import chunk_name, seal_name
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.cursor import forget_consumer, write_reading
 from lazyshard_producer.configuration.settings import Amount, Limits

@@ -12,7 +12,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.format.cursor import Cursor, ReadingHint
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.limits import Hold, Holdback, Shelf, Stock

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from lazyshard.format.cursor import Cursor, ReadingHint
-from lazyshard.format.names import parse_chunk_name
+from lazyshard.format.records import parse_chunk_name
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.cli import main

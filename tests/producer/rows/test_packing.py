@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.format.names import arrays_name, chunk_name
+from lazyshard.format.records import arrays_name, chunk_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import DealtByCost
 from lazyshard.plan.shuffle import Cost

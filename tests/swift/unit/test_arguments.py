@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format.cursor import check_consumer
+from lazyshard.format.state import check_consumer
 from lazyshard_swift import arguments
 from lazyshard_swift.arguments import check_combinations, progress_of
 from lazyshard_swift.checkpoints import consumer_name

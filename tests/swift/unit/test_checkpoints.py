@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from lazyshard.errors import CursorTaken, FileRefused
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import Cursor
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.listing import retire

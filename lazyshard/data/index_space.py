@@ -24,7 +24,8 @@ from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthU
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
-from lazyshard.stream.chunk import LARGE_ROW_BYTES, Held, ScatteredReader
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.scattered import Held, ScatteredReader
 from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
 
 if TYPE_CHECKING:

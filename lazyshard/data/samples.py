@@ -24,8 +24,7 @@ from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
-from lazyshard.stream.chunk import LARGE_ROW_BYTES
-from lazyshard.stream.chunk_files import RowPlace, read_place
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, RowPlace, read_place
 
 # Bad substitutes after which a chunk is given up: with half of its rows bad, all fail once in 65,536 times.
 MOST_BAD: Final = 16

@@ -36,8 +36,7 @@ from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.survey import stream_unsealed
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
 from lazyshard.store.files import open_file, open_unread, read_file
-from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
-from lazyshard.stream.chunk_files import ChunkArrays
+from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
 from lazyshard.stream.listing import are_whole, read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.waiting import Parent

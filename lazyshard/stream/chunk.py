@@ -1,7 +1,8 @@
 """A published chunk, open for reading: rows by their offsets, each checked against its digest before anybody sees it.
 
 Of a chunk without a seal, which another program has written, one scan finds the rows. Files are read with `pread`,
-never mapped: a mapped file that is cut short or fails on a network filesystem kills the process with SIGBUS.
+never mapped: a mapped file that is cut short or fails on a network filesystem kills the process with SIGBUS. Arrays are
+read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
 """
 
 from __future__ import annotations
@@ -9,47 +10,47 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
 from lazyshard.format.records import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
-from lazyshard.format.seal import DealtByCost, Seal
+from lazyshard.format.seal import DealtByCost, Seal, SealedArrays
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal
-from lazyshard.stream.chunk_files import ChunkArrays, FileOfRows, RowPlace, damaged
 
 if TYPE_CHECKING:
-    from lazyshard.stream.reader import StreamReader
     from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
 copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
 
-HELD_BYTES: Final = 64 << 20
-"""Bytes of chunks that a `ScatteredReader` holds. Where those of a window are more, rows are read one by one."""
-
 OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
-# Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row
-OPEN_ROWS: Final = 1 << 20
-
+OPEN_ROWS: Final = 1 << 20  # rows of all of them, unless one has more: offsets and digests take 16 bytes a row
 _SCAN_BYTES: Final = 1 << 20
 _BLANKS: Final = b" \t\r\n"  # what JSON takes for white space
+LEAST_BYTES: Final = 128 << 10  # smaller memory is kept by the C library already (glibc's M_MMAP_THRESHOLD)
+_PROBE: Final = [np.empty(0, np.uint8)]
+_ALONE: Final = sys.getrefcount(_PROBE[0])  # references to an array that a container alone holds, counted as in `take`
+_OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
+_open_files: dict[str, OpenFile] = {}  # by path, in the order of use
 
-_Numbers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
 _digest = xxhash.xxh3_64_digest
 
 
@@ -63,6 +64,84 @@ def good_until(count: int, check: Callable[[int], object]) -> int:
                 raise
             return at
     return count
+
+
+class FileOfRows:
+    """An open file of chunk `number`. Raises ChunkCorrupt: it is shorter or longer than the offsets say.
+
+    `offsets`: row starts and the end of the last one; `digests`: XXH3 of each row, 8 big-endian bytes, None without.
+    """
+
+    __slots__ = ("_digests", "_file", "_offsets", "number", "path")
+
+    def __init__(self, file: OpenFile, number: int, offsets: array[int], digests: bytes | None) -> None:
+        self.number, self.path = number, file.path
+        self._file, self._offsets, self._digests = file, offsets, digests
+        if file.size != offsets[-1]:
+            known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
+            raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
+
+    def _check_size(self, row: int) -> int:
+        """Returns the bytes of a row. Raises ChunkCorrupt: they cannot be read into memory."""
+        size = self._offsets[row + 1] - self._offsets[row]
+        if size > MAX_ROW_BYTES:
+            raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
+        return size
+
+    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
+        byte, sealed = None if row is None else self._offsets[row], self._digests is not None
+        return damaged(self.path, self.number, row, byte, expected, actual, sealed=sealed)
+
+
+class ChunkArrays(FileOfRows):
+    """The side file of an open chunk."""
+
+    __slots__ = ()
+    _digests: bytes
+
+    def size(self, first: int, stop: int) -> int:
+        """Returns the bytes of the rows [first, stop)."""
+        return self._offsets[stop] - self._offsets[first]
+
+    def fit(self, first: int, stop: int, at_least: int, budget: int) -> int:
+        """Returns before which row of [first, stop) to stop: after `at_least` rows and what fits into the budget."""
+        fit = bisect_right(self._offsets, self._offsets[first] + budget, first, stop + 1) - 1
+        return min(stop, max(first + at_least, fit))
+
+    def read_rows(self, first: int, stop: int) -> Bytes:
+        """Reads and checks the bytes of the rows [first, stop), in one system call: u8, the caller's own."""
+        offsets = self._offsets
+        for row in range(first, stop):
+            self._check_size(row)
+        start = offsets[first]
+        data = ROW_MEMORY.take(offsets[stop] - start)
+        view = data.data
+        if (done := self._file.read_into(view, start)) < len(view):
+            raise self._corrupt(None, f"{offsets[-1]} bytes", f"the end of the file at byte {start + done}")
+        for row in range(first, stop):
+            found = _digest(view[offsets[row] - start : offsets[row + 1] - start])
+            if found != (sealed := self._digests[8 * row : 8 * row + 8]):
+                raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
+        return data
+
+    def ends(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        """Returns before which byte each of the rows [first, stop) ends, counted from the first byte of them."""
+        return np.array(self._offsets[first + 1 : stop + 1], np.uint64) - np.uint64(self._offsets[first])
+
+    def digests(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        """Returns the digests of the rows [first, stop)."""
+        return np.frombuffer(self._digests, ">u8")[first:stop].astype(np.uint64)
+
+
+def damaged(
+    path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, sealed: bool = True
+) -> ChunkCorrupt:
+    """Returns the error for a file that was changed since it was published; without a row, for all of it."""
+    where = "" if row is None else f" row {row} (byte {byte}):"
+    was = "sealed" if sealed else "marked complete"
+    what = f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was {was}"
+    fields = {"file": str(path), "chunk": chunk, "row": row, "byte": byte, "expected": expected, "actual": actual}
+    return ChunkCorrupt(f"{what}. Restore it from a copy", **fields)
 
 
 class Chunk(FileOfRows):
@@ -88,15 +167,9 @@ class Chunk(FileOfRows):
     def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
         """Reads and checks rows of [first, stop), in one system call unless they are large, and returns their bytes.
 
-        Args:
-            first: first row.
-            stop: row before which to stop in any case.
-            at_least: how many rows to read if they are good, even past the budget; of more a multiple of it is read.
-            budget: how many bytes to read at the most beyond that.
-
-        Returns:
-            Lines from `first` on, their newlines included. Fewer than `at_least`, but never none, where a bad row
-            follows, and a single one where rows are large. ChunkCorrupt is raised if row `first` is bad.
+        Reads `at_least` rows, of more a multiple of it, and beyond that `budget` bytes at the most. Returns lines from
+        `first` on, their newlines included: fewer than `at_least`, but never none, where a bad row follows, and a
+        single one where rows are large. ChunkCorrupt is raised if row `first` is bad.
         """
         offsets = self._offsets
         start = offsets[first]
@@ -159,7 +232,7 @@ class Chunk(FileOfRows):
         """Reads the whole file. Its rows are not checked yet: see `spans` and `check`."""
         return self._read(0, self._offsets[-1])
 
-    def spans(self, rows: _Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], _Numbers | None]:
+    def spans(self, rows: Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Numbers | None]:
         """Returns where rows, in any order, start and stop in the file, and the bits of their digests if any."""
         offsets = np.frombuffer(self._offsets, dtype=np.uint64)
         digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
@@ -206,12 +279,15 @@ def open_sealed(path: Path, seal: Seal) -> Chunk:
 
 def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chunk:
     """Returns a chunk whose data file, and side file if it has one, are open. Raises as `Chunk` and `ChunkArrays`."""
-    side = None if arrays is None or seal.arrays is None else ChunkArrays(arrays, seal.chunk, seal.arrays)
-    # array indexes to plain ints three times faster than numpy.
-    offsets, digests = array("Q", seal.offsets.astype("=u8").tobytes()), seal.digests.astype(">u8").tobytes()
-    chunk = Chunk(file, seal.chunk, offsets, digests)
+    side = None if arrays is None or seal.arrays is None else ChunkArrays(arrays, seal.chunk, *_known(seal.arrays))
+    chunk = Chunk(file, seal.chunk, *_known(seal))
     chunk.arrays, chunk.dealt = side, DealtByCost.read(seal.source)
     return chunk
+
+
+def _known(sealed: Seal | SealedArrays) -> tuple[array[int], bytes]:
+    # array indexes to plain ints three times faster than numpy.
+    return array("Q", sealed.offsets.astype("=u8").tobytes()), sealed.digests.astype(">u8").tobytes()
 
 
 def open_foreign(path: Path, number: int) -> Chunk:
@@ -288,97 +364,86 @@ def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
     return DealtByCost.read(read_seal(directory, chunk).source)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Samples whose chunks are held, and where their rows lie."""
+class RowMemory:
+    """Memory for the arrays of rows, used again: to touch it for the first time costs more than to read bytes into it.
 
-    samples: _Numbers
-    row_bytes: int  # the mean size of their rows, at least 1
-    spans: _Numbers  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
-    digests: bytes | None  # 8 bytes of each row; None where nobody took any
-    chunks: frozenset[int]
-
-
-class ScatteredReader:
-    """Reads rows that lie scattered over a few chunks, as those of a shuffled window do.
-
-    A system call for each row is what makes that slow. So chunks of which a good part will be read soon are **held**:
-    read whole, and cut into rows, checked each time. Safe under fork; several threads may share one.
+    Whether somebody looks at it is known from its count of references: every array that shares it holds one, and so
+    does what is made of one, as a tensor, a memoryview or a DLPack capsule. Threads may share it. Beyond `limit` bytes,
+    a batch of 8 rows of 8 MiB, those in use included, the oldest is forgotten.
     """
 
-    def __init__(self, reader: StreamReader) -> None:
-        self._reader = reader
-        self._held: dict[int, bytes] = {}  # whole chunks, only ever replaced: no thread changes what another one reads
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self.size = 0  # bytes that are kept, in use or not
+        self._limit = limit
+        self._lock = Lock()
+        self._buffers: deque[Bytes] = deque()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_reader": self._reader, "_held": {}}
-
-    def prepare(self, samples: _Numbers) -> Held | None:
-        """Says which published samples will be read soon, at least one; returns what `lines` reads.
-
-        None, and what is held is let go, unless their chunks fit into `HELD_BYTES`, a quarter of them at least is to be
-        read, their rows are not large, and each chunk can be opened: who comes to its rows is told.
-        """
-        with contextlib.suppress(LazyShardError, OSError):
-            if (found := self._find(samples)) is not None:
-                return found
-        self._held = {}
-        return None
-
-    def _find(self, samples: _Numbers) -> Held | None:
-        numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
-        spans = np.empty((3, len(samples)), dtype=np.int64)
-        spans[0] = numbers
-        digests, whole = np.zeros(len(samples), dtype=np.int64), 0
-        chunks = frozenset(np.unique(numbers).tolist())
-        for number in sorted(chunks):
-            chunk = self._reader.chunk(number)
-            if (whole := whole + chunk.offset(len(chunk))) > HELD_BYTES:
-                return None
-            places = np.flatnonzero(numbers == number)
-            spans[1, places], spans[2, places], sealed = chunk.spans(rows[places])
-            if sealed is not None:
-                digests[places] = sealed
-        wanted = int((spans[2] - spans[1]).sum())
-        row_bytes = max(1, wanted // len(samples))
-        if whole > 4 * wanted or row_bytes > LARGE_ROW_BYTES:
-            return None
-        return Held(samples, row_bytes, spans, digests.tobytes() if self._reader.stream_id else None, chunks)
-
-    def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
-        """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.
-
-        Fewer, but never none, where a bad row follows; their chunks are held from now on. Raises ChunkCorrupt,
-        RowInvalid: the first one is bad; or as `StreamReader.lines_published`.
-        """
-        numbers, starts, stops = held.spans[:, first:stop].tolist()
-        whole = self._held
+    def take(self, size: int) -> Bytes:
+        """Returns u8 of shape (size,) that nobody else looks at, with anything in it."""
+        # Never waits: a lock that a thread holds while its process forks stays locked in the child for ever.
+        if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
+            return np.empty(size, np.uint8)
+        buffers = self._buffers
         try:
-            lines = [whole[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
-        except KeyError:
-            whole = {}  # kept here, what is not wanted any more would take its room until the others are read
-            whole = self._hold(held, numbers)
-            spans = takewhile(lambda span: span[0] in whole, zip(numbers, starts, stops, strict=True))
-            lines = [whole[number][start:end] for number, start, end in spans]
-        digests = None if held.digests is None else held.digests[8 * first : 8 * (first + len(lines))]
-        if digests is not None and b"".join(map(_digest, lines)) == digests:
-            return lines
-        size, samples = self._reader.samples_per_chunk, held.samples[first:stop].tolist()
-        rows = [divmod(sample, size) for sample in samples]
-        return lines[: good_until(len(lines), lambda at: self._reader.chunk(rows[at][0]).check(lines[at], rows[at][1]))]
+            # Of so many, 3 microseconds at the most, from what was taken last: that is still in the CPU's caches.
+            for _ in range(min(len(buffers), 24)):
+                if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
+                    return buffers[-1][:size]
+                buffers.rotate(1)
+            # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
+            step = 1 << (size.bit_length() - 4)
+            made = np.empty(-(-size // step) * step, np.uint8)
+            buffers.append(made)
+            self.size += made.size
+            while self.size > self._limit:
+                self.size -= buffers.popleft().size
+            return made[:size]
+        finally:
+            self._lock.release()
 
-    def _hold(self, held: Held, numbers: list[int]) -> dict[int, bytes]:
-        """Holds chunks up to the first that is bad; raises if that is the first of all."""
-        whole = {number: data for number, data in self._held.items() if number in held.chunks}
-        self._held = whole.copy()  # what is not wanted any more makes room
-        for number in dict.fromkeys(numbers):
-            if number not in whole:
-                try:
-                    chunk = self._reader.chunk(number)
-                    whole[number] = self._reader.read_from(chunk, chunk.read_whole)
-                except ChunkCorrupt:
-                    if number == numbers[0]:
-                        raise
-                    break
-        self._held = whole
-        return whole
+
+ROW_MEMORY: Final = RowMemory()  # this process's
+
+
+class RowPlace(NamedTuple):
+    """A row of a sealed chunk: its absolute data file, number, first byte, bytes with the newline, and their XXH3."""
+
+    path: str
+    chunk: int
+    row: int
+    start: int
+    size: int
+    digest: bytes  # 8 big-endian bytes
+
+
+def read_place(place: RowPlace) -> bytes:
+    """Reads a row that another process has checked. ChunkMissing, ChunkCorrupt: it is gone or changed."""
+    # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
+    with contextlib.suppress(OSError):
+        line = _file_of(place).read(place.start, place.size)
+        if _digest(line) == place.digest:
+            return line
+    _open_files.pop(place.path, None)
+    line = _file_of(place).read(place.start, place.size)
+    if (found := _digest(line)) == place.digest:
+        return line
+    actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
+    expected = f"XXH3 {place.digest.hex()} of {place.size} bytes as sealed"
+    raise damaged(Path(place.path), place.chunk, place.row, place.start, expected, actual)
+
+
+def _file_of(place: RowPlace) -> OpenFile:
+    # Each step is atomic, so threads need no lock, which a fork could leave locked.
+    if (file := _open_files.pop(place.path, None)) is None:
+        try:
+            file = open_file(Path(place.path))
+        except FileNotFoundError as cause:
+            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since"
+            way = "let the producer delete chunks (--retain consumed), it spares those that are still read"
+            raise ChunkMissing(f"{what}; {way}", file=place.path, chunk=place.chunk) from cause
+        # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
+        for path, other in list(_open_files.items()):
+            if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:
+                _open_files.pop(path, None)
+    _open_files[place.path] = file
+    return file

@@ -18,8 +18,7 @@ from swift import get_processor, get_template
 from transformers import AutoTokenizer
 
 from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, StreamReader
-from lazyshard_swift.encoding import of_producer, pack
-from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders
+from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders, of_producer, pack
 from scripts.benchmarks.bench_data import BATCH, chunk_files
 from tests.swift.cpu import tiny_model
 

@@ -14,7 +14,7 @@ from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data import index_space as window_reader
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan.course import Draw
-from lazyshard.stream import chunk
+from lazyshard.stream import chunk, scattered
 from tests.data import runs
 from tests.data.workers import DEADLINE_S, ids, loader
 from tests.stream.streams import produce
@@ -61,9 +61,9 @@ def drawn(dataset: LazyShardedDataset) -> list[int]:
     return [dataset.draw(index).sample for index in range(len(dataset))]
 
 
-@pytest.mark.parametrize(("batch", "most"), [(4, chunk.HELD_BYTES), (1, chunk.HELD_BYTES), (4, 0), (1, 0)])
+@pytest.mark.parametrize(("batch", "most"), [(4, scattered.HELD_BYTES), (1, scattered.HELD_BYTES), (4, 0), (1, 0)])
 def test_rows_are_those_drawn(stream: Path, batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "HELD_BYTES", most)
+    monkeypatch.setattr(scattered, "HELD_BYTES", most)
     options: dict[str, Any] = {"layout": "strided", "encode_fn": dict if batch == 1 else None}
     dataset, other = (open_rank(stream, 2, num_samples=3 * SAMPLES, **options) for _ in range(2))
     every, indices = drawn(other), list(dataset.rank_indices)
@@ -109,7 +109,7 @@ def test_who_jumps_about_reads_no_chunk_whole(stream: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chunk, window_reader):
+    for module in (chunk, scattered, window_reader):
         monkeypatch.setattr(module, "LARGE_ROW_BYTES", 1)
     dataset = open_rank(stream, shuffle_window=window, batch_size=4)
     expected = drawn(dataset)

@@ -18,9 +18,9 @@ from lazyshard import ChunkWriter, StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.records import chunk_name
 from lazyshard.stream import chunk as chunks
-from lazyshard.stream import chunk_files
-from lazyshard.stream.chunk import Chunk, Held, ScatteredReader, open_foreign, open_sealed
-from lazyshard.stream.chunk_files import LEAST_BYTES, ROW_MEMORY, RowMemory, RowPlace, read_place
+from lazyshard.stream import scattered
+from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
+from lazyshard.stream.scattered import Held, ScatteredReader
 from tests.stream.damage import flip
 from tests.stream.foreign_seals import seal_rows
 from tests.stream.streams import foreign, produce, raised, seal
@@ -134,9 +134,9 @@ def test_foreign_file_that_grows_meanwhile_is_an_error(tmp_path: Path, monkeypat
 
 @pytest.fixture(autouse=True)
 def none_open() -> Iterator[None]:
-    chunk_files._open_files.clear()
+    chunks._open_files.clear()
     yield
-    chunk_files._open_files.clear()
+    chunks._open_files.clear()
 
 
 def place_of(directory: Path, chunk: int, row: int) -> RowPlace:
@@ -178,7 +178,7 @@ def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> N
     other = place_of(produce(tmp_path / "other", 9), 4, 0)
     assert read_place(other._replace(path=place.path, start=9)) == b'{"id":8}\n'
     os.unlink(place.path)
-    chunk_files._open_files.clear()
+    chunks._open_files.clear()
     assert raised(ChunkMissing, read_place, place).file == place.path
 
 
@@ -187,11 +187,11 @@ def test_few_files_stay_open_and_none_that_was_deleted(tmp_path: Path) -> None:
     found = [place_of(directory, number, 0) for number in range(20)]
     for place in found[:10]:
         read_place(place)
-    assert list(chunk_files._open_files) == [place.path for place in found[2:10]]
+    assert list(chunks._open_files) == [place.path for place in found[2:10]]
     for place in found[4:10]:
         os.unlink(place.path)
     read_place(found[10])
-    assert list(chunk_files._open_files) == [found[3].path, found[10].path]
+    assert list(chunks._open_files) == [found[3].path, found[10].path]
 
 
 ORDER = np.array([7, 0, 9, 4, 11, 1, 2])
@@ -269,7 +269,7 @@ def test_chunks_that_are_not_held(reader: StreamReader, tmp_path: Path, monkeypa
     for name, enough in (("HELD_BYTES", sum(sizes)), ("LARGE_ROW_BYTES", mean)):
         with monkeypatch.context() as patch:
             for value in (enough, enough - 1):
-                patch.setattr(chunks, name, value)
+                patch.setattr(scattered, name, value)
                 rows = ScatteredReader(reader)
                 assert (rows.prepare(ORDER) is not None) is (value == enough)
                 assert rows._held == {}
@@ -302,7 +302,7 @@ def test_a_chunk_that_was_cut_is_told_at_its_rows(reader: StreamReader) -> None:
     raised(ChunkCorrupt, rows.lines, held, 2, 7)
 
 
-SIZE = LEAST_BYTES
+SIZE = chunks.LEAST_BYTES
 
 
 def address(data: npt.NDArray[Any]) -> int:
@@ -310,14 +310,14 @@ def address(data: npt.NDArray[Any]) -> int:
 
 
 def test_dropped_memory_is_used_again_what_was_dropped_last_first() -> None:
-    memory = RowMemory()
+    memory = chunks.RowMemory()
     where = address(memory.take(5 * SIZE))
     # What is of nearly the same size fits.
     assert address(memory.take(5 * SIZE - 77)) == where
     assert address(memory.take(4 * SIZE)) == where
     assert address(memory.take(3 * SIZE)) != where
     assert address(memory.take(6 * SIZE)) != where
-    memory = RowMemory()
+    memory = chunks.RowMemory()
     taken = [memory.take(SIZE) for _ in range(8)]
     where = address(taken[-1])
     del taken
@@ -325,7 +325,7 @@ def test_dropped_memory_is_used_again_what_was_dropped_last_first() -> None:
 
 
 def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_own() -> None:
-    memory = RowMemory(4 * SIZE)
+    memory = chunks.RowMemory(4 * SIZE)
     # Small memory is left to the C library, and who finds another thread in it does not wait.
     assert [memory.take(size).size for size in (0, 1, SIZE - 1)] == [0, 1, SIZE - 1]
     with memory._lock:
@@ -357,7 +357,7 @@ def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_ow
     ids=["slice", "array in a row", "other dtype", "tensor", "dlpack", "memoryview", "buffer", "list", "iterator"],
 )
 def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
-    memory = RowMemory()
+    memory = chunks.RowMemory()
     data = memory.take(SIZE)
     where = address(data)
     kept = look(data)
@@ -370,7 +370,7 @@ def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_changes_nothing_in_its_parents_rows() -> None:
-    memory = RowMemory()
+    memory = chunks.RowMemory()
     kept = memory.take(SIZE)
     kept[:] = 1
     free = address(memory.take(SIZE))
@@ -393,13 +393,13 @@ def stream(tmp_path: Path) -> Path:
 
 def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(stream: Path) -> None:
     reader = StreamReader(stream, max_wait=0)
-    before = ROW_MEMORY.size
+    before = chunks.ROW_MEMORY.size
     for _ in range(5):
         for number in range(6):
             row = reader.read(number)
             assert (set(row["x"].tolist()), row["y"].tolist()) == ({number}, [number] * 8)
     # That of the row that is read, and of the one before it.
-    assert ROW_MEMORY.size - before <= 3 * SIZE
+    assert chunks.ROW_MEMORY.size - before <= 3 * SIZE
     # One array of a row keeps it while others are read.
     kept = [reader.read(number)["y"] for number in range(6)]
     tensors = [as_tensor(reader.read(number)["x"])[-3:] for number in range(6)]

@@ -26,9 +26,9 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.format.row import check_row, encode_row
-from lazyshard_swift.encoding import pack as pack_values
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders
+from lazyshard_swift.rows import pack as pack_values
 from tests.swift.programs import MAX_LENGTH, TEMPLATE
 from tests.swift.unit.test_encoded import same
 

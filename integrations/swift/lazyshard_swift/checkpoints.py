@@ -2,6 +2,7 @@
 
 The file is written whole or not at all, and before the rest. Format 1, which knew no changes of the number of ranks, is
 still read. One process owns the cursor of a run, to its end: a lock keeps a second run of the same name out.
+Global rank 0 writes for all; what it finds, all ranks agree upon.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import orjson
+import torch.distributed as dist
 
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.records import in_file, parse_object, read, take
@@ -26,7 +28,6 @@ from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner
-from lazyshard_swift import parallel
 from lazyshard_swift.errors import PositionInvalid, not_resumed
 from lazyshard_swift.ms_swift import caution, is_megatron
 
@@ -51,6 +52,7 @@ FOREIGN: Final = "first-row-"
 GROUPED: Final = "grouped"
 _FORMAT: Final = 2
 
+_T = TypeVar("_T")
 _held: dict[tuple[str, str], CursorOwner] = {}
 
 
@@ -163,6 +165,30 @@ def _with_state(position: Position, state: RunState, blend: BlendState | None = 
     return replace(position, state=state, blend=blend)
 
 
+def several() -> bool:
+    """Returns whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def agree(value: _T) -> _T:
+    """Returns the value of global rank 0 on all ranks. A collective: every rank calls it."""
+    values = [value]
+    if several():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def barrier() -> None:
+    """Waits for all ranks, where there are several."""
+    if several():
+        dist.barrier()
+
+
+def is_first() -> bool:
+    """Returns whether this is the one process that writes for all."""
+    return not several() or dist.get_rank() == 0
+
+
 class Checkpoints:
     """Keeps positions and the cursor of a run. Only global rank 0 writes.
 
@@ -179,11 +205,11 @@ class Checkpoints:
         """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
         try:
-            if parallel.is_first():
+            if is_first():
                 self._write(plan.position(plan.consumed, plan.step))
         except CursorTaken as error:
             taken = f"{error} (--sharded_lazy_consumer NAME, or --sharded_lazy_take_over true)"
-        if (taken := parallel.agree(taken)) is not None:
+        if (taken := agree(taken)) is not None:
             raise CursorTaken(taken, directory=plan.directory, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
@@ -197,7 +223,7 @@ class Checkpoints:
     def begin(self, consumed: int, step: int) -> None:
         """Writes the position into the folder of a checkpoint to be saved; what is there counts as torn from now on."""
         self.last_step = step
-        if parallel.is_first():
+        if is_first():
             position, folder = self._plan.position(consumed, step), self.folder(step)
             for last in (_TRACKER, _TRAINER, *(f"iter_*/{name}" for name in _METADATA)):
                 for file in folder.glob(last):
@@ -228,7 +254,10 @@ class Checkpoints:
             known += [other for _, other in _saved_in(self._output_dir)]
             others = [other for other in known if other is not None and other.stream == position.stream]
             for directory, cursor in self._plan.cursors(position, others):
-                put_cursor(directory, cursor, self._plan.take_over)
+                # The first time for this process the run begins to own it.
+                if (key := (directory, cursor.consumer)) not in _held:
+                    _held[key] = CursorOwner(*key, take_over=self._plan.take_over)
+                _held[key].put(cursor)
         except OSError as error:
             caution(f"the cursor could not be written ({error}); the producer goes by the one before, if there is one")
 
@@ -250,10 +279,9 @@ def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
     """Reads the position in a checkpoint's folder; None if there is none."""
     file = Path(checkpoint) / NAME
     try:
-        data = read_given_file(file)
+        return parse(read_given_file(file), str(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return parse(data, str(file))
 
 
 def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
@@ -330,11 +358,3 @@ def consumer_name(output_dir: str) -> str:
     path = path.parent if _VERSIONED.fullmatch(path.name) else path
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")[:64] or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-
-
-def put_cursor(directory: str, cursor: Cursor, take_over: bool) -> None:
-    """Writes a cursor durably; the first time for this process, the run begins to own it."""
-    key = (directory, cursor.consumer)
-    if key not in _held:
-        _held[key] = CursorOwner(*key, take_over=take_over)
-    _held[key].put(cursor)

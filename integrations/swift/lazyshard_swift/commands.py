@@ -155,7 +155,7 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
     if not is_stream(stream):
         original(self, stream, val_dataset, *rest, **options)
         return
-    from lazyshard_swift.parallel import is_first
+    from lazyshard_swift.checkpoints import is_first
 
     if is_first():
         if (sample := stream.first_sample()) is None:

@@ -7,18 +7,26 @@ i. Such a run resumes with the same lengths, seed and micro batch of all ranks, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import logging
+import os
+import re
+import sys
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 
-from lazyshard import BadRows, LazyShardError, Order, StreamReader
+from lazyshard import BadRows, EncodeCache, LazyShardError, Order, StreamReader
+from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.index_space import lengths_by_sample
-from lazyshard.data.rank import Rank
+from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.settings import is_dealt
 from lazyshard.errors import LengthUnknown, StreamMismatch, redact
+from lazyshard.format.records import Encoding
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.deal import auto_unit, named_unit, window_positions
@@ -26,23 +34,32 @@ from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import is_url, list_names, stream_path
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import other_files
-from lazyshard_swift import checkpoints, parallel, rows
+from lazyshard_swift import checkpoints, ms_swift, rows
 from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
-from lazyshard_swift.encoding import encode_cache, packing_length
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron, notice
 from lazyshard_swift.run_plan import BLENDED, SHOWN, RunPlan, Stream, check_fits, goes_on, state_of, without
 from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data
 
+# How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals.
+_READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
+# By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`).
+_READ_BY_QWEN: Final = (
+    "IMAGE_FACTOR MIN_PIXELS MAX_PIXELS MAX_RATIO FRAME_FACTOR SPATIAL_MERGE_SIZE VIDEO_MIN_PIXELS VIDEO_MAX_PIXELS "
+    "VIDEO_TOTAL_PIXELS FPS FPS_MIN_FRAMES FPS_MAX_FRAMES IMAGE_MIN_TOKEN_NUM IMAGE_MAX_TOKEN_NUM VIDEO_MIN_TOKEN_NUM "
+    "VIDEO_MAX_TOKEN_NUM MODEL_SEQ_LEN FORCE_QWENVL_VIDEO_READER"
+)
+_CACHE: Final = "sharded_lazy_encode_cache"
+
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
     """Opens the streams that the arguments name, waiting for those that are not there yet. A collective."""
-    parallel.attend()
+    attend()
     if getattr(args, "packing", False):
         # It then takes lists of encoded rows, as of `PackingDataset`.
         template.packing = template.padding_free = True
-    rank, most = parallel.data_parallel_rank(args), packing_length(args)
+    rank, most = data_parallel_rank(args), rows.packing_length(args)
     own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
     streams = tuple(_look(args, directory, rank, own) for directory in args.dataset)
     streams, facts = _blended(args, streams, rank, own) if len(streams) > 1 else (streams, streams[0])
@@ -70,6 +87,78 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     return stream
 
 
+def attend() -> None:
+    """Makes the lines of the library itself visible on every rank, unless the program has set up logging."""
+    logger = logging.getLogger("lazyshard")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(levelname)s:lazyshard] %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def data_parallel_rank(args: Any) -> Rank:
+    """Returns the rank for which this process reads, the same for all model-parallel peers (DeepSpeed's included)."""
+    rank, deepspeed, size = resolve_rank(), getattr(args, "deepspeed", None), 1
+    if not is_megatron(args) and isinstance(deepspeed, dict):
+        size = (deepspeed.get("tensor_parallel") or {}).get("autotp_size") or 1
+    return Rank(rank.dp_rank // size, rank.dp_size // size)
+
+
+def encode_cache(args: Any, template: Any) -> EncodeCache:
+    """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
+    directory = args.sharded_lazy_encode_cache
+    if directory is None:
+        return EncodeCache()
+    if ms_swift.release(ms_swift.version()) is None:
+        raise refused(_CACHE, "finds samples again by the version of ms-swift, which this one does not tell")
+    if getattr(template, "use_model", False):
+        raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: leave it out")
+    try:
+        for stream in args.dataset:
+            cache_place(directory, stream)
+    except ValueError as cause:
+        raise refused(_CACHE, f"{directory}: {cause}") from cause
+    return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
+
+
+def cache_facts(args: Any, template: Any) -> Encoding:
+    """Returns all that decides about what is made of a row, as plain facts."""
+    kind, plugins = type(template), getattr(args, "external_plugins", None) or ()
+    return {
+        **rows.of_producer(template, **rows.row_options(args)),
+        "keep_unused": not args.remove_unused_columns,
+        "packing_length": rows.packing_length(args),
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        # Plain ones, such as templates keep of their settings.
+        "attributes": rows.digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
+        "environment": rows.digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
+        "plugins": rows.digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
+    }
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return not name.startswith("_") and all(_is_setting(name, one) for one in value)
+    return not name.startswith("_") and type(value) in rows.PLAIN
+
+
+@functools.cache
+def _variables() -> frozenset[str]:
+    """Returns the variables of the environment that the templates of the installed ms-swift read."""
+    place = ms_swift.folder()
+    files = () if place is None else (place / "template").rglob("*.py")
+    names = {name for file in files for name in _READ.findall(file.read_text(encoding="utf-8"))}
+    return frozenset({*_READ_BY_QWEN.split(), *names, *map(str.upper, names)})
+
+
+def _content(name: str) -> str:
+    """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
+    with contextlib.suppress(OSError):
+        return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
+    return name
+
+
 def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
     """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective."""
     # One that is empty or not there may yet become a stream.
@@ -87,7 +176,7 @@ def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     what = identity, reader.samples_per_chunk
     # Of rank 0, so that a stream which ends just now has ended for all or for none.
-    agreed = parallel.agree(Stream(directory, *what, published.samples, published.ended, is_dealt(reader)))
+    agreed = checkpoints.agree(Stream(directory, *what, published.samples, published.ended, is_dealt(reader)))
     if agreed[1:3] != what:
         there, this = (f"{name} of {size} samples per chunk" for name, size in (agreed[1:3], what))
         why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem that all nodes share?"
@@ -129,8 +218,8 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
         return streams, Stream(where, BLENDED, 1, samples, False)
     found, whole = 0, {"batch_size": batch_sizes(args, rank.dp_size)[0], "stopping": args.stopping_strategy}
     with contextlib.suppress(ValueError):
-        found = len(open_data(streams, rank, (), Order(), own, **whole)) if parallel.is_first() else 0
-    if not (found := parallel.agree(found)):
+        found = len(open_data(streams, rank, (), Order(), own, **whole)) if checkpoints.is_first() else 0
+    if not (found := checkpoints.agree(found)):
         raise too_short(where, samples, f"a stream is too short for a micro batch of {each_of(rank.dp_size)}")
     return streams, Stream(where, BLENDED, 1, found, True)
 
@@ -270,8 +359,7 @@ def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan
         why = f"it stands at sample {plan.consumed}, the stream has ended with {plan.total}: was it cut?"
         raise not_resumed(plan.checkpoint, why, f"at least {plan.consumed} samples", plan.total) from cause
     done = () if saved is None else saved.skipped
-    given = {} if skip is None else parse_skips(skip)
-    new = {name: one for name, one in given.items() if name not in done}
+    new = {} if skip is None else {name: one for name, one in parse_skips(skip).items() if name not in done}
     try:
         if new and plan.layout != "strided":
             raise ValueError("ms-swift's own shuffle draws every sample: leave out --data_sharding")
@@ -318,7 +406,7 @@ def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Leng
         made.set_epoch(1)
     found = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
     found.update(np.array(list(made), "<i8").tobytes())
-    if (first := parallel.agree(mine := found.hexdigest())) != mine:
+    if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
         why = "rank 0 sees other lengths: do the nodes have other versions of ms-swift, transformers or torch?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
     return tokens, mine

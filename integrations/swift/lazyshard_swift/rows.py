@@ -1,23 +1,35 @@
-"""From a row of the stream to what the trainer takes: ms-swift's own preprocessing, then its template, row by row.
+"""Rows and ms-swift's template: from a row of the stream to what the trainer takes, and samples of it as rows.
 
 Where ms-swift first maps the whole data set and encodes afterwards, the same classes are applied to one row at a time.
-Of an encoded stream the template is not asked, but compared with what the rows were encoded with.
-
 With ``--packing true`` rows are packs (`lazyshard-producer run --pack`), which become lists of encoded rows like those
 of ms-swift's `PackingDataset`: its collator gives each positions from 0, from which the borders (`cu_seqlens`) follow.
 With ``--padding_free`` the same is made of sequences that were cut (`--split`).
+
+    encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
+    row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
+
+Arrays become lists again, which collators concatenate; an object with one key that begins with "$" is neither a list
+nor JSON. What decides about the encoding is kept as plain facts in the manifest of an encoded stream, made of a
+template object on both sides: the template of a run is compared with what the rows were encoded with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+import orjson
+import torch
+import xxhash
+
 from lazyshard import LazyShardError, StreamReader
+from lazyshard.data import samples as tensors
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import Encoding, differences
@@ -27,7 +39,6 @@ from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL
 from lazyshard.store.files import stream_path
 from lazyshard.stream.listing import read_manifest
 from lazyshard_swift import ms_swift
-from lazyshard_swift.encoding import fingerprint, of_producer, pack, row_options, unpack
 from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
@@ -41,6 +52,14 @@ _LEFT_OUT: Final = {"split": ("form", "max_length", "truncation_strategy", *_OF_
 # wanted, and each has one core; each would tell the same of what is loaded.
 _CORES: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 _ENVIRONMENT: Final = _CORES | {"LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+
+# Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null.
+_ATTRIBUTES: Final = (
+    "max_length truncation_strategy _loss_scale is_binary_loss_scale mode task_type use_chat_template template_backend "
+    "_agent_template norm_bbox max_pixels response_prefix enable_thinking preserve_thinking add_non_thinking_prefix "
+    "remove_unused_columns"
+)
+PLAIN: Final = (type(None), str, bool, int, float)
 
 
 @dataclass(eq=False)
@@ -137,13 +156,13 @@ def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
     """Returns a row encoded, or for a pack of at most so many tokens a list, skipped whole with one of its rows."""
-    pack = decode_pack(row)
-    if (wrong := _mismatch(pack is not None, most is not None)) is not None:
+    packed = decode_pack(row)
+    if (wrong := _mismatch(packed is not None, most is not None)) is not None:
         raise ValueError(wrong)
-    if pack is None or most is None:
+    if packed is None or most is None:
         return encode_row(row)
     samples = []
-    for number, inner in enumerate(pack.rows):
+    for number, inner in enumerate(packed.rows):
         try:
             samples.append(encode_row(inner))
         except Exception as cause:
@@ -153,7 +172,7 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
             raise (SkipSample if skips else ValueError)(why) from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:
-        there = f"{lengths} as encoded here, {pack.lengths} as they were packed: measure with this template"
+        there = f"{lengths} as encoded here, {packed.lengths} as they were packed: measure with this template"
         raise ValueError(f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}")
     return samples
 
@@ -267,3 +286,113 @@ def open_encoder(
     made.set_mode(mode)
     encoder = encoder_of(args, made)
     return lambda row: pack(encoder(row)), of_producer(made, **row_options(args))
+
+
+def pack(encoded: dict[str, Any]) -> dict[str, Any]:
+    """Returns an encoded sample as a row that can be published."""
+    row: dict[str, Any] = {}
+    for name, value in encoded.items():
+        try:
+            if type(name) is not str:
+                raise TypeError("a key that is no text")
+            # A number or two are shorter as they are.
+            row |= {name: value} if name.endswith(("length", "lengths")) else _pack({name: value})
+        except TypeError as cause:
+            raise TypeError(f"the template returned {cause} at {name!r:.80}, which no row can hold") from cause
+    return row
+
+
+def _pack(value: dict[str, Any]) -> Any:
+    with contextlib.suppress(TypeError):
+        return tensors.pack(value)
+    # What a subclass, or a tensor's gradient, says more is nothing for a row.
+    return tensors.pack(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.detach(value).cpu().as_subclass(torch.Tensor)
+    if isinstance(value, np.ndarray):
+        return np.asarray(value).astype(value.dtype.newbyteorder("="), copy=False)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def unpack(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the encoded sample of a row, as the template has returned it; tensors share the memory of the row."""
+    return {name: tensors.unpack(value) for name, value in row.items()}
+
+
+def fingerprint(template: Any) -> dict[str, Any]:
+    """Returns the facts about a template of ms-swift, in its training mode."""
+    meta, processor = template.template_meta, getattr(template, "processor", None)
+    # What a template puts around messages; its class and functions are ms-swift's, whose version is a fact.
+    names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
+    texts = {name: value for name in names - {"default_system"} if _is_text(value := getattr(meta, name, None))}
+    # What makes numbers of pictures and sounds.
+    names_of_parts = ("image_processor", "video_processor", "feature_extractor")
+    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in names_of_parts}
+    made = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
+    facts: dict[str, Any] = {
+        "kind": "swift",
+        "ms_swift": ms_swift.version(),
+        "template": meta.template_type,
+        "system": meta.default_system,
+        "template_text": digest(texts if names else None),
+        "tokenizer": digest(_tokenizer(template)),
+        "processor": digest(made) if made else None,
+    }
+    told = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES.split()}
+    return facts | {name: value if type(value) in PLAIN else str(value) for name, value in told.items()}
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_text, value))
+    return value is None or isinstance(value, str | bool | int)
+
+
+def of_producer(template: Any, columns: Any, auto_columns: bool) -> dict[str, Any]:
+    """Returns the facts about what a producer encodes with, of `RowEncoder`."""
+    mapping = orjson.dumps(columns, option=orjson.OPT_SORT_KEYS).decode() if columns else None
+    return fingerprint(template) | {"columns": mapping, "auto_columns": auto_columns}
+
+
+def row_options(args: Any) -> dict[str, Any]:
+    """Returns what ms-swift's arguments say about columns."""
+    columns = args.columns if isinstance(args.columns, dict) else None
+    return {"columns": columns, "auto_columns": not getattr(args, "disable_auto_column_mapping", False)}
+
+
+def _tokenizer(template: Any) -> Any:
+    """Returns all that decides how text becomes tokens, wherever its files lie and however they were saved."""
+    tokenizer = template.tokenizer
+    chat = getattr(tokenizer, "chat_template", None) if template.template_backend == "jinja" else None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        added = {str(number): str(token) for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+        return {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab(), "added": added, "chat": chat}
+    # How batches were last padded or cut is state, not a rule.
+    told = orjson.loads(backend.to_str()).items()
+    rules = {name: value for name, value in told if name not in ("padding", "truncation")}
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
+    return {"rules": rules, "special": special, "chat": chat}
+
+
+def digest(value: Any) -> str:
+    """Returns XXH3 (64 bits) of a value in JSON with sorted keys, 16 hexadecimal digits."""
+    data = orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def packing_length(args: Any) -> int | None:
+    """Returns the most tokens of a pack, None where samples are not packed."""
+    if not getattr(args, "packing", False):
+        return None
+    length: int | None = getattr(args, "packing_length", None) or args.max_length
+    if length is None:
+        raise refused("packing", "true needs to know the most tokens of a pack: give --packing_length N")
+    return length

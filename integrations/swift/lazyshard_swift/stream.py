@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from lazyshard import BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
@@ -25,8 +26,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.state import BlendState, RunState
 from lazyshard.stream import Published
-from lazyshard_swift import errors, parallel
-from lazyshard_swift.checkpoints import GROUPED
+from lazyshard_swift import checkpoints, errors
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
 from lazyshard_swift.ms_swift import changed, notice
 from lazyshard_swift.rows import Encode, EncodedRows
@@ -39,6 +39,8 @@ Options: TypeAlias = dict[str, Any]  # of the data set of one stream, by name
 ENDLESS: Final = 2**50  # Indices of a data set that goes on from epoch to epoch
 TOLD_EVERY_S: Final = 60.0  # How often the log tells how much of what is published was trained
 _LOOK_S: Final = 5.0  # How long a chunk that a checkpoint goes on with may stay invisible
+_COMING_S: Final = 30.0  # Ranks that wait for the same samples give up within seconds of each other
+_POLL_S: Final = 0.5
 _SAVE_S: Final = 1800.0  # How long a rank that has given up may take to save what was trained, with all others
 
 
@@ -104,7 +106,7 @@ class StepGate:
     def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
         """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together."""
         timer = errors.end_within(_SAVE_S, error)
-        if not parallel.all_come(f"gave up before {stop}"):
+        if not all_come(f"gave up before {stop}"):
             # One that has seen the data in the last moment trains, and waits for the others in its first collective.
             timer.cancel()
             return False
@@ -128,6 +130,28 @@ class StepGate:
         return too_short(where, samples, f"{why}. Use a smaller global batch, or --sharded_lazy_on_end repeat")
 
 
+def all_come(key: str) -> bool:
+    """Returns whether every rank calls this with the same key within some seconds; no collective that could hang."""
+    if not checkpoints.several():
+        return True
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return _all_come(store, f"lazyshard/{key}", dist.get_world_size(), _COMING_S)
+    except (AttributeError, RuntimeError, ValueError):
+        # The process that holds the store has ended, or there is none.
+        return False
+
+
+def _all_come(store: Any, key: str, ranks: int, patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    came = store.add(f"{key}/came", 1)
+    while came < ranks and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        came = store.add(f"{key}/came", 0)
+    # Whoever is first decides, for those too that come in the same moment.
+    return bool(store.compare_set(f"{key}/decision", "", "all" if came >= ranks else "not all") == b"all")
+
+
 class TrainStream(Dataset[Any]):
     """A stream, or a blend of several, opened with options `own` of each, as ms-swift's training data set.
 
@@ -146,7 +170,7 @@ class TrainStream(Dataset[Any]):
         asked = open_data(plan.streams, plan.rank, (), order, own, **whole)
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
         own, read_by = own | {"max_wait": float("inf"), "consumer": plan.consumer}, plan.rank
-        if plan.layout == GROUPED:
+        if plan.layout == checkpoints.GROUPED:
             # The sampler hands out samples, of which it takes some for each rank: there are no lanes.
             own["consumer"], read_by = None, Rank(0, 1)
         if plan.layout != "strided":
@@ -196,7 +220,7 @@ class TrainStream(Dataset[Any]):
         shown += [f"and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else []
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
         if plan.layout != "strided":
-            order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
+            order = f"{'grouped by length' if plan.layout == checkpoints.GROUPED else 'shuffled'} by ms-swift's sampler"
         elif plan.unit != plan.samples_per_chunk:
             order = f"dealt in units of {plan.unit} samples, {order}"
         return f"TrainStream({', '.join(shown)}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
@@ -204,7 +228,7 @@ class TrainStream(Dataset[Any]):
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Tells how much of what is published was trained: now and then, or at once."""
         now = time.monotonic()
-        if not parallel.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
+        if not checkpoints.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
             return
         self._told_at = now
         # The gate asks again, and knows what to do about an error.

@@ -71,7 +71,7 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     run: _Callback | None = getattr(self, "_lazyshard", None)
     if run is None:
         return original(self, *rest, **options)
-    from lazyshard_swift.parallel import barrier
+    from lazyshard_swift.checkpoints import barrier
 
     consumed, step = run.counts()
     run.checkpoints.begin(consumed, step)

@@ -26,7 +26,7 @@ from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row
 from lazyshard.format.records import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
-from lazyshard.stream import chunk, chunk_files, list_consumers, read_cursor
+from lazyshard.stream import chunk, list_consumers, read_cursor
 from lazyshard.stream.listing import retire
 from tests.data.options import grouped
 from tests.harness.fuzz import damage as spoiling
@@ -76,11 +76,7 @@ class Broken(AssertionError):
 def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | None:
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
-        with (
-            bounded(),
-            patch.object(chunk, "MAX_ROW_BYTES", 1 << 22),
-            patch.object(chunk_files, "MAX_ROW_BYTES", 1 << 22),
-        ):
+        with bounded(), patch.object(chunk, "MAX_ROW_BYTES", 1 << 22):
             LOOKS[name](directory, known, done)
     except (Broken, Hangs) as broken:
         return f"{name}: {broken}"

@@ -14,7 +14,7 @@ from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-from lazyshard_swift import checkpoints, parallel
+from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Position, save_position
 from lazyshard_swift.ms_swift import is_megatron
 from lazyshard_swift.opening import decide, open_train_stream, read_lengths
@@ -173,7 +173,7 @@ def tells(error: BaseException, *words: str, **fields: Any) -> None:
 
 def as_rank(rank: int) -> Any:
     """Has this process pass for one rank: the first one alone writes."""
-    return mock.patch.object(parallel, "is_first", lambda: rank == 0)
+    return mock.patch.object(checkpoints, "is_first", lambda: rank == 0)
 
 
 def let_go_of_cursors() -> None:

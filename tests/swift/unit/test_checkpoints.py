@@ -15,7 +15,7 @@ from lazyshard.format.state import Cursor
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.listing import retire
-from lazyshard_swift import checkpoints, parallel
+from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
@@ -382,7 +382,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
         saves.register()
         assert cautions.pop() and not cautions
     elif failure == "no space":
-        monkeypatch.setattr(checkpoints, "put_cursor", raising(OSError(28, "No space left on device")))
+        monkeypatch.setattr("lazyshard.stream.cursor.CursorOwner.put", raising(OSError(28, "No space left on device")))
     saves.begin(20, 5)
     if failure == "no checkpoint":
         shutil.rmtree(output)
@@ -425,7 +425,7 @@ def test_second_run_of_a_name_is_refused(directory: Path, output: Path, monkeypa
     raised(CursorTaken, other_run, directory)
     let_go_of_cursors()
     other_run(directory).close()
-    monkeypatch.setattr(parallel, "agree", lambda mine: "process 7 on node1 is running as 'run'")
+    monkeypatch.setattr(checkpoints, "agree", lambda mine: "process 7 on node1 is running as 'run'")
     with as_rank(1):
         tells(raised(CursorTaken, kept(directory, output).register), "process 7 on node1")
 

@@ -14,10 +14,10 @@ import torch
 
 from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank, Stats
-from lazyshard_swift import encoding, ms_swift
-from lazyshard_swift.encoding import cache_facts, encode_cache, fingerprint, of_producer, pack, unpack
+from lazyshard_swift import ms_swift, opening
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.rows import EncodedRows, encoders
+from lazyshard_swift.opening import cache_facts, encode_cache
+from lazyshard_swift.rows import EncodedRows, encoders, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.run_plan import Stream
 from lazyshard_swift.stream import TrainStream, open_data
 from tests.stream.streams import raised, refusal_of
@@ -291,7 +291,7 @@ def test_variables_and_plugins_make_other_facts(monkeypatch: pytest.MonkeyPatch,
     def facts() -> Any:
         return cache_facts(arguments(external_plugins=[str(plugin)]), template())
 
-    encoding._variables.cache_clear()
+    opening._variables.cache_clear()
     try:
         for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
             before = facts()
@@ -303,7 +303,7 @@ def test_variables_and_plugins_make_other_facts(monkeypatch: pytest.MonkeyPatch,
         plugin.write_text("a = 2")
         assert facts() != before
     finally:
-        encoding._variables.cache_clear()
+        opening._variables.cache_clear()
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`errors`: which error leads to which code, and how a process ends with it. `parallel`: where lines are seen."""
+"""`errors`: which error leads to which code, and how a process ends with it. `opening`: where lines are seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from lazyshard import errors as library
 from lazyshard.stream import Published
-from lazyshard_swift import errors, ms_swift, parallel
+from lazyshard_swift import errors, ms_swift, opening
 from lazyshard_swift.trainers import _Callback
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
@@ -192,8 +192,8 @@ def test_notice_without_ms_swift(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
 def test_lines_of_the_library_are_seen_once(capsys: pytest.CaptureFixture[str]) -> None:
     with clean() as logger:
-        parallel.attend()
-        parallel.attend()
+        opening.attend()
+        opening.attend()
         logger.warning("rank %d of %d: waiting", 1, 2)
         assert capsys.readouterr().err == "[WARNING:lazyshard] rank 1 of 2: waiting\n"
         # A handler that ms-swift gives to the root logger later does not make it two.
@@ -209,7 +209,7 @@ def test_logging_that_the_program_has_set_up_stays_so(capsys: pytest.CaptureFixt
         handler.setFormatter(logging.Formatter("own %(message)s"))
         logging.getLogger(name).addHandler(handler)
         before = logger.handlers[:]
-        parallel.attend()
+        opening.attend()
         logger.warning("waiting")
         assert capsys.readouterr().err == "own waiting\n"
         assert (logger.handlers, logger.propagate) == (before, True)

@@ -14,7 +14,7 @@ from lazyshard.cli.main import main
 from lazyshard.errors import StreamMismatch
 from lazyshard.stream import read_cursor
 from lazyshard.stream.listing import retire
-from lazyshard_swift import parallel
+from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_retired, read_lengths
@@ -145,7 +145,7 @@ def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
         ((other, 1), {"samples": 1}),
     ):
         tells(raised(SettingsRefused, ask, *given, **facts), argument="group_by_length")
-    with mock.patch.object(parallel, "agree", lambda value: "of rank 0"):
+    with mock.patch.object(checkpoints, "agree", lambda value: "of rank 0"):
         tells(raised(StreamMismatch, ask, stream), expected="of rank 0")
     other_sampler = type("Plain", (), {"__init__": lambda self, total_samples: None})
     tells(raised(SettingsRefused, ask, stream, sampler=other_sampler), argument="group_by_length")

@@ -18,7 +18,7 @@ from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream import list_consumers
 from lazyshard.stream.listing import retire
-from lazyshard_swift import parallel, rows
+from lazyshard_swift import rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.stream import StepGate
@@ -274,7 +274,7 @@ def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> 
 @pytest.mark.parametrize("all_come", [True, False])
 def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_come: bool) -> None:
     asks = mock.Mock(return_value=all_come)
-    monkeypatch.setattr(parallel, "all_come", asks)
+    monkeypatch.setattr(streams, "all_come", asks)
     asked = gate(produce(tmp_path / "s", 6, PER_CHUNK, end=False), 1, 2, 1, max_wait=0.01)
     raised(WaitTimeout, asked.allows, 3, 4)
     assert not asks.called, "there is nothing to be saved, so nobody is asked"
@@ -293,11 +293,11 @@ def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.Monke
 def come(ranks: int, store: Any, patience: float) -> list[bool]:
     """What so many ranks of 3 find that come at the same time."""
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(lambda _: parallel._all_come(store, "key", 3, patience), range(ranks)))
+        return list(pool.map(lambda _: streams._all_come(store, "key", 3, patience), range(ranks)))
 
 
 def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_POLL_S", 0.01)
+    monkeypatch.setattr(streams, "_POLL_S", 0.01)
     assert come(3, HashStore(), 60.0) == [True, True, True]
     store = HashStore()
     assert come(2, store, 0.05) == [False, False]

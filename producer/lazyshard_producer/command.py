@@ -23,11 +23,11 @@ from lazyshard_producer import errors
 from lazyshard_producer.configuration.given import Given, assemble, example, read_config, sort_arguments, with_options
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display import Metrics, choose_display, say
+from lazyshard_producer.errors import NAME, count, explain, holding, one_line
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
 from lazyshard_producer.run import describe_run, run
 from lazyshard_producer.shipping import as_directory
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, count, explain, holding, one_line
 
 
 def _kept_rows(stream: str, directory: str) -> Iterator[str | bytes]:

@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from lazyshard_producer.errors import ExtraMissing, SettingInvalid
-from lazyshard_producer.wording import NAME, count, holding, one_line
+from lazyshard_producer.errors import NAME, ExtraMissing, SettingInvalid, count, holding, one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
 from lazyshard.stream.listing import read_manifest, read_retired, retire
 from lazyshard_producer.configuration.settings import Amount, Limits
-from lazyshard_producer.wording import count, one_line
+from lazyshard_producer.errors import count, one_line
 
 SILENT_S: Final = 600.0  # not heard of for so long it may be dead; only what is said depends on it: clocks differ
 LOOK_S: Final = 0.5  # how old the consumers' files may get while chunks come: tiny ones must not cost looks

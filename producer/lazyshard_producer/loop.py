@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from lazyshard.stream import ChunkWriter
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Outcome, Reason, Tally
+from lazyshard_producer.errors import count
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.limits import Holdback, Shelf, hint
 from lazyshard_producer.position import plain_name
@@ -29,7 +30,6 @@ from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
 from lazyshard_producer.sources.source import file_size
 from lazyshard_producer.stop import GivenUp, Stop
-from lazyshard_producer.wording import count
 
 BURST_S: Final = 1.0  # rows of so many seconds may be made up for after a pause: over a slow publish, no flood
 
@@ -342,8 +342,8 @@ def reload_settings(old: Settings, load: Load | None, display: Display) -> Setti
 
 def stopped(settings: Settings, stop: Stop, tally: Tally | None = None) -> Outcome:
     """Returns how a run ends that a signal stops, before it has begun if there is no tally."""
-    end: Literal["interrupted", "terminated"] = "interrupted" if stop.requested is signal.SIGINT else "terminated"
-    return Outcome(end, settings.out, tally or Tally(sources=len(settings.sources)))
+    tally = tally or Tally(sources=len(settings.sources))
+    return Outcome("interrupted" if stop.requested is signal.SIGINT else "terminated", settings.out, tally)
 
 
 def clear_journals(out: Path) -> None:

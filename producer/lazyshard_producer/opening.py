@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
@@ -10,18 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX, MAGIC, data_path
-from lazyshard.errors import LazyShardError
 from lazyshard.format.records import Encoding, parse_chunk_name
 from lazyshard.store.files import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
-from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.directory import FollowedDirectory
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources import source as files
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.indexed import IndexedSource
-from lazyshard_producer.sources.lines import JsonLinesFile
+from lazyshard_producer.sources.lines import BOM, JsonLinesFile
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source, open_regular, refuse_source
 from lazyshard_producer.sources.stream import StreamSource, is_stream, open_reader
@@ -31,7 +30,6 @@ from lazyshard_producer.sources.tables import TableSource, is_hugging_face
 _MAGIC: Final = {b"\x1f\x8b": "jsonl.gz", b"(\xb5": "jsonl.zst", b"PA": "parquet", b"AR": "arrow", b"\xff\xff": "arrow"}
 _TABLES: Final = (".parquet", ".arrow")
 _PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}  # kinds by name, of what is no plain text
-_BOM: Final = b"\xef\xbb\xbf"
 
 
 def source_kind(settings: SourceSettings) -> str:
@@ -49,9 +47,8 @@ def source_kind(settings: SourceSettings) -> str:
         if glob.has_magic(path):
             hint = "; put the pattern right, or follow their directory"
             raise refuse_source(path, "files that match", "none", hint) from cause
-        raise files.refuse_os_error(
-            path, cause, "a readable directory" if settings.follow else "a readable file"
-        ) from cause
+        wanted = "a readable directory" if settings.follow else "a readable file"
+        raise files.refuse_os_error(path, cause, wanted) from cause
     if settings.follow:
         if not stat.S_ISDIR(status.st_mode):
             raise refuse_source(path, "a directory", "something else", "; give a file with --source")
@@ -64,7 +61,7 @@ def source_kind(settings: SourceSettings) -> str:
         return os.path.splitext(path)[1].removeprefix(".")
     with open_regular(path, 0) as file:
         start = files.read_at(file.fileno(), path, 8, 0)
-    is_text = bool(start) and start.removeprefix(_BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
+    is_text = bool(start) and start.removeprefix(BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
     if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not is_text):
         return "megatron"
     kind = _MAGIC.get(start[:2], "jsonl")
@@ -73,15 +70,10 @@ def source_kind(settings: SourceSettings) -> str:
 
 
 def _directory_kind(path: str) -> str:
-    try:
-        with files.refusing(path):
-            if is_stream(path):
-                return "stream"
-            names = os.listdir(path)
-    except SourceRefused:
-        raise
-    except LazyShardError as cause:
-        raise SourceRefused(str(cause), file=path) from cause
+    with files.refusing(path):
+        if is_stream(path):
+            return "stream"
+        names = os.listdir(path)
     if is_hugging_face(path):
         return "huggingface"
     for suffix in _TABLES:
@@ -170,10 +162,9 @@ def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None
 def source_size(settings: SourceSettings) -> int | None:
     """Returns a source's size in bytes, for what is shown; None where nobody knows."""
     path = settings.path
-    try:
+    with contextlib.suppress(OSError, ValueError):
         if path.endswith(INDEX_SUFFIX) and source_kind(settings) == "megatron":
             path = data_path(path)
         status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return None

@@ -20,17 +20,17 @@ from typing import Any, Final
 from lazyshard import errors
 from lazyshard.cli import output
 from lazyshard.format.batch import EncodedRow
-from lazyshard.format.records import END, HEAD, MANIFEST, RETIRED, TEMPORARY, End, Head
+from lazyshard.format.records import END, HEAD, MANIFEST, TEMPORARY, End, Head
 from lazyshard.format.row import check_row
 from lazyshard.store.files import is_there, is_url, read_file, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.listing import list_chunks, list_kept, read_manifest
+from lazyshard.stream.listing import list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest
 from lazyshard.stream.stream import open_stream
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
-from lazyshard_producer.errors import SettingInvalid, SourceRefused
+from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
 from lazyshard_producer.following.directory import list_unread
 from lazyshard_producer.following.journal import DIRECTORY, KIND
 from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
@@ -42,7 +42,6 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import GivenUp, Stop
-from lazyshard_producer.wording import count, explain, holding, one_line
 
 _MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
 PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
@@ -158,7 +157,7 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
         check_not_own(settings)
         try:
             opened = open_shelf(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
-            with opened as shelf, _named(str(shelf.directory)), _telling_how(settings.out):
+            with opened as shelf, _named(str(shelf.directory)):
                 inner = replace(settings, out=str(shelf.directory), spool=None)
                 if isinstance(found := _open(inner), ChunkWriter):
                     return _publish(RowLoop(settings, found, shelf, display, stop, load))
@@ -180,26 +179,6 @@ def _named(out: str) -> Iterator[None]:
     except OSError as error:
         if error.filename is None and not isinstance(error, errors.LazyShardError):
             error.filename = out
-        raise
-
-
-@contextlib.contextmanager
-def _telling_how(out: str) -> Iterator[None]:
-    """Has the refusal of a stream that does not fit say how to begin anew where no row is published in it.
-
-    Its manifest is not replaced unasked: a reader that waits for its first row has read it already. Of a stream in an
-    object store nothing is said: a URL is no such directory.
-    """
-    try:
-        yield
-    except errors.StreamMismatch as error:
-        with contextlib.suppress(errors.LazyShardError, OSError):
-            listing, there = list_chunks(Path(out)), os.listdir(out)
-            names = [name for name in (MANIFEST, HEAD, END) if name in there]
-            if names and not (listing.data or listing.seals or RETIRED in there):
-                again = f"remove {' and '.join(names)} in it, and run the same command again"
-                again = f"to begin anew in the same place, stop what waits for its rows, {again}"
-                error.args = (f"{error}. No row is published in it: {again}",)
         raise
 
 
@@ -325,13 +304,12 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     _check_out(directory)
     check_not_own(settings)
     notes: list[str] = []
-    with _telling_how(settings.out):
-        end = find_end(directory, size)
-        if end is None:
-            form = form_of(settings)
-            find_manifest(Path(directory), size, form.arrays, form.encoding)
-        else:
-            _check_ended(there, end, notes.append)
+    end = find_end(directory, size)
+    if end is None:
+        form = form_of(settings)
+        find_manifest(Path(directory), size, form.arrays, form.encoding)
+    else:
+        _check_ended(there, end, notes.append)
     stream = open_stream(Path(directory), None)
     published = None if stream is None else stream.published()
     if end is not None:

@@ -8,7 +8,7 @@ from tests.packaging.test_import_directions import PACKAGES, Module, imported, m
 PACKAGE: Final = "lazyshard_producer"
 
 ORDER: Final = (
-    {"errors", "position", "stop", "wording"},
+    {"errors", "position", "stop"},
     {"configuration"},
     {"sources"},
     {"following"},

@@ -87,7 +87,9 @@ def test_refused_rows_and_journals_come(run: Run, tmp_path: Path) -> None:
     (incoming / "b.jsonl").write_bytes(rows(0, 3) + b"no row\n")
     pid = run.start()
     until(lambda: run.read(seal_name(0)))
-    (incoming / "a.jsonl").write_bytes(rows(3, 6))
+    # One that is found empty, between its making and its writing, counts as complete.
+    (incoming / ".a").write_bytes(rows(3, 6))
+    (incoming / ".a").rename(incoming / "a.jsonl")
     until(lambda: run.read(seal_name(2)))
     os.kill(pid, signal.SIGKILL)
     run.nursery.wait(pid)

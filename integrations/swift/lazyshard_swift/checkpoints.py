@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.records import in_file, parse_object, read, take
-from lazyshard.format.state import BLEND, BlendState, Cursor, RunState
+from lazyshard.format.state import BLEND, BlendState, RunState
 from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, Part, integer, or_null, tuples
 from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory

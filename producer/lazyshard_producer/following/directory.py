@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.errors import SourceRefused, count
 from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
 from lazyshard_producer.following.listing import Clock, DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
 from lazyshard_producer.sources.lines import LineSplitter
 from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source, open_regular, refuse_source
-from lazyshard_producer.wording import count
 
 # So many unfinished files, whose size a network share may know late, and finished ones are looked at each time
 _LOOKS: Final = 100

@@ -246,7 +246,6 @@ def _make(lines: Sequence[Line | RowInvalid], index: int) -> tuple[list[MadeOfRo
 
 
 def _died() -> WorkerFailed:
-    return WorkerFailed(
-        "a worker process has ended in the middle of its work: killed (out of memory?), or its modules cannot be "
-        "imported there. What is published is safe; run the same command again, with fewer --workers or --workers 0"
-    )
+    what = "a worker process has ended in the middle of its work: killed (out of memory?), or its modules cannot be"
+    hint = "What is published is safe; run the same command again, with fewer --workers or --workers 0"
+    return WorkerFailed(f"{what} imported there. {hint}")

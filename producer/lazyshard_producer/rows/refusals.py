@@ -26,8 +26,8 @@ from lazyshard.inspection.row_facts import RefusedRows as QuarantineSummary
 from lazyshard.memory import loads
 from lazyshard.store.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard.store.files import open_file
+from lazyshard_producer.errors import count, one_line
 from lazyshard_producer.sources.source import RowOrigin
-from lazyshard_producer.wording import count, one_line
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -44,8 +44,12 @@ class Quarantine:
         self._check_owner = check_owner
         self._fd: int | None = None
         self._buffer, self._dirty = bytearray(), False
-        self.size = self._kept = 0
-        self.size = self._find_kept(committed)
+        found = 0  # also where it was moved away by somebody who has dealt with these rows
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(self._path).st_size
+        self.size = self._kept = min(committed, found)
+        if found > self._kept:
+            self._take()
 
     def add(self, place: RowOrigin, reason: str, line: bytes | None) -> None:
         """Adds a row, its line None where nobody has it."""
@@ -80,18 +84,6 @@ class Quarantine:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
-
-    def _find_kept(self, committed: int) -> int:
-        """Returns how much of the file stays, and cuts off what is behind that."""
-        try:
-            found = os.lstat(self._path).st_size
-        except FileNotFoundError:
-            # Moved away by somebody who has dealt with these rows: sizes go on from there all the same.
-            return 0
-        self._kept = min(committed, found)
-        if found > self._kept:
-            self._take()
-        return self._kept
 
     def _flush(self) -> None:
         if self._buffer:

@@ -27,6 +27,7 @@ from lazyshard.plan.sequences import Cut, SplitSequence, cut_after, cut_tokens, 
 from lazyshard.plan.shuffle import Balance, Cost, permutation
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.errors import count
 from lazyshard_producer.opening import source_kind
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.encoding import document_of, write_tokens
@@ -34,7 +35,6 @@ from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, SourceSp
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
-from lazyshard_producer.wording import count
 
 # The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs.
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2

@@ -33,11 +33,11 @@ from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.listing import retire
+from lazyshard_producer.errors import count
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Hold, Shelf, Stock, Tell
 from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look
 from lazyshard_producer.stop import GivenUp, Stop
-from lazyshard_producer.wording import count
 
 HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
 LEAVE_S: Final = 20.0  # how long a run that was told to stop still puts chunks: most systems kill after 30 s

@@ -17,10 +17,10 @@ from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, Ints, 
 from lazyshard.errors import FileInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import count
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources import source
-from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, KnownFile, Rows, Source, bad_row
-from lazyshard_producer.wording import count
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, KnownFile, Line, Rows, Source, bad_row
 
 _PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty ones take no byte of the data file
 _LEAST_TOKEN_BYTES: Final = 2  # What a number takes in JSON at the least: a digit, and what parts it from the next
@@ -93,7 +93,7 @@ class IndexedSource(Source):
             raise source.refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return int(row)
 
-    def _make(self, row: int) -> list[bytes | RowInvalid]:
+    def _make(self, row: int) -> list[Line]:
         """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
         # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
         first, bounds = row, np.arange(min(PIECE_ROWS, self._total - row) + 1)
@@ -120,7 +120,7 @@ class IndexedSource(Source):
                 error.args = (f"{error}; {where}, both counted from 0",)
             raise
 
-    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[bytes | RowInvalid]:
+    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[Line]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
         counts = np.diff(ends[all_bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
@@ -141,9 +141,7 @@ class IndexedSource(Source):
         parts = [self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum())) for low, high in pairs]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, token), *parts])
 
-    def _line(
-        self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None
-    ) -> bytes | RowInvalid:
+    def _line(self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None) -> Line:
         integral = tokens.dtype.kind in "iu"
         values = tokens.astype(np.int64 if integral else np.float64)
         if not integral and (bad := np.flatnonzero(~np.isfinite(values))).size:

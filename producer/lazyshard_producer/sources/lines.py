@@ -27,9 +27,9 @@ from lazyshard_producer.position import EMPTY, PLAIN_FIELDS, FilePosition, plain
 from lazyshard_producer.sources import source
 from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source, bad_row, too_long
 
-_BOM: Final = b"\xef\xbb\xbf"
+BOM: Final = b"\xef\xbb\xbf"
 
-_SLACK_BYTES: Final = len(_BOM) + len(b"\r\n")  # what a line may hold besides the longest row
+_SLACK_BYTES: Final = len(BOM) + len(b"\r\n")  # what a line may hold besides the longest row
 _HINT_BYTES: Final = 4096  # so much of a line that is too long is looked at to say what it may be
 _CARRIAGE_RETURN: Final = 13
 """A line that begins with a greater byte is not blank, and hardly any line begins with a smaller one."""
@@ -98,7 +98,7 @@ class LineSplitter:
             except RowInvalid:
                 return Rows()
         line, length = self._release()
-        if self.position.offset == 0 and line == _BOM:
+        if self.position.offset == 0 and line == BOM:
             self.position = FilePosition(length)
             return Rows()
         return self._examine([line], length, open_end=True)
@@ -127,7 +127,7 @@ class LineSplitter:
         length = first_bytes
         for line in lines:
             if offset == 0:
-                line = line.removeprefix(_BOM)
+                line = line.removeprefix(BOM)
             length = length or len(line)
             if line[0] <= _CARRIAGE_RETURN and not line.strip(b"\r\n"):
                 blank += 1

@@ -245,10 +245,8 @@ class StandardInput(TextSource):
             size, blank = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
         if settings.resume == "append":
             size, blank, at = size + at.offset, blank + at.blank, FilePosition()
-        remedy = (
-            "; give the same input from its start, as for the first run; to take the input as new rows, give "
-            "--resume append; to start anew, choose another --out"
-        )
+        again = "to take the input as new rows, give --resume append; to start anew, choose another --out"
+        remedy = f"; give the same input from its start, as for the first run; {again}"
         self._begin(DigestedText(self.name, context.max_row_bytes, at, remedy), blank)
         self._bytes_before, self.progress = size, (size + at.offset, None)
         self._pipe = None if settings.path == STANDARD_INPUT else open_regular(settings.path, 0, pipe=True)

@@ -167,9 +167,7 @@ def open_regular(
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
         if kind != (stat.S_IFIFO if pipe else stat.S_IFREG):
-            plain = (
-                "a plain file (a restart has to find its place again)" if links_out else "the plain file that it was"
-            )
+            plain = _PLAIN if links_out else "the plain file that it was"
             raise refuse_source(path, "a named pipe" if pipe else plain, KINDS.get(kind, "something else"))
         start = read_at(fd, path, 8, 0) if text else b""
         for magic, packed, unpack in _PACKED:

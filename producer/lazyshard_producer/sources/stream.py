@@ -91,9 +91,8 @@ class StreamSource(Source):
             if sample < published.samples:
                 lines = self._take(sample, published.samples)
             elif published.ended and sample > published.samples:
-                raise source.refuse_source(
-                    self.name, f"at least the {sample} samples that were read", str(published.samples)
-                )
+                expected = f"at least the {sample} samples that were read"
+                raise source.refuse_source(self.name, expected, str(published.samples))
             else:
                 return None if published.ended or self._ending else Rows()
         if not lines:

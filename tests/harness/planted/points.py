@@ -95,7 +95,7 @@ def refused_row_kept_twice() -> None:  # A restart cuts nothing off the quaranti
 def _cut_at(size: int) -> None:
     from lazyshard_producer.rows.refusals import Quarantine
 
-    around(Quarantine, "_find_kept", lambda find_kept, self, committed: find_kept(self, size))
+    around(Quarantine, "__init__", lambda init, self, out, committed, **more: init(self, out, size, **more))
 
 
 def leftovers_stay() -> None:

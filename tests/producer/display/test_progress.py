@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.display import BAR_EVERY_S, Display, Outcome, Tally, log_line, summary
-from lazyshard_producer.wording import one_line
+from lazyshard_producer.errors import one_line
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments
 from tests.producer.display.test_metrics import Clock

@@ -156,7 +156,7 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
     told = {"states": [_state_values(one) for one in found.states], "epochs": epochs}
     told |= {"findings": [one._asdict() for one in found.findings]}
     told |= {"notes": [one._asdict() for one in found.remarks if one.kind == "note"]}
-    return {"stream": where, **verdict, **asdict(found.facts), **audited, **told}
+    return {"stream": where, **verdict, **found.facts._asdict(), **audited, **told}
 
 
 def _steps(tracing: Tracing | None) -> int | None:

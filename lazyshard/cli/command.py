@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import typer
 
-from lazyshard.cli import (
-    audit,
-    check_config,
-    doctor,
-    exits,
-    export,
-    forget,
-    inspect,
-    simulate,
-    status,
-    trace,
-    verify,
-    verify_filesystem,
-    watch,
-)
+from lazyshard.cli import exits
 from lazyshard.cli.output import NAME, application, complain, explain, help_of
 from lazyshard.errors import LazyShardError
 
@@ -34,17 +20,18 @@ app = application(
 )
 
 
-def _offer(*modules: Any) -> None:
-    """Has typer offer commands."""
-    for module in modules:
-        text, end = help_of(module.command)
+def _offer(*names: str) -> None:
+    """Has typer offer commands: each is the function `command` of the module of its name."""
+    for name in names:
+        command: Callable[..., int] = importlib.import_module(f"lazyshard.cli.{name.replace('-', '_')}").command
+        text, end = help_of(command)
         # It gives back what is to be done: Ctrl-C and errors then reach us as they are.
-        later = functools.partial(functools.partial, module.command)
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
-        app.command(name, help=text, epilog=end)(functools.update_wrapper(later, module.command))
+        later = functools.update_wrapper(functools.partial(functools.partial, command), command)
+        app.command(name, help=text, epilog=end)(later)
 
 
-_offer(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify, verify_filesystem, watch)
+_offer("audit", "check-config", "doctor", "export", "forget", "inspect", "simulate", "status", "trace", "verify")
+_offer("verify-filesystem", "watch")
 
 
 def execute(arguments: Sequence[str]) -> int:

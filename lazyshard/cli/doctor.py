@@ -1,4 +1,9 @@
-"""`lazyshard doctor`: what is installed, and whether it works together."""
+"""`lazyshard doctor`: what is installed, and whether it works together.
+
+A package that has something to examine names a function without arguments in the entry-point group `GROUP`; it returns
+its findings in the order in which they are to be read. A function `applies` beside it may tell whether there is
+anything to examine; where there is not, only who asks for it has it examined.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ import itertools
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, Final
@@ -20,12 +25,12 @@ from lazyshard import __version__
 from lazyshard.cli import exits, output
 from lazyshard.cli.verify_filesystem import measure
 from lazyshard.errors import redact
-from lazyshard.examination import GROUP, Examine, Finding
 from lazyshard.filesystem.side import Far, Untried, type_of
 from lazyshard.format.records import HEAD
 from lazyshard.store.files import is_url
 from lazyshard.stream.waiting import Waker
 
+GROUP: Final = "lazyshard.doctor"  # The entry-point group; an entry's name is what is given to the command
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 _AREA: Final = "lazyshard"
 
@@ -42,6 +47,16 @@ PURPOSES: Final = {
     "megatron": "lazyshard export",
 }
 """What each extra is for."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A thing that was looked at, under a heading; those of a section are together. `ok` is None without a verdict."""
+
+    section: str
+    subject: str
+    answer: str
+    ok: bool | None = None
 
 
 def command(
@@ -76,7 +91,7 @@ def command(
     output.refuse_if(stream is not None and _AREA not in areas, "--stream", f"goes with {_AREA}, not with {area}")
     code = exits.DONE
     for one in areas:
-        examine: Examine = (lambda: _ours(stream)) if one == _AREA else known[one].load()
+        examine: Callable[[], Sequence[Finding]] = (lambda: _ours(stream)) if one == _AREA else known[one].load()
         applies = getattr(sys.modules.get(examine.__module__), "applies", None)
         there = one == _AREA or area is not None or applies is None or applies()
         findings = list(examine()) if there else []

@@ -7,19 +7,14 @@ from typing import Final
 from lazyshard import errors
 from lazyshard.memory import is_short
 
-DONE: Final = 0
-NO_EXTRA: Final = 1
-MISSING: Final = 1  # `doctor` found something that is not as it should be
-LIMITED: Final = 1  # `verify-filesystem`: it works with limits
-USAGE: Final = 2
-REFUSED: Final = 3
-UNTRIED: Final = 4  # `verify-filesystem` could not try it; the producer's 4 is a source
-STREAM_DAMAGED: Final = 5
-FILESYSTEM: Final = 7
-NOT_PROVEN: Final = 9  # `audit` found nothing, but cannot check what the states count. 8 is the producer's.
-UNEXPECTED: Final = 70  # EX_SOFTWARE of sysexits.h
-OUT_OF_MEMORY: Final = 71  # EX_OSERR of sysexits.h
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+# 4: `verify-filesystem` could not try it; the producer's 4 is a source
+DONE, NO_EXTRA, USAGE, REFUSED, UNTRIED, STREAM_DAMAGED = range(6)
+# `doctor` found something that is not as it should be; `verify-filesystem`: it works with limits
+MISSING = LIMITED = 1
+# 9: `audit` found nothing, but cannot check what the states count; 8 is the producer's.
+FILESYSTEM, NOT_PROVEN = 7, 9
+# EX_SOFTWARE and EX_OSERR of sysexits.h; 128 + SIGINT, as shells have it.
+UNEXPECTED, OUT_OF_MEMORY, INTERRUPTED = 70, 71, 130
 
 _CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
     ((errors.RowInvalid, errors.StreamInvalid, errors.ConfigInvalid), REFUSED),

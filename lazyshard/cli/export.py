@@ -42,6 +42,8 @@ class ExportSettings(NamedTuple):
     boundaries: str = "row"
     lengths: str | None = None
     mode: str | None = None
+    samples_per_chunk: int | None = None  # of a directory without `stream.json`; None for those of its first
+    force: bool = False  # replace files of these names
 
 
 def command(
@@ -91,9 +93,9 @@ def command(
     unknown = re.fullmatch(f"row|stream|{_KEY}.+", document_boundaries, re.DOTALL) is None
     needed = f"row, stream or {_KEY}NAME is needed, got {document_boundaries!r}"
     output.refuse_if(unknown, "--document-boundaries", needed)
-    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode)
+    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode, samples_per_chunk, force)
     with output.chunk_bar() as report:
-        made = export(source, Path(prefix), settings, samples_per_chunk, force=force, report=report)
+        made = export(source, Path(prefix), settings, report)
     holds = ", ".join(output.count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
     holds += f" of {made['dtype']}; {output.size(made['size'])} ({time.monotonic() - started:.1f} s)"
     output.show(made, [f"exported: {made['data']} and {INDEX_SUFFIX} hold {holds}"], as_json)
@@ -101,13 +103,7 @@ def command(
 
 
 def export(
-    source: Path,
-    prefix: Path,
-    settings: ExportSettings,
-    samples_per_chunk: int | None = None,
-    *,
-    force: bool = False,
-    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    source: Path, prefix: Path, settings: ExportSettings, report: Callable[[str, int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
     """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; returns what the command prints.
 
@@ -117,9 +113,10 @@ def export(
     """
     files = [prefix.with_name(f"{prefix.name}{suffix}") for suffix in (DATA_SUFFIX, INDEX_SUFFIX)]
     parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
-    if not force:
+    if not settings.force:
         _check_free(files)
-    per_chunk = rows_of_first_chunk(source) if samples_per_chunk is None else samples_per_chunk
+    given = settings.samples_per_chunk
+    per_chunk = rows_of_first_chunk(source) if given is None else given
     open_now(source, per_chunk)
     reader = StreamReader(source, per_chunk, max_wait=0.0)
     _check_source(reader)
@@ -138,7 +135,7 @@ def export(
             raise _unfit(reader, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
         builder.finalize(str(parts[1]))
         size = sum(path.stat().st_size for path in parts)
-        _publish(parts, files, force)
+        _publish(parts, files, settings.force)
     finally:
         for path in parts:
             durable.remove(path)

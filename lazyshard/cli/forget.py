@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.status_view import checkpoint_words
+from lazyshard.cli.status import checkpoint_words
 from lazyshard.errors import ConfigInvalid, LazyShardError
 from lazyshard.inspection.survey import take_survey
 from lazyshard.stream.cursor import Consumer, forget_consumer, list_consumers

@@ -39,18 +39,19 @@ from lazyshard.cli import exits
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, with the arguments of the process or others, and returns its exit code."""
     try:
-        try:
-            from lazyshard.cli.command import execute
-            from lazyshard.cli.output import drop_what_nobody_reads
-        except ModuleNotFoundError as cause:
-            missing = (cause.name or "").partition(".")[0]
-            if missing not in ("typer", "rich", "click"):
-                raise
-            print(f"lazyshard needs {missing}, which is not installed: pip install 'lazyshard[cli]'", file=sys.stderr)
-            return exits.NO_EXTRA
+        from lazyshard.cli.command import execute
+        from lazyshard.cli.output import drop_what_nobody_reads
+
         code = execute(sys.argv[1:] if arguments is None else arguments)
         drop_what_nobody_reads()
         return code
+    except ModuleNotFoundError as cause:
+        # Of the imports above: no error leaves a command.
+        missing = (cause.name or "").partition(".")[0]
+        if missing not in ("typer", "rich", "click"):
+            raise
+        print(f"lazyshard needs {missing}, which is not installed: pip install 'lazyshard[cli]'", file=sys.stderr)
+        return exits.NO_EXTRA
     except KeyboardInterrupt:
         with contextlib.suppress(OSError, ValueError):
             print("lazyshard: interrupted; run the same command again to go on", file=sys.stderr)

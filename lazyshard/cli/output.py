@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,12 @@ MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
 MAX_KEYS: Final = 100
 
-StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
+StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
 
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 
 _ROWS: Final = "For a directory without stream.json: rows in every chunk but the last. Default: those of its first."
-SamplesPerChunkOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help=_ROWS)
-]
+SamplesPerChunkOption = Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help=_ROWS)]
 
 _CODES: Final = {
     1: "typer or rich is missing: pip install 'lazyshard\\[cli]'",

@@ -1,12 +1,14 @@
-"""`lazyshard status`: how a stream is, as a page (`status_view`) or as JSON."""
+"""`lazyshard status`: how a stream is, as JSON or in words, which `lazyshard watch` says too."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,12 +20,27 @@ from rich.text import Text
 from typer import Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.status_view import WIDTH, blend_of, problems, status_lines, summary
+from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.inspection.outlook import ConsumerOutlook, Looks, OpenWindow, Outlook
+from lazyshard.format.state import BlendShare, Cursor, given_shares
+from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, Looks, OpenWindow, Outlook
 from lazyshard.inspection.survey import Lines, LostChunks, take_survey
+from lazyshard.stream.head import describe_silence, failure_words, is_silent
+from lazyshard.stream.listing import has_unpublished_rows
 
 INTERVAL_S: Final = 2.0
+WIDTH: Final = 80
+_LABEL: Final = 14
+_SHOWN_CHUNKS: Final = 32  # The chunks of each rank are listed where there are no more of either
+_ROOM: Final = ("--max-disk ", "--min-free-disk ")  # How the notes of a producer that waits for room begin
+
+SIGNS: Final[dict[ChunkState, str]] = {
+    "deleted": ".", "done": "-", "taken": "=", "reading": "#", "ready": "+", "awaited": "?",
+}  # fmt: skip
+_PRECEDENCE: Final[tuple[ChunkState, ...]] = ("deleted", "done", "taken", "ready", "awaited", "reading")
+"""Of several that share a column, the last of these is shown: what is read now is seen, however long the stream is."""
+
+Facts = Iterator[tuple[str, str]]  # Labels and texts
 
 
 def command(
@@ -73,7 +90,7 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
             if as_json:
                 return [json.dumps(failure_values(stream, now, str(error)))]
             missing = f"{stream}: no stream is here; it will be shown as soon as its producer has begun it"
-            return [output.one_line(missing if isinstance(error, StreamMissing) else str(error))]
+            return [one_line(missing if isinstance(error, StreamMissing) else str(error))]
         return [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
 
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
@@ -182,3 +199,249 @@ def _consumer_values(
         "blend": blend,
         "problem": one.consumer.problem,
     }
+
+
+def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> list[str]:
+    """Returns the page of a look; where others follow (`watching`), rates which take two will be known."""
+    width, lines = max(width, 2 * _LABEL), list[str]()
+    breaks: Any = {"break_long_words": False, "break_on_hyphens": False}
+    for paragraph in filter(None, _page(outlook, watching, width - _LABEL)):
+        lines += [""] if lines else []
+        for label, text in paragraph:
+            begin, further = (f"{label:{_LABEL}}", " " * _LABEL) if label else ("", "")
+            lines += textwrap.wrap(one_line(text), width, initial_indent=begin, subsequent_indent=further, **breaks)
+    return lines
+
+
+def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[str, str]]]:
+    """Yields the page by paragraphs; a line without a label takes the whole width."""
+    yield [("", str(outlook.survey.directory)), ("", summary(outlook))]
+    found, band = list(_stream_facts(outlook)), outlook.band
+    found += [("band", band_line(band, room)), (" ", legend(band))] if watching and band.stop else []
+    sources = ((one.name, one.share, one.rows, None if one.finished else one.weight) for one in outlook.survey.mixture)
+    found += _mixed("mixture", "row", sources)
+    yield found
+    yield [("producer", _producer_state(outlook)), *((f"  {label}", text) for label, text in producer_facts(outlook))]
+    unknown = "not known yet" if watching else "not known from one look; see --watch"
+    for one in outlook.consumers:
+        found = [("consumer", one.consumer.name)]
+        found += [(f"  {label}", text) for label, text in consumer_facts(outlook, one, unknown)]
+        blend = ((share.stream, given, share.consumed, share.weight) for share, given in blend_of(one))
+        yield [*found, *_mixed("  blend", "sample", blend)]
+    yield [] if outlook.consumers else [("consumers", "none has registered")]
+    yield [("problem", problem) for problem in problems(outlook)]
+
+
+def _stream_facts(outlook: Outlook) -> Facts:
+    survey, census, about = outlook.survey, outlook.survey.census, "" if outlook.survey.disk.exact else "about "
+    samples = "" if census.samples is None else f", {count(census.samples, 'sample')}"
+    each = "" if census.manifest is None else f" ({census.manifest.samples_per_chunk:,} a chunk)"
+    end = f"{'ended' if census.ended else 'live'}{'' if census.native else '; made by a foreign producer'}"
+    yield "published", f"{count(census.chunks, 'chunk')}{samples}{each}; {end}"
+    if census.retired:
+        left = census.chunks - census.retired
+        yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} {'is' if left == 1 else 'are'} there"
+    free = "" if survey.free is None else f", {size(survey.free)} free"
+    full = "" if outlook.full_in_s is None else f"; full in about {duration(outlook.full_in_s)} at this rate"
+    yield "disk", f"{about}{size(survey.disk.size)} used{free}{full}"
+    if (refused := survey.quarantine) is not None:
+        rows = f"{'' if refused.exact else 'about '}{count(refused.lines, 'row')} refused so far"
+        yield "quarantine", f"{rows}, {size(refused.size)}"
+
+
+def _producer_state(outlook: Outlook) -> str:
+    survey, head = outlook.survey, outlook.survey.census.head
+    if head is None or outlook.state is None:
+        return "nothing is known of it"
+    if outlook.state != "running" or not is_silent(head, survey.looked_at):
+        return outlook.state
+    open_rows = None if head.open else has_unpublished_rows(survey.directory, head.chunks)
+    return f"{outlook.state}, but {describe_silence(head, survey.looked_at, 0.0, open_rows)}"
+
+
+def producer_facts(outlook: Outlook) -> Facts:
+    """Yields what is known of the producer, but for its state."""
+    survey, head, grows = outlook.survey, outlook.survey.census.head, ""
+    if head is not None:
+        unseen = survey.gone and outlook.state in ("running", "waiting", "dead")
+        gone = "; it is not to be seen on this machine" if unseen else ""
+        gone = "; it has ended" if survey.ended and outlook.state == "dead" else gone
+        yield "process", f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old{gone}"
+    if outlook.byte_rate:
+        verb = "grows" if outlook.byte_rate > 0 else "shrinks"
+        grows = f"; the stream {verb} by {size(abs(outlook.byte_rate))}/s"
+    yield "rate", (rate_words(outlook, outlook.chunk_rate) or "not known") + told_words(outlook) + grows
+
+
+def rate_words(outlook: Outlook, chunks: float | None) -> str | None:
+    """Returns a rate, in samples where they are known; None for None."""
+    manifest = outlook.survey.census.manifest
+    each, noun = (1, "chunks") if manifest is None else (manifest.samples_per_chunk, "samples")
+    return None if chunks is None else per_second(chunks * each, noun)
+
+
+def told_words(outlook: Outlook) -> str:
+    """Returns how old the producer's rate is, where it is that: what one that is silent has told last."""
+    age = outlook.heartbeat_age_s or 0.0
+    # Producers tell their rate every 5 s; an older one comes with its age.
+    return f", told {duration(age)} ago" if outlook.chunk_rate and age > 10.0 else ""
+
+
+def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not known yet") -> Facts:
+    """Yields what is known of a consumer; `unknown` stands for a rate that is not."""
+    cursor, reading, age = one.consumer.cursor, one.consumer.reading, one.reading_age_s or 0.0
+    checkpoint = "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
+    yield "checkpoint", checkpoint if one.consumer.problem is None else "not known, see the problem"
+    if one.lag_chunks is not None:
+        samples = "" if one.lag_samples is None else f", {count(one.lag_samples, 'sample')}"
+        seconds = "" if one.lag_s is None else f", {duration(one.lag_s)}"
+        yield "lag", f"{count(one.lag_chunks, 'chunk')}{samples}{seconds}"
+    if reading is not None and one.ahead_chunks is not None:
+        ahead = count(abs(one.ahead_chunks), "chunk")
+        ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
+        # Of a stream that has ended all is there, whatever a window would take.
+        ahead = "" if outlook.survey.census.ended else ahead
+        yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{ahead}; {duration(age)} old"
+    window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
+    if window is not None:
+        # A reader whose hint is older has ended, or waits: it reads nothing now.
+        reads = "reads now" if age <= 600.0 else "read last"
+        yield reads if window.stop <= published else "waits for", window_words(window, published)
+    supply = "; does not have to wait at these rates" if one.supply == "steady" else ""
+    if one.supply == "shrinking":
+        supply = f"; has to wait in about {duration(one.starving_in_s or 0.0)} at these rates"
+    yield "rate", (rate_words(outlook, one.read_chunks_per_s) or unknown) + supply
+
+
+def checkpoint_words(cursor: Cursor, age_s: float) -> str:
+    """Returns how far the checkpoint of a consumer is, and how old."""
+    done = count(cursor.chunks_before, "chunk")
+    return f"{count(cursor.consumed, 'sample')}, done with {done}; {duration(age_s)} old"
+
+
+def band_line(band: Band, width: int) -> str:
+    """Returns the band in characters, at most `width`."""
+    columns = min(width, band.stop)
+    shown = [0] * columns
+    for one in band.stretches:
+        for column in range(one.first * columns // band.stop, (one.stop - 1) * columns // band.stop + 1):
+            shown[column] = max(shown[column], _PRECEDENCE.index(one.state))
+    return "".join(SIGNS[_PRECEDENCE[number]] for number in shown)
+
+
+def legend(band: Band) -> str:
+    """Returns what the characters of its line mean, of the states that are in it."""
+    there = [name for name in SIGNS if name in {one.state for one in band.stretches}]
+    return ", ".join(f"{SIGNS[name]} {'read now' if name == 'reading' else name}" for name in there)
+
+
+def window_words(window: OpenWindow, published: int) -> str:
+    """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those."""
+    words, by_rank = chunk_range(window.first, window.stop), dict[int | None, list[str]]()
+    if window.first < published < window.stop:
+        words = f"{chunk_range(published, window.stop)}, to read {words}"
+    for chunk in range(window.first, min(window.stop, window.first + _SHOWN_CHUNKS + 1)):
+        by_rank.setdefault(window.rank(chunk), []).append(f"{chunk:,}")
+    if window.stop - window.first > _SHOWN_CHUNKS or len(by_rank) > 8:
+        return f"{words}, by {count(window.dp, 'rank')}"
+    ranks = sorted(by_rank.items(), key=lambda item: (item[0] is None, item[0] or 0))
+    parts = [f"{'shared by ranks' if rank is None else f'rank {rank}'}: {', '.join(found)}" for rank, found in ranks]
+    return f"{words} ({'; '.join(parts)})"
+
+
+def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, float | None]]) -> Facts:
+    """Yields how much sources or streams have given of all so far, and at what each aims: without weight it is over."""
+    for name, share, amount, weight in parts:
+        given = "none yet" if share is None else f"{share:.1%}, {count(amount, noun)}"
+        yield label, f"{one_line(name)}: {given}; {'finished' if weight is None else f'weight {weight:.1%}'}"
+        label = " "
+
+
+def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
+    """Returns the streams of a consumer's blend, each with its share so far of the samples."""
+    shares = () if one.consumer.cursor is None else one.consumer.cursor.blend
+    return list(zip(shares, given_shares(shares), strict=True))
+
+
+def summary(outlook: Outlook) -> str:
+    """Returns in a sentence what is going on."""
+    return "; ".join(part for part in (_of_producer(outlook), _of_readers(outlook)) if part)
+
+
+def problems(outlook: Outlook) -> list[str]:
+    """Returns what is wrong, a sentence each."""
+    survey, retired = outlook.survey, outlook.survey.census.retired
+    found = list(survey.problems)
+    for one in survey.consumers:
+        if one.problem is not None:
+            forget = f"lazyshard forget {shlex.quote(str(survey.directory))} {shlex.quote(one.name)}"
+            what = "it counts as done with nothing, so no chunk is deleted: fix that, or, if it will not come back, run"
+            found.append(f"consumer {one.name!r}: {one.problem}; {what} `{forget}`")
+        elif one.cursor is not None and one.chunks_before < retired:
+            but = f"{retired:,} {'is' if retired == 1 else 'are'} deleted, so it cannot go on"
+            found.append(f"consumer {one.name!r}: is done with {count(one.chunks_before, 'chunk')} only, but {but}")
+    if outlook.clock_ahead_s > 5.0:
+        ahead = duration(outlook.clock_ahead_s)
+        found.append(f"the producer's clock is {ahead} ahead of this machine's, so the ages are wrong")
+    return found
+
+
+def _of_producer(outlook: Outlook) -> str:
+    survey, head, age = outlook.survey, outlook.survey.census.head, duration(outlook.heartbeat_age_s or 0.0)
+    if survey.census.ended:
+        return "the stream has ended"
+    if head is None:
+        return "nothing is known of the producer"
+    again = "start it again"
+    # Room is needed first where a further chunk has none, or where that is what it waited for last.
+    if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
+        again = f"make room, the disk is full, and {again}"
+    elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
+        again = f"make room, for which it waited ({head.note}), and {again}"
+    sign = f"no sign of it for {age}{' and its process is gone' if survey.gone else ''}"
+    what = failure_words(head.note) if head.note else "look at its log, start it again"
+    # Otherwise how far it is ahead says so.
+    told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
+    sentences: dict[str | None, str] = {
+        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it goes on where it was",
+        "failed": f"has failed {age} ago: {what}",
+        "idle": f"was stopped {age} ago: {again} to go on",
+        "waiting": f"waits: {head.note}" if head.note else "waits",
+    }
+    sentence = sentences.get(outlook.state, "" if told else "is running")
+    return f"the producer {sentence}" if sentence else ""
+
+
+def _of_readers(outlook: Outlook) -> str:
+    head, consumers, slowest = outlook.survey.census.head, outlook.consumers, outlook.slowest
+    # What a producer waits for says how far ahead of whom it is.
+    told = outlook.state == "waiting" and head is not None and head.note
+    if not consumers:
+        return "" if told else "no consumer has registered"
+    if outlook.survey.census.ended:
+        known = all(one.lag_chunks is not None for one in consumers)
+        return _behind(outlook) or ("every consumer is done with it" if known else "")
+    if dry := [one for one in consumers if one.supply == "dry"]:
+        waits = ", ".join(f"{one.consumer.name!r} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
+        return f"waiting for data: {waits}"
+    if told or slowest is None:
+        return "" if told else _behind(outlook)
+    ahead = count(slowest.ahead_chunks or 0, "chunk")
+    return f"the producer is {ahead} ahead of the slowest reader, {slowest.consumer.name!r}"
+
+
+def _behind(outlook: Outlook) -> str:
+    """Returns whose checkpoints are furthest behind, and what holds back one that has trained all; or nothing."""
+    behind = [one for one in outlook.consumers if one.lag_chunks]
+    last = max(behind, key=lambda one: (one.remainder is None, one.lag_chunks, one.consumer.name), default=None)
+    if last is None:
+        return ""
+    name, left, first = last.consumer.name, last.remainder, last.consumer.chunks_before
+    if left is None:
+        return f"{name!r} is furthest behind, its checkpoints by {count(last.lag_chunks or 0, 'chunk')}"
+    which = " that is published" if not outlook.survey.census.ended else ""
+    which = " that its max_total_samples lets it take" if left.limited else which
+    but = f"{which} but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else ""
+    why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"
+    kept = f", and keeps {chunk_range(first, left.keeps)} {why}" if left.keeps > first else ""
+    return f"{name!r} has trained all{but or which or ' of it'}{kept}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Final
+from typing import Annotated
 
 from typer import Option
 
@@ -11,14 +11,11 @@ from lazyshard.cli import output
 from lazyshard.cli.status import INTERVAL_S
 from lazyshard.store.files import is_url
 
-PORT: Final = 8642
-HOST: Final = "127.0.0.1"
-
 
 def command(
     stream: output.StreamArgument,
-    port: Annotated[int, Option(metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free.")] = PORT,
-    host: Annotated[str, Option(metavar="ADDRESS", help="To listen at; whoever reaches it reads the page.")] = HOST,
+    port: Annotated[int, Option(metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free.")] = 8642,
+    host: Annotated[str, Option(metavar="ADDRESS", help="To listen at; all who reach it read the page.")] = "127.0.0.1",
     interval: Annotated[float, Option(metavar="SECONDS", min=0.5, help="Between looks at the stream.")] = INTERVAL_S,
     save: Annotated[str | None, Option(metavar="FILE", help="Write the page to this file; serve nothing.")] = None,
 ) -> int:

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from lazyshard import __version__
 from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
-from lazyshard.cli.status_view import consumer_facts, producer_facts, rate_words, told_words
+from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
 from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths

@@ -170,12 +170,7 @@ class RefusedFor:
     reason: str  # that of the first
     first: RefusedRow
     rows: int = 0
-    names: set[str] = field(default_factory=set)
-
-    @property
-    def sources(self) -> int:
-        """In how many sources."""
-        return len(self.names)
+    sources: set[str] = field(default_factory=set)
 
 
 class RefusedRows(NamedTuple):
@@ -228,8 +223,8 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
             key = OTHERS
         group = groups.get(key) or groups.setdefault(key, RefusedFor(OTHERS if key == OTHERS else one.reason, one))
         group.rows += 1
-        if len(group.names) < MOST_TOLD_APART:
-            group.names.add(one.source)
+        if len(group.sources) < MOST_TOLD_APART:
+            group.sources.add(one.source)
     ordered = sorted(groups.values(), key=lambda group: (group.reason == OTHERS, -group.rows, group.reason))
     return RefusedRows(sum(group.rows for group in ordered), tuple(ordered), unreadable, complete)
 

@@ -219,8 +219,7 @@ def stream_unsealed(directory: Path, count: int) -> errors.FileInvalid:
     return errors.FileInvalid(f"{what} complete; {listing.how_to_mark(directory)}", directory=str(directory))
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUse:
+class DiskUse(NamedTuple):
     """What a stream takes on disk."""
 
     size: int  # bytes of its chunks, seals and what is being written: sizes, not blocks

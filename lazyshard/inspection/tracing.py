@@ -7,7 +7,7 @@ here, so that it makes no difference whether they are still there. Steps are cou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -297,8 +297,7 @@ def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
         gaps = gaps.joined(one for part in own for one in part.skip)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFacts:
+class StreamFacts(NamedTuple):
     """What a stream's directory says at one moment; the chunks of the half-open range [0, retired) are deleted."""
 
     stream_id: str | None

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from lazyshard.cli import doctor, exits
-from lazyshard.examination import GROUP, Finding
+from lazyshard.cli.doctor import GROUP, Finding
 from tests.cli.commands import ROOT, lazyshard
 
 if sys.version_info >= (3, 11):

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.cli.status import status_values
-from lazyshard.cli.status_view import SIGNS, band_line, problems, status_lines, summary, window_words
+from lazyshard.cli.status import SIGNS, band_line, problems, status_lines, status_values, summary, window_words
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import BlendShare, Cursor, RunState

@@ -169,7 +169,7 @@ def test_what_is_there_is_replaced_only_when_told(
         there.write_bytes(b"precious")
     refusal_of(ConfigInvalid, there.name, export, source, tmp_path / "a", ExportSettings())
     assert (names(tmp_path), there.read_bytes()) == ([there.name, "s"], b"precious")
-    export(source, tmp_path / "a", ExportSettings(), force=True)
+    export(source, tmp_path / "a", ExportSettings(force=True))
     assert content(tmp_path / "a").sequences == [[1, 2]]
     assert names(tmp_path) == ["a.bin", "a.idx", "s"]
 

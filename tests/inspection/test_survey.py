@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -253,7 +252,7 @@ def test_many_chunks_are_estimated_and_one_that_is_not_looked_at_is_missed_all_t
         assert measure(survey.LostChunks()).missing == (number,)
         (tmp_path / "kept").rename(file)
     os.unlink(tmp_path / f"chunk_{looked_at[5]:05d}.jsonl")  # One that is not listed is looked up
-    assert measure() == replace(whole, missing=(looked_at[5],))
+    assert measure() == whole._replace(missing=(looked_at[5],))
     with mock.patch.object(survey, "unlisted_chunks", return_value=[looked_at[5] + 1, looked_at[5]]):
         assert measure(survey.LostChunks()).missing == (looked_at[5],)
 

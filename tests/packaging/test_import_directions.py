@@ -19,7 +19,6 @@ COMMON: Final = {"stream", "store", "format", "plan", "memory", "errors"}
 
 MAY_IMPORT: Final[dict[str, set[str]]] = {  # besides itself
     "errors": set(),
-    "examination": set(),
     "lazy": set(),
     "memory": set(),
     "part": {"errors"},
@@ -34,9 +33,9 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {  # besides itself
     "filesystem": set(),
     "simulation": {"part", "stream", "format", "plan"},
     "facade": {"lazy", "data", "config", "inspection", "stream", "format", "plan", "errors"},
-    "cli": COMMON | {"facade", "config", "filesystem", "simulation", "conversion", "inspection", "examination"},
+    "cli": COMMON | {"facade", "config", "filesystem", "simulation", "conversion", "inspection"},
     "producer": COMMON | {"facade", "cli", "conversion", "inspection", "lazy"},
-    "swift": COMMON | {"part", "facade", "data", "examination"},
+    "swift": COMMON | {"part", "facade", "data", "cli"},
 }
 
 LAYERS: Final = {f"lazyshard.{layer}": layer for layer in MAY_IMPORT if layer not in ("facade", "producer", "swift")}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.examination import Finding
+from lazyshard.cli.doctor import Finding
 from lazyshard_swift import doctor, hook, ms_swift
 from tests.swift.programs import make_packages, package_folder, python, write
 from tests.swift.warm import run_warm

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard import __version__
-from lazyshard.examination import Finding
+from lazyshard.cli.doctor import Finding
 from lazyshard_swift import hook, ms_swift
 
 _PTH: Final = "lazyshard_swift.pth"

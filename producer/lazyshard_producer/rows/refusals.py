@@ -223,8 +223,8 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
     for group in summary.reasons[:MAX_SHOWN]:
         where = f"at {group.first.source}:{group.first.line}"
         if group.rows > 1:
-            told_apart = group.sources < MOST_TOLD_APART
-            more = count(group.sources, "source") if told_apart else f"{MOST_TOLD_APART} or more sources"
+            told_apart = len(group.sources) < MOST_TOLD_APART
+            more = count(len(group.sources), "source") if told_apart else f"{MOST_TOLD_APART} or more sources"
             where = f"first {where}, in {more}"
         yield one_line(f"  {group.rows:>9,}  {group.reason}; {where}")
     if others := summary.reasons[MAX_SHOWN:]:
@@ -237,7 +237,7 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
 def summary_json(summary: QuarantineSummary) -> str:
     """Returns a summary as one line of JSON."""
     names = ("reason", "rows", "sources", "source", "line")
-    each = [(one.reason, one.rows, one.sources, one.first.source, one.first.line) for one in summary.reasons]
+    each = [(one.reason, one.rows, len(one.sources), one.first.source, one.first.line) for one in summary.reasons]
     reasons = [dict(zip(names, one, strict=True)) for one in each]
     return orjson.dumps({"rows": summary.rows, "reasons": reasons, "unreadable_lines": summary.unreadable}).decode()
 

@@ -3,6 +3,7 @@
 import enum
 import json
 import pickle
+import tracemalloc
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -420,6 +421,18 @@ VALUES = json_of(st.integers(-(2**66), 2**66) | TEXT | st.none() | finite, TEXT,
 )
 def test_generated_rows_come_as_one_by_one(rows: list[dict[str, Any]], separators: tuple[str, str], end: str) -> None:
     check_same([(json.dumps(row, separators=separators) + end).encode() for row in rows])
+
+
+@pytest.mark.parametrize("end", ['"b":1e30}', '"b":1,"b":":"}'])
+def test_escapes_of_a_long_string_take_no_memory_each(end: str) -> None:
+    line = (r'{"a":"' + "\\n" * 200_000 + '",' + end).encode()
+    tracemalloc.start()
+    try:
+        check_row(line)
+        has_duplicate_keys(line, parse_row(line))
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(line)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("number", [b"9" * 20, b"-" + b"9" * 20, b"9" * 19 + b".5"])

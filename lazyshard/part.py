@@ -104,7 +104,7 @@ class Part(Checked):
     # the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so far, as
     # the trainer counts
     draws: Samples = 0
-    # the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0)
+    # the epoch that it begins anew; None where it continues where the part before stands (the first: epoch 0)
     epoch: Annotated[int | None, or_null(integer(0, MAX_SAMPLES))] = None
     trained: Annotated[bool, BOOLEAN] = True  # whether its draws were trained; False where they were skipped
     # half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts; sorted and

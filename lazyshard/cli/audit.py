@@ -106,7 +106,7 @@ def _read(folders: Sequence[Path], directory: Path, remarks: list[Remark]) -> li
     """Returns the states of checkpoints; remarks on what cannot be used, or is of a blend without this stream."""
     states, files = list[SavedState](), dict[Path, None]()
     for folder in folders:
-        # To go on with the cursor alone would prove another thing than was asked for.
+        # To continue with the cursor alone would prove another thing than was asked for.
         if not (found := checkpoint_files(folder)):
             expected = "expected checkpoint-N/lazyshard.json, or a folder deeper; without folders the cursor is audited"
             raise ConfigInvalid(f"{folder}: there is no checkpoint in it: {expected}", file=str(folder))

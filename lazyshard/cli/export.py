@@ -214,7 +214,7 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                 message = f"{path}:{at + 1}: sample {sample}: {cause}"
                 raise RowInvalid(message, reason=str(cause), file=path, line=at + 1) from None
             if shared == key:
-                # The document of the row before goes on.
+                # The document of the row before continues.
                 builder.document_indices.pop()
             builder.add_document(tokens, lengths, modes)
             sample, key = sample + 1, shared

@@ -54,5 +54,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.NO_EXTRA
     except KeyboardInterrupt:
         with contextlib.suppress(OSError, ValueError):
-            print("lazyshard: interrupted; run the same command again to go on", file=sys.stderr)
+            print("lazyshard: interrupted; run the same command again to continue", file=sys.stderr)
         return exits.INTERRUPTED

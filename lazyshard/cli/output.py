@@ -96,7 +96,7 @@ def application(name: str, text: str, **settings: Any) -> typer.Typer:
 def help_of(command: Callable[..., Any], codes: Mapping[int, str] = _CODES) -> tuple[str, str]:
     """Returns a command's help and its end: the sections of its docstring, and exit codes that it has besides.
 
-    What is indented deeper goes on with the line before.
+    What is indented deeper continues with the line before.
     """
     doc = re.sub(r"\n {5,}", " ", inspect.getdoc(command) or "").replace("\n    ", "\n")
     text, *parts = re.split(r"\n\n(Examples|Exit codes|Signals):\n", doc)

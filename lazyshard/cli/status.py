@@ -364,7 +364,7 @@ def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
 
 
 def summary(outlook: Outlook) -> str:
-    """Returns in a sentence what is going on."""
+    """Returns in a sentence what is happening."""
     return "; ".join(part for part in (_of_producer(outlook), _of_readers(outlook)) if part)
 
 
@@ -378,7 +378,7 @@ def problems(outlook: Outlook) -> list[str]:
             what = "it counts as done with nothing, so no chunk is deleted: fix that, or, if it will not come back, run"
             found.append(f"consumer {one.name!r}: {one.problem}; {what} `{forget}`")
         elif one.cursor is not None and one.chunks_before < retired:
-            but = f"{retired:,} {'is' if retired == 1 else 'are'} deleted, so it cannot go on"
+            but = f"{retired:,} {'is' if retired == 1 else 'are'} deleted, so it cannot continue"
             found.append(f"consumer {one.name!r}: is done with {count(one.chunks_before, 'chunk')} only, but {but}")
     if outlook.clock_ahead_s > 5.0:
         ahead = duration(outlook.clock_ahead_s)
@@ -403,9 +403,9 @@ def _of_producer(outlook: Outlook) -> str:
     # Otherwise how far it is ahead says so.
     told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
     sentences: dict[str | None, str] = {
-        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it goes on where it was",
+        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it continues where it was",
         "failed": f"has failed {age} ago: {what}",
-        "idle": f"was stopped {age} ago: {again} to go on",
+        "idle": f"was stopped {age} ago: {again} to continue",
         "waiting": f"waits: {head.note}" if head.note else "waits",
     }
     sentence = sentences.get(outlook.state, "" if told else "is running")

@@ -213,7 +213,7 @@ def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iter
         yield None, [none], []
     if "to come" in became:
         beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
-        holds = "what is to come holds if the run goes on with the same ranks"
+        holds = "what is to come holds if the run continues with the same ranks"
         trained = f"The state has trained {count(tracing.steps.trained, 'step')}"
         yield None, [f"{trained}; {holds}.{beyond if farthest > last else ''}"], []
 
@@ -337,7 +337,7 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
     whole = tracing.fewer_than_step(fate)
     few = f"its epoch has too few left for the {whole or 0:,} of that step: left over, if training stops there"
     more = "" if whole is None else f"; {few}"
-    return f"{epoch}: to come{at}, on rank {fate.rank}, if the run goes on as it is {where}{more}"
+    return f"{epoch}: to come{at}, on rank {fate.rank}, if the run continues as it is {where}{more}"
 
 
 def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
         raise typer.BadParameter(text, param_hint=wrong) from None
     with server:
         # In all threads. Raised as an exception it may come in the middle of a lock's own code, which turns it into
-        # another error, and the server takes any error for one of a request, and goes on.
+        # another error, and the server takes any error for one of a request, and continues.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
         output.say(f"{server.url} shows {stream}; Ctrl-C ends")

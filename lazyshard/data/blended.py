@@ -86,7 +86,7 @@ class BlendedDataset(Indexed[BlendSpace]):
 
     At each position every rank draws from the same stream: that which lags most behind its share, the first of equals
     (Megatron Core's `BlendedDataset`), by a table that repeats, so that any position is found at once. A stream that
-    comes to its end goes on with its next epoch. Nothing is written to disk, and no rank talks to another.
+    comes to its end continues with its next epoch. Nothing is written to disk, and no rank talks to another.
 
     Args:
         datasets: data sets and their weights, in samples. The data sets are new ones, each of another stream, with any
@@ -107,7 +107,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         RuntimeError: a data set is used already.
         ConfigInvalid: the data sets are of different ranks.
 
-    On resume weights may be others, and streams may be added or left out: each goes on where it was.
+    On resume weights may be others, and streams may be added or left out: each continues where it was.
     """
 
     _NAME, _where = "blend", "the blend"
@@ -251,7 +251,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self.names]
         if new or out:
             said = ", ".join(new) or "none", ", ".join(out) or "none"
-            log.warning("the blend goes on with other streams: new are %s, left out are %s", *said)
+            log.warning("the blend continues with other streams: new are %s, left out are %s", *said)
         for dataset, name in zip(self.datasets, self.names, strict=True):
             if name in stands:
                 dataset.load_state_dict(stands[name].to_dict())
@@ -279,7 +279,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         for dataset, name, commits in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
             mine, commits.blend = state.members[state.names.index(name)].consumed, blend
-            # Who goes on from before a stream was added begins it anew, and needs all of it.
+            # Who continues from before a stream was added begins it anew, and needs all of it.
             known = len(older) == len(kept)
             wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
         return wrote

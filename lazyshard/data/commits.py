@@ -32,10 +32,10 @@ PAUSE_S: Final = 0.2
 
 
 def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
-    """Raises StateMismatch for a state that has drawn more than the stream holds, or goes on with deleted chunks.
+    """Raises StateMismatch for a state that has drawn more than the stream holds, or continues with deleted chunks.
 
-    Whether the ranks at hand are others makes no difference: they go on with the same samples. Not looked at: what an
-    epoch that is still to begin needs.
+    Whether the ranks at hand are others makes no difference: they continue with the same samples. Not looked at: what
+    an epoch that is still to begin needs.
     """
     where, total = str(reader.directory), order.known_total(reader.refresh())
     if (ranks := max(part.dp for part in state.parts)) > _MOST_RANKS:
@@ -43,11 +43,11 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
         text = f"the state is of a run with {ranks} ranks, more than {_MOST_RANKS}: it is damaged, take another"
         raise _mismatch(where, text, f"at most {_MOST_RANKS}", ranks, "dp")
     course = course_of(state)
-    # However the stream goes on: the length counts with the limit.
+    # However the stream continues: the length counts with the limit.
     known, ended = order.max_total_samples if total is None else total, total is not None
     number = max((n for n, part in enumerate(state.parts) if part.epoch is not None), default=0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
-    # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
+    # A live stream of which a maximum was asked for may have ended before it, and the run continued with another.
     one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
     try:
         standing(course, known)
@@ -65,8 +65,10 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     size = reader.samples_per_chunk
     if retired and (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
-        text = f"the run goes on with samples of chunk {sample // size}, but the producer has deleted all chunks below"
-        text = f"{text} {retired}: go on from a later checkpoint, or produce with --retain all or --consumers NAME"
+        text = (
+            f"the run continues with samples of chunk {sample // size}, but the producer has deleted all chunks below"
+        )
+        text = f"{text} {retired}: continue from a later checkpoint, or produce with --retain all or --consumers NAME"
         raise _mismatch(where, text, f"chunk {sample // size}", f"chunks from {retired} on")
 
 
@@ -75,7 +77,7 @@ def _mismatch(where: str, text: str, expected: str, actual: object, field: str |
 
 
 def standing(course: Course, total: int | None) -> tuple[Course, int]:
-    """Returns a course that begins, or goes on, in the epoch in which a course stands, and the position there.
+    """Returns a course that begins, or continues, in the epoch in which a course stands, and the position there.
 
     At the end of an epoch that is still this one. Raises ValueError: more was drawn than there is.
     """
@@ -128,7 +130,7 @@ class Commits:
         """Writes the cursor durably, for the state of a run and older ones, as `LazyShardedDataset.commit`."""
         state = states[0]
         if self._owner is None or not self._owner.begun:
-            # Before the cursor of a run that is further is overwritten by one that cannot go on.
+            # Before the cursor of a run that is further is overwritten by one that cannot continue.
             check_data(state, order, reader)
         part, rules = state.parts[-1], {"unit": state.unit, "window": state.window, "seed": state.seed}
         plan = self.sequences or {"dp_size": part.dp, "batch_size": part.batch_size, **rules}

@@ -268,7 +268,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
             consumed: as for `state_dict`.
             last_epoch: whether no other epoch follows this one. Otherwise every chunk is kept.
             keep: states of older checkpoints from which the run may still be resumed.
-            take_over: go on although another run on this machine commits under the same name; that one is refused.
+            take_over: continue although another run on this machine commits under the same name; that one is refused.
 
         Returns:
             Whether this is rank 0, and the cursor was written.

@@ -1,6 +1,6 @@
 """Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
-Who comes to a row that a peer is encoding goes on to the next one of its batch, and comes back. The cache is never
+Who comes to a row that a peer is encoding continues with the next one of its batch, and comes back. The cache is never
 needed: where it fails it is left alone from then on, and rows are encoded as without it.
 
 Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in

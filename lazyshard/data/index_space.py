@@ -65,7 +65,7 @@ def as_count(consumed: object, what: str = "samples") -> int:
 class Space:
     """The indices of a data set, or of a blend, in one epoch that was set: `block` positions of each rank.
 
-    `stands` positions of each rank were drawn in the state with which the run begins or goes on, and `before` samples
+    `stands` positions of each rank were drawn in the state with which the run begins or continues, and `before` samples
     were trained before the first one. Indices that follow each other in a lane are `step` apart.
     """
 
@@ -146,7 +146,7 @@ class IndexSpace(Space):
     def run(self, lane: int, position: int) -> Run:
         """Returns the neighbours of a position that draw consecutive samples."""
         run = self.course.run(lane, position, self._total(position))
-        # The course goes on for ever, the indices of a lane do not.
+        # The course continues for ever, the indices of a lane do not.
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
     def window(self, lane: int, position: int, most: int) -> npt.NDArray[np.int64]:
@@ -174,7 +174,7 @@ class IndexSpace(Space):
             self._certain = (position if total is None else self.layout.block, total)
             if limit is not None and published.samples > limit:
                 self.tell("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
-        # Who gives num_samples wants to go on so, and who asks where the epoch ends stops there, though workers read
+        # Who gives num_samples wants to continue so, and who asks where the epoch ends stops there, though workers read
         # ahead.
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
         if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
@@ -266,7 +266,7 @@ class IndexReader:
         self._reported = Stats()
         # A run, or what is left of a window: lane, epoch, first position, samples, and where rows lie that are held.
         self._planned: tuple[int, int, int, Samples, Held | None] = 0, 0, 0, (), None
-        # Lane, epoch and position behind the last call's; in windows, how many calls in a row went on near there.
+        # Lane, epoch and position behind the last call's; in windows, how many calls in a row continued near there.
         self._next = (-1, 0, 0)
         self._steady = 0
 
@@ -395,7 +395,7 @@ class IndexReader:
         if planned_lane != lane or planned_epoch != epoch or not first <= position < first + len(planned):
             self._steady = self._steady + 1 if 0 <= gap <= rules.window else 0
             first, held = position, None
-            # Once two calls have gone on near where the last one stopped, the rest of the window is planned.
+            # Once two calls have continued near where the last one stopped, the rest of the window is planned.
             if self._steady < 2 if rules.window else count == 1 and not 0 <= gap < rules.unit:
                 # To find the others costs as much again. Those behind a lane's last position are another lane's.
                 stop = min(position + count, space.layout.block)

@@ -66,7 +66,7 @@ class RankIterable(IterableDataset[Any]):
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
 
-        Any ranks and workers go on from it. But one within a micro batch, where none was given, is only for as many
+        Any ranks and workers continue from it. But one within a micro batch, where none was given, is only for as many
         ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
 
         Args:
@@ -99,8 +99,8 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         loader = DataLoader(stream, batch_size=8, num_workers=2)
 
     Workers take micro batches of the data set in turn, so a loader whose batches are as large gives the same order
-    whatever their number. With `max_total_samples` a pass ends there at the latest; with `num_samples` it goes on from
-    epoch to epoch up to that number. Call `set_epoch` for the next epoch.
+    whatever their number. With `max_total_samples` a pass ends there at the latest; with `num_samples` it continues
+    from epoch to epoch up to that number. Call `set_epoch` for the next epoch.
 
     Args:
         dataset: what is drawn: a data set that is not used yet, or a blend, which ends by its `stopping`. Its length is
@@ -148,14 +148,14 @@ class LazyShardedStream(RankIterable, Generic[_D]):
 
     @carrying()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state, of this class or of the data set, stands: the next pass begins there.
+        """Continues where a state, of this class or of the data set, stands: the next pass begins there.
 
         Raises:
             StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
                 micro batch of other ranks.
             RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
         """
-        worker, where = worker_here(), f"{self._dataset._where}: the state to go on from"
+        worker, where = worker_here(), f"{self._dataset._where}: the state to continue from"
         if worker is not None:
             given = state if isinstance(state, dict) else {}
             run_state.check_worker(given, worker, where)

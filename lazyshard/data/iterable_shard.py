@@ -110,7 +110,7 @@ class StreamingShard(IterableDataset[Any]):
         return {**settings, **self._place._asdict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Has the next pass go on where a state stands.
+        """Has the next pass continue where a state stands.
 
         An iterable that has `state_dict` and `load_state_dict` is set to its place; any other is read from its start.
         Raises StateInvalid: it is no such state; StateMismatch: it is of another shard, settings, or DataLoader worker.
@@ -120,7 +120,7 @@ class StreamingShard(IterableDataset[Any]):
             raise StateInvalid(f"expected a state of streaming_shard, format {_FORMAT}, found {state!r:.200}")
         for name, value in own.items():
             if name not in ("epoch", *_PassPlace._fields) and state[name] != value:
-                mine = f"this shard has {name}={value!r}; go on with the settings that it was saved with"
+                mine = f"this shard has {name}={value!r}; continue with the settings that it was saved with"
                 raise StateMismatch(f"the state is of {name}={state[name]!r}, {mine}")
         if state["epoch"] is not None:
             self.set_epoch(state["epoch"])

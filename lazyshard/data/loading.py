@@ -89,7 +89,7 @@ class Loaded:
         return (self.stream or self.dataset).state_dict(consumed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, before the loader is used: as `load_state_dict` of the data set."""
+        """Continues where a run stands, before the loader is used: as `load_state_dict` of the data set."""
         (self.stream or self.dataset).load_state_dict(state)
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:

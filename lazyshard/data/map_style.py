@@ -46,7 +46,7 @@ class Indexed(Dataset[Any], Generic[_S]):
     # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
     # the space of one epoch under another's number.
     _newest: tuple[int, _S] | None = None
-    # A `LazyShardedStream`, or batches of a live stream, go on as long as it does.
+    # A `LazyShardedStream`, or batches of a live stream, continue as long as it does.
     _length_given_up: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Indexed(Dataset[Any], Generic[_S]):
         if epoch is None:
             epoch = self._numbers[EPOCH]
         if newest is None:
-            # One step, so that of two threads that come here at once both go on with the same space.
+            # One step, so that of two threads that come here at once both continue with the same space.
             newest = vars(self).setdefault("_newest", (epoch, self._make_space(epoch)))
         if newest[0] != epoch:
             newest = self._newest = (epoch, self._make_space(epoch))
@@ -125,7 +125,7 @@ class Indexed(Dataset[Any], Generic[_S]):
         return Batches(self, order, epochs, loader)
 
     def _give_up_length(self) -> None:
-        """Goes on for ever, from epoch to epoch, as an iterable without a length does. Or raises RuntimeError."""
+        """Continues for ever, from epoch to epoch, as an iterable without a length does. Or raises RuntimeError."""
         order = self._states.order
         if self._newest is not None or order.blended:
             raise RuntimeError(f"{self._where}: a LazyShardedStream takes what is not used yet and in no blend")
@@ -151,16 +151,16 @@ class Indexed(Dataset[Any], Generic[_S]):
         return self._state_after(consumed).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
+        """Continues where a run stands, with any number of ranks: `rank_indices` then are what is left.
 
-        A blend also goes on with other weights, and with streams added or left out. To be called before the data set is
-        used. In a DataLoader worker it only checks that the state is the one that the data set began with.
+        A blend also continues with other weights, and with streams added or left out. To be called before the data set
+        is used. In a DataLoader worker it only checks that the state is the one that the data set began with.
 
         `state` is what `state_dict` returned, of the same stream, `order` and `max_total_samples`.
 
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used.
-            StateMismatch: it is of another stream or of other settings, goes on with chunks that are deleted, or the
+            StateMismatch: it is of another stream or of other settings, continues with chunks that are deleted, or the
                 stream is shorter than what was drawn; that of a blend knows none of the streams.
             RuntimeError: the data set is used already, and stands elsewhere.
         """
@@ -263,8 +263,8 @@ class Batches(Iterator[Any]):
     counts. The epoch ends on every rank after as many micro batches, and after a whole optimiser step: with
     `micro_batches_per_step`, fewer micro batches than a step takes are left over.
 
-    A loop that was left with `break`, or by an error, goes on in the next ``for``. A ``for`` behind the end of an epoch
-    begins the next one, of as many as `epochs` says; `dataset.set_epoch` sets another one.
+    A loop that was left with `break`, or by an error, continues in the next ``for``. A ``for`` behind the end of an
+    epoch begins the next one, of as many as `epochs` says; `dataset.set_epoch` sets another one.
 
     Raises:
         ValueError: there is no such number of epochs, or `num_samples` says how long the run is.
@@ -318,7 +318,7 @@ class Batches(Iterator[Any]):
         return self._dataset.state_dict(self.consumed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, with any number of ranks: as `load_state_dict` of the data set, and as early."""
+        """Continues where a run stands, with any number of ranks: as `load_state_dict` of the data set, as early."""
         self._dataset.load_state_dict(state)
         self._epoch = None
 
@@ -332,7 +332,7 @@ class Batches(Iterator[Any]):
         return self._dataset.commit(self.consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def __iter__(self) -> Batches:
-        """Goes on, or begins the next epoch at the end of this one. Raises RuntimeError: there is none any more."""
+        """Continues, or begins the next epoch at the end of this one. Raises RuntimeError: there is none any more."""
         self._behind()
         if self._epochs is None and self._over:
             raise RuntimeError("all of num_samples is trained: a longer run takes a larger number")
@@ -356,7 +356,7 @@ class Batches(Iterator[Any]):
                 self._running = iter(self._loader)
             batch = next(self._running)
         except BaseException:
-            # It would go on behind what it has failed to hand out. Its workers end here, not with the traceback.
+            # It would continue behind what it has failed to hand out. Its workers end here, not with the traceback.
             getattr(self._running, "_shutdown_workers", int)()
             self._loader, self._running = self._make_loader(), None
             raise

@@ -52,7 +52,7 @@ class States(Generic[_S]):
     loaded: _S | None = None
 
     def in_epoch(self, epoch: int) -> _S | None:
-        """Returns the loaded state if the run goes on there in this epoch."""
+        """Returns the loaded state if the run continues there in this epoch."""
         return self.loaded if self.loaded is not None and epoch == epoch_of(self.loaded) else None
 
 
@@ -72,7 +72,7 @@ class RunStates(States[RunState]):
 
     def read(self, value: object) -> RunState:
         """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
-        state: RunState = read_state(value, f"{self._reader.directory}: the state to go on from", "run")
+        state: RunState = read_state(value, f"{self._reader.directory}: the state to continue from", "run")
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled or state.unit
         runs.check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
         return state
@@ -96,7 +96,7 @@ class RunStates(States[RunState]):
         self.loaded = replace(state, parts=runs.parts_without(state.parts, out)) if more else state
 
     def of(self, epoch: int, dp: int) -> RunState:
-        """Returns the state with which so many ranks begin or go on in an epoch."""
+        """Returns the state with which so many ranks begin or continue in an epoch."""
         if (loaded := self.in_epoch(epoch)) is not None:
             return self._resumed(loaded, dp)
         order, unit, parts = self.order, self.unit, () if self.loaded is None else self.loaded.parts
@@ -139,7 +139,7 @@ class BlendStates(States[BlendState]):
         return state
 
     def load(self, found: BlendState) -> dict[str, RunState]:
-        """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""
+        """Continues from a state; returns where each of its streams stands. Raises StateInvalid, StateMismatch."""
         last = found.parts[-1]
         most = max(_steps(last), last.pieces[-1][2] + last.draws)
         if most > MAX_SAMPLES:
@@ -154,13 +154,15 @@ class BlendStates(States[BlendState]):
         known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
         if not known:
             theirs, mine = ", ".join(found.names), ", ".join(self.names)
-            text = f"the state is of a blend of {theirs}, here are {mine}: none of them goes on; start anew without it"
+            text = (
+                f"the state is of a blend of {theirs}, here are {mine}: none of them continues; start anew without it"
+            )
             raise StateMismatch(text, field="names", expected=theirs, actual=mine)
         self.loaded = found
         return known
 
     def part(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> BlendPartState:
-        """Returns the part with which the run begins or goes on; `stands` are the part and draws of each stream."""
+        """Returns the part with which the run begins or continues; `stands` are the part and draws of each stream."""
         size, steps = self.order.batch_size, self.order.draws_per_step
         known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
         members, pieces = tuple(known.index(name) for name in self.names), self.schedule.pieces(0, steps)
@@ -177,7 +179,7 @@ class BlendStates(States[BlendState]):
         pieces = self.schedule.pieces(_steps(last), steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
         if last.members == members and parts == pieces[0].parts:
-            # The same weights go on where they are in their period.
+            # The same weights continue where they are in their period.
             pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
         again = None if last.draws or len(loaded.parts) > 1 else last.epoch
         return replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
@@ -281,13 +283,15 @@ def _other_kind(value: dict[Any, Any], kind: str) -> str | None:
     if ours and ("_snapshot" in value or "_num_yielded" in value):
         return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
     if ours and theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
-        return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
+        return f"it is the state of {owner}, which counts samples, not sequences, and continues there alone"
     if not ours and WORKER in value:
-        return f"it is that of {owner}: the same number of workers goes on, or any from `dataset.state_dict(consumed)`"
+        return (
+            f"it is that of {owner}: the same number of workers continues, or any from `dataset.state_dict(consumed)`"
+        )
     if not ours and theirs == "sequences":
-        return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
+        return "it is that of LazyShardedSequences, of the same form as there, which alone continues from it"
     if not ours and HANDED_OUT in value:
-        return f"it stands within a micro batch, where {owner} of as many ranks goes on: give one from the end of one"
+        return f"it stands within a micro batch, where {owner} of as many ranks continues: give one from the end of one"
     blend = "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
     return blend if kind != theirs == "blend" else None
 
@@ -316,7 +320,9 @@ def check_worker(state: dict[str, Any], here: Worker | None, where: str) -> None
     there = (state[WORKER], state.get(WORKERS)) if WORKER in state else None
     if there != here:
         mine, other = (f"DataLoader worker {one[0]} of {one[1]}" if one else "a whole run" for one in (here, there))
-        text = f"{where}: expected that of {mine}, found that of {other}; any workers go on from `state_dict(consumed)`"
+        text = (
+            f"{where}: expected that of {mine}, found that of {other}; any workers continue from `state_dict(consumed)`"
+        )
         raise StateInvalid(text, field=WORKERS, expected=mine, actual=other)
 
 
@@ -324,7 +330,7 @@ def check_micro_batch(there: tuple[Any, Any], here: tuple[int, int], where: str)
     """Raises StateInvalid: a state stands within a micro batch of other ranks, or of another batch size."""
     if there != here:
         mine, other = (f"{ranks!r:.20} ranks, batch_size {size!r:.20}" for ranks, size in (here, there))
-        text = f"{where}: it stands within a micro batch of {other}, here it is {mine}: go on from the end of one"
+        text = f"{where}: it stands within a micro batch of {other}, here it is {mine}: continue from the end of one"
         raise StateInvalid(text, field=HANDED_OUT, expected=mine, actual=other)
 
 
@@ -333,7 +339,7 @@ def read_count(state: dict[str, Any], name: str, most: int | None, where: str) -
     found = state.get(name, 0)
     if type(found) is not int or found < 0 or (most is not None and found > most):
         expected, actual = "an integer from 0" + ("" if most is None else f" to {most}"), f"{found!r:.100}"
-        text = f"{where}: expected {expected} as {name!r}, found {actual}; go on from an older checkpoint"
+        text = f"{where}: expected {expected} as {name!r}, found {actual}; continue from an older checkpoint"
         raise StateInvalid(text, field=name, expected=expected, actual=actual)
     return found
 
@@ -356,7 +362,7 @@ class EpochPosition(NamedTuple):
     def of_state(
         cls, state: SequenceState, value: dict[str, Any], here: tuple[int, int], worker: Worker | None, where: str
     ) -> EpochPosition:
-        """Returns the position of a state, read from a value, if this worker, of ranks and batch size, can go on."""
+        """Returns the position of a state, read from a value, if this worker, of ranks and batch size, can continue."""
         check_worker(value, worker, where)
         if value.get(HANDED_OUT, 0) != 0 or worker is not None:
             check_micro_batch((value.get(_RANKS), value.get(_BATCH)), here, where)

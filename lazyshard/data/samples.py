@@ -72,7 +72,7 @@ class BadRowCount:
         known, limit = sample in self.seen, self._rules.limit
         self.seen.add(sample)
         count = len(self.seen)
-        # A known one too: who goes on after the error must not get what it refused.
+        # A known one too: who continues after the error must not get what it refused.
         if limit is not None and count > limit:
             text = f"{count} bad samples in this process, their limit is {limit}; the last one: {error}"
             raise BadSample(text, **vars(error), count=count) from cause

@@ -91,7 +91,7 @@ class DatasetRows(SequenceRows):
 
     def read_state(self, value: Any) -> SequenceState:
         """Returns a state of sequences of these rows. Raises as `LazyShardedSequences.load_state_dict`."""
-        state: SequenceState = read_state(value, f"{self.where}: the state to go on from", "sequences")
+        state: SequenceState = read_state(value, f"{self.where}: the state to continue from", "sequences")
         ours, theirs = {"stream": self.name, **self.facts()}, {"stream": state.stream, **state.rule}
         # The form before what another form has or has not.
         for name in sorted(ours.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
@@ -121,7 +121,7 @@ def enter_rows(source: LazyShardedDataset | BlendedDataset) -> tuple[LazySharded
         if dataset._rank not in (None, Rank(0, 1)):
             raise ValueError(f"{dataset.directory}: make it without dp_rank and dp_size, give these to the sequences")
     if loaded is not None and any(part.draws for part in loaded.parts):
-        raise ValueError(f"{source._where}: it goes on from a state: load that of the sequences into these instead")
+        raise ValueError(f"{source._where}: it continues from a state: load that of the sequences into these instead")
     if source._newest is not None or source._length_given_up or order.blended:
         raise RuntimeError(f"{source._where} is in use already: give the sequences one of their own")
     source._give_up_length()

@@ -51,12 +51,12 @@ class LazyShardedSequences(RankIterable):
         directory: as of `LazyShardedDataset`, but for directories that another program fills. Or a data set or a
             `BlendedDataset` that is not used yet, without ranks, with `batch_size` 1 and no schedule: rows then come in
             its order, and go through the steps, the encoder and the cache of their data set, whose `consumer` commits.
-            It ends as that does, and goes on with the same weights alone.
+            It ends as that does, and continues with the same weights alone.
         encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
         batch_size: sequences of one rank in a micro batch. Give the `DataLoader` the same number (None is as 1), which
-            cannot be seen from here: with another one `state_dict(consumed)` goes on with the wrong sequences.
+            cannot be seen from here: with another one `state_dict(consumed)` continues with the wrong sequences.
         dp_rank: this data-parallel rank; None asks as `LazyShardedDataset` does.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has
@@ -144,7 +144,7 @@ class LazyShardedSequences(RankIterable):
         self.window = window or -(-_WINDOW_ROWS // self._chunk)
         """Chunks that are looked at together."""
         self._shared = SharedNumbers()
-        # Where passes over its epoch begin or go on, and by which parts the run came there; none for one that is new.
+        # Where passes over its epoch begin or continue, and by which parts the run came there; none for a new one.
         self._stands = EpochPosition(0)
         self._parts: tuple[Part, ...] = ()
         # What `skip` was told in this process, which a state that is loaded later must not undo: samples, and whether
@@ -217,7 +217,7 @@ class LazyShardedSequences(RankIterable):
         raise TypeError(f"{self.directory}: an iterable has no index: iterate, or use a DataLoader without a sampler")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state of the same stream, form, window and seed stands, with any number of ranks and workers.
+        """Continues where a state of the same stream, form, window and seed stands, with any ranks and workers.
 
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used, here.
@@ -225,7 +225,7 @@ class LazyShardedSequences(RankIterable):
             RuntimeError: `skip` was called before, and the state does not leave that out.
             BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
-        here, where = (self.rank.dp_size, self._size), f"{self._where}: the state to go on from"
+        here, where = (self.rank.dp_size, self._size), f"{self._where}: the state to continue from"
         with carrying():
             read = self._rows.read_state(state)
             found = EpochPosition.of_state(read, state, here, worker_here(), where)
@@ -244,14 +244,14 @@ class LazyShardedSequences(RankIterable):
         return self._stands if self._stands.epoch == self.epoch else EpochPosition(self.epoch)
 
     def _parts_of(self, epoch: int, ranks: int) -> tuple[Part, ...]:
-        """Returns the parts with which so many ranks begin, or go on, in an epoch."""
+        """Returns the parts with which so many ranks begin, or continue, in an epoch."""
         if self._parts and epoch == self._stands.epoch:
             return resumed_parts(self._parts, ranks, self._size, draws_per_step=self._each)
         return (begun_part(self._parts, epoch, ranks, self._size, self._each),)
 
     def _begin(self, position: EpochPosition, parts: tuple[Part, ...]) -> None:
         self._stands, self._parts = position, parts
-        self._handed_out = self._counted = None  # The run goes on elsewhere, perhaps by other lengths
+        self._handed_out = self._counted = None  # The run continues elsewhere, perhaps by other lengths
         self._dataset._numbers[WORKERS_READ] = 0
 
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:

@@ -32,7 +32,7 @@ BadRowAction = Literal["substitute", "raise"]
 
 # What a machine can spare that trains; 100 million tokens and their labels take 1 GB.
 ENCODE_CACHE_BYTES: Final = 16 << 30
-ENDLESS: Final = 1 << 60  # Samples of a stream that goes on from epoch to epoch
+ENDLESS: Final = 1 << 60  # Samples of a stream that continues from epoch to epoch
 
 Row = dict[str, Any]
 EncodeFn = Callable[..., Any]  # takes a row and, if it can, ``return_length=True``; returns the sample
@@ -47,7 +47,7 @@ class Order:
     Attributes:
         unit: what is dealt to the ranks in turn: "chunk", "sample", "batch" (`batch_size` samples), a number of
             samples, or "auto": chunks if the stream, up to `max_total_samples`, has a full one for every rank, else
-            batches; on a live stream the first use waits until that is known. A run goes on with the unit that its
+            batches; on a live stream the first use waits until that is known. A run continues with the unit that its
             state names.
         layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
             ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same

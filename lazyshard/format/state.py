@@ -16,7 +16,7 @@ of streams. Here a run of 4 ranks over two streams was given a third one, and ot
     0      4    100    0 1    (0: 4 1)
     1      4     30    0 1 2  (0: 2 1 1)    so far
 
-Streams that are blended no more stay members, so that they go on where they were once they come back.
+Streams that are blended no more stay members, so that they continue where they were once they come back.
 
 `cursors/NAME.json`, the cursor, says how far the durable checkpoints of a consumer, a run, are; it never follows from
 what was read, since workers read ahead. It keeps a token of the run that may write it: each run that begins takes a
@@ -91,7 +91,7 @@ class _State(Checked):
 
 @dataclass(frozen=True, slots=True)
 class RunState(_State):
-    """What must be known of a run to go on with it, or to tell later what it trained when."""
+    """What must be known of a run to continue with it, or to tell later what it trained when."""
 
     stream_id: StreamId  # the stream's identity
     samples_per_chunk: Annotated[int, records.PER_CHUNK]  # of the stream

@@ -242,7 +242,7 @@ class SequenceTracing(Tracing):
         return None
 
     def needed_chunk(self, newest_epoch: int) -> int:
-        """Returns the first chunk of this stream that a run may need which goes on from the state."""
+        """Returns the first chunk of this stream that a run may need which continues from the state."""
         if self.of.epoch < newest_epoch:
             return 0
         row = self.planner.first_window(self.of.place) * self.rows.rows

@@ -7,7 +7,7 @@ All lanes of a part take `draws_per_step` positions in a step. Steps are counted
 skipped takes none. Two kinds of trainers::
 
     draws_per_step=4, epochs of 10 positions        step 0     1     2     3     4     5
-    even: steps go on over the end of an epoch          0-3   4-7   8-11 12-15 16-19 20-23
+    even: steps continue over the end of an epoch          0-3   4-7   8-11 12-15 16-19 20-23
     cut:  the last step of an epoch takes what is left  0-3   4-7   8-9  10-13 14-17 18-19
 """
 
@@ -269,7 +269,7 @@ class Steps:
         return next((number for number, part in enumerate(self.parts) if not part.known), None)
 
     def place(self, step: int) -> StepPlace | None:
-        """Returns what a step took, or will take if the run goes on as it is; None if that is not known."""
+        """Returns what a step took, or will take if the run continues as it is; None if that is not known."""
         last = len(self.parts) - 1
         for number, part in enumerate(self.parts):
             if step < part.first_step:

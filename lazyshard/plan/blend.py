@@ -169,7 +169,7 @@ class BlendPiece(NamedTuple):
 class BlendCourse:
     """Which stream each position of a lane draws from, and which draw of that stream it is: one table after another.
 
-    The first piece begins at 0, and each goes on with every stream where the one before has left it::
+    The first piece begins at 0, and each continues with every stream where the one before has left it::
 
         pieces    (0, parts 1 1)    (4, parts 3 1)
         streams    0 1 0 1           0 1 0 0 | 0 1 0 0 | ...

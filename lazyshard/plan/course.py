@@ -9,8 +9,8 @@ Positions are counted from the beginning of a part::
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
                                        what is left of epoch 1
 
-A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order; one that
-ends exactly where an epoch does is still in that epoch. `total` is the end of the samples, None while the stream grows.
+A part with as many lanes as the one before, and from which on no more is left out, continues in the same order; one
+that ends exactly where an epoch does is still in that epoch. `total` is the end of the samples, None for a live stream.
 
 Where the samples left over at the end of an epoch are to be drawn too, every lane draws one batch more: what it still
 holds, and in the missing places samples of the same epoch once more, in brackets. 17 samples, `unit=3`, batches of 4::

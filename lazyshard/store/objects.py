@@ -71,7 +71,7 @@ class ObjectStore:
         StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
     """
 
-    _advice = f"When it is back, go on from the last checkpoint; {PATIENCE_VARIABLE} says how long to try"
+    _advice = f"When it is back, continue from the last checkpoint; {PATIENCE_VARIABLE} says how long to try"
 
     def __init__(self, url: str, *, patience_s: float | None = None) -> None:
         self.url = redact(url.rstrip("/"))

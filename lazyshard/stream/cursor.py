@@ -84,14 +84,14 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
     """The right of one run to write the cursor of a consumer. For one thread of the process that made it.
 
     A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
-    they are on machines whose locks do not meet or one was told to take over, the one that began later goes on, and the
-    other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
+    they are on machines whose locks do not meet or one was told to take over, the one that began later continues, and
+    the other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
     rename that follows; then the later one writes over that.
 
     Args:
         directory: the stream's directory.
         consumer: the consumer's name.
-        take_over: go on although another run on this machine has the cursor; that one is refused from `begin` on.
+        take_over: continue although another run on this machine has the cursor; that one is refused from `begin` on.
 
     Attributes:
         begun: whether the cursor with which the run starts is written.
@@ -396,7 +396,7 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
 def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
     """Replaces a consumer's reading hint, whole; returns whether it was written.
 
-    Reading goes on without it, so an error of the filesystem is logged, once in each process for each file. Not
+    Reading continues without it, so an error of the filesystem is logged, once in each process for each file. Not
     guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
     """
     stream = stream_path(directory)

@@ -27,7 +27,7 @@ GRACE_S: Final = 60.0
 # How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed
 _LET_GO_S: Final = 1.0
 _AHEAD_BYTES: Final = 512 << 10
-# Reading ahead starts small and doubles with every look that goes on where the last one stopped
+# Reading ahead starts small and doubles with every look that continues where the last one stopped
 _FIRST_AHEAD_BYTES: Final = 16 << 10
 # What a look at the filesystem takes beyond this is no time in which a producer could have been waited for
 _ANSWER_S: Final = 5.0

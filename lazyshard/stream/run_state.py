@@ -32,7 +32,7 @@ def draws_of(state: RunState, consumed: int) -> int:
     before = state.consumed - part.dp * part.draws
     draws, more = divmod(consumed - before, part.dp)
     if draws < 0:
-        raise ValueError(f"consumed is at least {before}, what was trained when the run went on last, got {consumed}")
+        raise ValueError(f"consumed is at least {before}, what was trained when the run continued last, got {consumed}")
     if more:
         raise ValueError(f"consumed is {before} and whole steps of all ranks, a multiple of {part.dp}, got {consumed}")
     return draws
@@ -92,7 +92,7 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
         more = f"{(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}"
-        raise ValueError(f"steps {start}:{stop} train {more}: go on from a checkpoint right before them")
+        raise ValueError(f"steps {start}:{stop} train {more}: continue from a checkpoint right before them")
     _, samples = course_of(state).draws(np.arange(dp)[:, None], np.arange(first, last), total)
     numbers = np.unique(samples)
     ends = np.flatnonzero(np.diff(numbers) != 1)

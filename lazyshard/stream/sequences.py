@@ -205,7 +205,7 @@ class SequencePlanner:
         last = len(self._source.lengths(place.window, epoch)) < size
         dropped = int(np.count_nonzero(~kept[place.window * size - place.position :]))
         made = _Making(rows, lengths, self._form, last)
-        # The row in which to go on has tokens: it is the first of these.
+        # The row in which to continue has tokens: it is the first of these.
         sequences, cut = made.of(np.flatnonzero(kept), place.offset, begun=place.before > 0)
         for number, gaps in self.skips(epoch) if skips is None else skips:
             begin = max(number - place.before, 0)
@@ -226,7 +226,7 @@ class SequencePlanner:
         return xxhash.xxh3_64_hexdigest(b"".join(lengths))
 
     def first_window(self, place: WindowPlace) -> int:
-        """Returns the first window that a run needs which goes on at a place."""
+        """Returns the first window that a run needs which continues at a place."""
         return place.position // self._source.rows
 
     def check(self, state: SequenceState) -> None:
@@ -371,6 +371,6 @@ class SequenceWalk:
 
 
 def misfit(where: str, why: str, field: str, expected: object, actual: object) -> StateMismatch:
-    """Returns the error for a state from which these rows cannot go on."""
-    what, told = f"{where}: the state to go on from {why}", {"expected": str(expected), "actual": str(actual)}
+    """Returns the error for a state from which these rows cannot continue."""
+    what, told = f"{where}: the state to continue from {why}", {"expected": str(expected), "actual": str(actual)}
     return StateMismatch(what, directory=where, field=field, **told)

@@ -34,7 +34,7 @@ _log = logging.getLogger("lazyshard")
 class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     """Writes rows into a stream, `samples_per_chunk` to a chunk, and publishes each chunk when it is full.
 
-    Opening a stream that is there goes on after its last published chunk: give it the rows after the first
+    Opening a stream that is there continues after its last published chunk: give it the rows after the first
     `published_samples`. Rows of an unfinished chunk are dropped when the process dies or the writer is closed with
     ``end=False``, and have to be given again. Feed the same rows and the chunks come out the same.
 
@@ -110,15 +110,15 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             row: a JSON object, as a dict or as the bytes of one line (with or without its line end). With `arrays` a
                 dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64 or `lazyshard.BFLOAT16`.
             tokens: length of the sample in tokens. Kept for a chunk if every row of it has one.
-            source: JSON value that tells where to go on after this row. That of a chunk's last row is kept in its seal
+            source: JSON value that tells where to continue after this row. That of a chunk's last row is in its seal
                 and is `source` of the writer that resumes; None keeps the one before.
 
         Raises:
-            RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer goes on.
+            RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer continues.
             ProducerFenced: another producer has taken the stream over.
             WriterFailed: the filesystem refused, or an earlier call was ended by a KeyboardInterrupt for
                 instance. The chunk is dropped; open the stream again to resume.
-            TypeError, ValueError: `tokens` is none (the row is not added, and the writer goes on), `source` is
+            TypeError, ValueError: `tokens` is none (the row is not added, and the writer continues), `source` is
                 not JSON, or the writer is closed.
             RuntimeError: this is a fork of the process that opened the writer.
         """
@@ -154,7 +154,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
         Raises:
             RowInvalid: a line is no row; its `index` says which. Only those before it are added, without `source`; the
-                writer goes on.
+                writer continues.
             ValueError: there are more lines than the open chunk has room for, or they come with arrays into a stream
                 that holds none (nothing is added); or the writer is closed.
             ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
@@ -374,7 +374,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"{self.directory}: this writer is closed; open the stream again to go on")
+            raise ValueError(f"{self.directory}: this writer is closed; open the stream again to continue")
         if os.getpid() != self._pid:
             raise self._forked()
         if isinstance(self._failure, LazyShardError):

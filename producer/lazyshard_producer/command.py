@@ -111,7 +111,7 @@ def _run(
 ) -> int:
     """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
 
-    It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
+    It can be stopped or killed at any moment: the same command continues after the last published row, each row once.
     Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
     A line that is not a JSON object stops it with file, line and byte; fix the line and run it again.
 

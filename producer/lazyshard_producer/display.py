@@ -56,14 +56,14 @@ class Outcome:
     tally: Tally
 
     def __str__(self) -> str:
-        """Returns what is published, and after a signal how to go on."""
+        """Returns what is published, and after a signal how to continue."""
         tally = self.tally
         if self.end == "finished":
             return f"finished: {self.out} holds {holding(tally.samples, tally.chunks)}"
         waste = tally.samples - tally.published
         again = f" ({count(waste, 'row')} of the unfinished chunk will be read again)" if waste else ""
         published = holding(tally.published, tally.chunks)
-        return f"{self.end}: {published} published in {self.out}; run the same command again to go on{again}"
+        return f"{self.end}: {published} published in {self.out}; run the same command again to continue{again}"
 
 
 def summary(outcome: Outcome) -> str:
@@ -109,7 +109,7 @@ class Display:
         self._log, self._screen, self._quiet = log, screen, every_s is None
         self._looks: deque[Tally] = deque(maxlen=2)
         self.every_s = 60.0 if every_s is None else every_s
-        # Of the wait that goes on, if one does: why, since when, and whether that was told; and when one was told last.
+        # Of the present wait, if any: why, since when, and whether that was told; and when one was told last.
         self._reason: str | None = None
         self._began, self._told, self._told_at = 0.0, False, -math.inf
         if screen is not None:
@@ -146,7 +146,7 @@ class Display:
             self._bar.update(self._task, total=total, completed=tally.bytes, figures=text, refresh=True)
 
     def wait(self, reason: str | None) -> None:
-        """Is told, as often as one likes, that the run waits and for what, which may change; None: it goes on."""
+        """Is told, as often as one likes, that the run waits and for what, which may change; None: it continues."""
         now = self.clock()
         if reason is None:
             if self._told:
@@ -340,7 +340,7 @@ class Metrics:
         for name, kind, text, label, _ in _FIGURES:
             labels = [label] if label else []
             family = getattr(core, f"{kind}MetricFamily")(f"lazyshard_producer_{name}", text, labels=labels)
-            # A copy: the run goes on meanwhile.
+            # A copy: the run continues meanwhile.
             for key, value in (self.waited() if name == "wait_seconds" else dict(self._values[name])).items():
                 family.add_metric([key] if label else [], value)
             yield family

@@ -120,7 +120,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        again = "fix that, and run the same command again to go on: nothing half published is left"
+        again = "fix that, and run the same command again to continue: nothing half published is left"
         return f"{where}{error.strerror or error}; {again}"
     hint = "this should not happen; run the same command again with --debug for the traceback, and report it"
     return f"unexpected {type(error).__name__}: {error}; {hint}"

@@ -1,7 +1,7 @@
 """Holds a run back at its limits, and deletes what its consumers are done with.
 
 Chunks are counted, so ``published = 20`` stands for those of the half-open range [0, 20). Each consumer makes two
-claims: what it is `done` with is in its durable checkpoints; what it `needs` must be published before it can go on::
+claims: what it is `done` with is in its durable checkpoints; what it `needs` must be published before it can continue::
 
     chunk   0        4           9          14            20        24
             | deleted|     on disk: first = 4, published = 20 |
@@ -76,7 +76,7 @@ class Hold(NamedTuple):
 
 
 def needs(consumer: Consumer) -> int:
-    """Returns how many chunks must be published before a consumer can go on; 0 where it does not say."""
+    """Returns how many chunks must be published before a consumer can continue; 0 where it does not say."""
     return 0 if consumer.reading is None else consumer.reading.needs_chunks
 
 
@@ -114,7 +114,7 @@ def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> K
         return KeptChunks("unregistered", why, "take that out of --consumers", missing)
     if not consumers:
         return KeptChunks("nobody", "nothing is deleted, as no consumer has registered yet")
-    # The newest one stays in any case: its seal says where a restart goes on.
+    # The newest one stays in any case: its seal says where a restart continues.
     last, fewer = (limits.retain, "retain fewer chunks") if isinstance(limits.retain, int) else (1, "")
     done, most = min(one.chunks_before for one in consumers), max(0, published - last)
     if most <= done:
@@ -144,7 +144,7 @@ Tell = Callable[[str | None], None]
 class Shelf:
     """The directory in which a run publishes: its chunks, and its consumers' files; `name` is for people.
 
-    The writer's lock is held. `remote`: the chunks go on from there, so that it is to be asked before each of them.
+    The writer's lock is held. `remote`: the chunks continue from there, so that it is to be asked before each of them.
     """
 
     remote = False

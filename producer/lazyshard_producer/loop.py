@@ -319,7 +319,7 @@ class RowLoop:
 
 
 def reload_settings(old: Settings, load: Load | None, display: Display) -> Settings:
-    """Returns the settings to go on with, and tells what changes. Raises nothing."""
+    """Returns the settings to continue with, and tells what changes. Raises nothing."""
     if load is None:
         display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
         return old

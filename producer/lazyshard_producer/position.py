@@ -223,7 +223,7 @@ def plain_name(path: str) -> str:
 
 
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
-    """Returns the error for a source whose position in the last seal cannot be gone on from."""
-    what = "the stream's last seal holds no position to go on from"
+    """Returns the error for a source whose position in the last seal cannot be resumed from."""
+    what = "the stream's last seal holds no position to continue from"
     text = f"{name}: {what}: expected {expected}, found {actual}; choose another --out"
     return SourceRefused(text, file=name, expected=expected, actual=actual)

@@ -287,11 +287,11 @@ class Committer:
             raise self.failure
         if not self._ended:
             directory, published = str(self._writer.directory), self._writer.published_samples
-            why = f"{directory}: stopped before the last row; write the same data set again to go on"
+            why = f"{directory}: stopped before the last row; write the same data set again to continue"
             raise WriterFailed(why, directory=directory, published_samples=published)
 
     def stop(self) -> None:
-        """Stops after the piece in hand, and leaves the stream to be gone on with. May be called twice."""
+        """Stops after the piece in hand, and leaves the stream to be continued. May be called twice."""
         self._stopping = True
         self._news.set()
         self._thread.join()

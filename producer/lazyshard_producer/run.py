@@ -190,7 +190,7 @@ def complete_end(out: str, end: End) -> None:
     with contextlib.suppress(FileNotFoundError, errors.LazyShardError):
         head = read_record(stream / HEAD, Head.decode)
         told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
-    # Deleting may have failed as the run was ending, which has told of it and gone on.
+    # Deleting may have failed as the run was ending, which has told of it and continued.
     if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
         # Opening does it. One that holds the lock is at it.
         with contextlib.suppress(errors.StreamEnded, errors.ProducerFenced):
@@ -222,7 +222,7 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = 
     changed = changes(position.recipe, describe(settings)) if end.chunks else {}
     if changed.keys() - {"weights"}:
         text = f"the stream has ended, and its rows were made in another way: {', '.join(changed.values())}"
-        advice = "go on with the settings of before, or choose another --out"
+        advice = "continue with the settings of before, or choose another --out"
         raise SettingInvalid(f"{text}; {advice}", option=f"--{next(iter(changed)).replace('_', '-')}")
     if changed:
         warn(f"the stream was mixed otherwise: {', '.join(changed.values())}")
@@ -318,7 +318,7 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
         text = f"not there yet; {count(size, 'sample')} a chunk"
     else:
         there_is = holding(published.samples, published.chunks)
-        text = f"holds {there_is}; a run would go on after them, {count(size, 'sample')} a chunk"
+        text = f"holds {there_is}; a run would continue after them, {count(size, 'sample')} a chunk"
     yield _field("stream", f"{settings.out}: {text}")
     yield from (_field("", note) for note in notes)
     if end is None:

@@ -71,5 +71,5 @@ class RowsInTurn:
         return {"place": self.place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Continues from there."""
         self.place = tuple(state["place"])

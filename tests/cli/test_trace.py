@@ -48,7 +48,7 @@ def test_steps_over_a_change_of_ranks_and_their_rows(run: Run) -> None:
         "   5     1     0         2      0      12      4    0  to come",
         "   5     1     1         2      0      18      6    0  to come",
         "   5     1     2         2      0      21      7    0  to come",
-        "The state has trained 4 steps; what is to come holds if the run goes on with the same ranks.",
+        "The state has trained 4 steps; what is to come holds if the run continues with the same ranks.",
     ]
     assert "It reaches epoch 7, beyond the end of epoch 0" in told(run, "--step", 50)[-1]
     one = ("--step", 3, "--rank", 1, "--rows")
@@ -65,7 +65,7 @@ def test_the_fates_of_samples(run: Run) -> None:
         "sample 8: chunk 2, row 2",
         "  epoch 0: trained at step 4 by rank 0 (part 1, position 1)",
         "sample 12: chunk 4, row 0",
-        "  epoch 0: to come at step 5, on rank 0, if the run goes on as it is (part 1, position 2)",
+        "  epoch 0: to come at step 5, on rank 0, if the run continues as it is (part 1, position 2)",
         "sample 16: chunk 5, row 1",
         "  epoch 0: skipped on purpose: left out from part 1 on",
     ]

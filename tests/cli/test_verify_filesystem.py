@@ -110,7 +110,7 @@ def lack(monkeypatch: pytest.MonkeyPatch, operation: str, given: tuple[object, .
 
 
 class Near(Far):
-    """The other side in this process: all but what has to go on at the same time."""
+    """The other side in this process: all but what has to continue at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._side, self._answers = Side(str(folder)), list[Any]()

@@ -44,7 +44,7 @@ FLAGS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     *("--hide-scrollbars", "--enable-logging=stderr"),
-    # So long the page's clock goes on, as fast as it can; while an answer is waited for it stands still.
+    # So long the page's clock continues, as fast as it can; while an answer is waited for it stands still.
     "--virtual-time-budget=3500",
 )
 
@@ -53,7 +53,7 @@ SCREENSHOTS: Final = os.environ.get("LAZYSHARD_SCREENSHOTS") or Path(__file__).p
 
 
 def open_page(url: str, *flags: str, width: int = 1280, height: int = 800) -> tuple[str, list[str]]:
-    """Opens a page in a real browser without a screen, and lets its clock go on for some seconds.
+    """Opens a page in a real browser without a screen, and lets its clock continue for some seconds.
 
     Returns the document as it is then, and what the browser complained about.
     """
@@ -82,7 +82,7 @@ def told_page(found: Outlook | None, **values: Any) -> tuple[dict[str, Any], Out
 
 
 class Scene:
-    """What a browser is shown, and goes on to `later` once the page asks again."""
+    """What a browser is shown, and continues to `later` once the page asks again."""
 
     def __init__(self) -> None:
         self.told = told_page(None)

@@ -26,7 +26,7 @@ Files = dict[str, bytes]
 
 
 def live(directory: Path) -> Files:
-    """A stream that goes on, with measured lengths; returns the files of its chunks."""
+    """A stream that continues, with measured lengths; returns the files of its chunks."""
     writer = ChunkWriter(directory, 2)
     for row in rows(0, 2 * CHUNKS):
         writer.write(row, source=row["id"] + 1)

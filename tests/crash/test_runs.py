@@ -69,14 +69,14 @@ def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("whose", "iterable"), [("all", True), ("job", False), ("one", False), ("one", True)])
 def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Runs) -> None:
-    # Of a rank that is killed alone, the workers live on for seconds, beside those who go on.
+    # Of a rank that is killed alone, the workers live on for seconds, beside those who continue.
     played = nursery.play(killed_once("step", whose, workers=2, iterable=iterable))
     assert_held(played)
     assert played.kills == {"step": 1}
 
 
 def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Runs) -> None:
-    # 72 of 78 samples are a multiple of 3 * 3; the stream goes on, and with it the producer that deletes.
+    # 72 of 78 samples are a multiple of 3 * 3; the stream continues, and with it the producer that deletes.
     run = replace(killed_once("end", "job", dp=3, batch_size=3), samples=400, limit=78, window=0, keep=1)
     last = replace(LAST, dp=1, batch_size=1)
     assert_held(nursery.play(replace(run, pace=("--rate", "250"), lives=(run.lives[0], last))))

@@ -124,7 +124,7 @@ def train(runs: list[dict[str, Any]]) -> None:
     """Trains runs that follow each other, and leaves the ids of the rows of each step of each of them.
 
     A run: `with` ("trainer", "trainer-skips", "accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`,
-    `folder` of the checkpoints, `from` (the checkpoint to go on from, or None) and `begin` (its step), `steps` and
+    `folder` of the checkpoints, `from` (the checkpoint to continue from, or None) and `begin` (its step), `steps` and
     `rows` (to train in all), `save` and `stop` (after how many steps it saves, and is lost).
     """
     seen = []

@@ -1,4 +1,4 @@
-"""A run over a blend that is stopped and gone on with: other ranks, other weights, other streams; nothing twice."""
+"""A run over a blend that is stopped and continued: other ranks, other weights, other streams; nothing twice."""
 
 from __future__ import annotations
 

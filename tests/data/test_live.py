@@ -52,7 +52,7 @@ def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tm
         dataset = open_rank(copy, 0, 2, max_total_samples=20, layout=layout)
         assert len(dataset) == 20
         produce(copy, 16, 8)
-        # 8 positions of each lane in epoch 0, 2 in epoch 1: a lane's rows go on past its last index.
+        # 8 positions of each lane in epoch 0, 2 in epoch 1: a lane's rows continue past its last index.
         lanes = [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1], [8, 9, 10, 11, 12, 13, 14, 15, 8, 9]]
         expected = lanes[0] + lanes[1] if layout == "block" else [i for pair in zip(*lanes, strict=True) for i in pair]
         assert [dataset[index]["id"] for index in range(20)] == expected

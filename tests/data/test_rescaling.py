@@ -1,4 +1,4 @@
-"""Runs that go on with other ranks again and again, against lists of samples."""
+"""Runs that continue with other ranks again and again, against lists of samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def runs(draw: st.DrawFn) -> Run:
     parts: list[tuple[int, int, int]] = []
     for _ in range(draw(st.integers(1, 5))):
         dp, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-        # With the same it would go on in the same part.
+        # With the same it would continue in the same part.
         dp += bool(parts and parts[-1][:2] == (dp, batch_size))
         parts.append((dp, batch_size, draw(st.integers(1, 70)) // batch_size * batch_size or batch_size))
     units: list[int | str] = ["chunk", "sample", 3]

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer and accelerate go on in the middle: by skipping, or with other ranks by the state."""
+"""Hugging Face's Trainer and accelerate continue in the middle: by skipping, or with other ranks by the state."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         refusal_of(ValueError, what, make)
     begun = of(member(dp_rank=0, dp_size=1))
     begun.load_state_dict(of(member(dp_rank=0, dp_size=1)).state_dict(3))
-    refusal_of(ValueError, "it goes on from a state", sequences, begun)
+    refusal_of(ValueError, "it continues from a state", sequences, begun)
     used = of(member())
     assert len(used) == 13
     raised(RuntimeError, sequences, used)

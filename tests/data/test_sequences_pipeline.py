@@ -362,7 +362,7 @@ def test_an_audit_finds_what_is_wrong(tmp_path: Path) -> None:
     assert [one.relation for one in result.states] == ["on the course", "audited"]
     (epoch,) = result.epochs
     assert epoch.trained + epoch.to_come.samples == len(MORE)
-    # The branch that was left when the run went back to step 4, and went on with two ranks.
+    # The branch that was left when the run went back to step 4, and continued with two ranks.
     again = open_sequences(stream, Pack(9), 0, 2, micro_batches_per_step=1)
     again.load_state_dict(early)
     result = audit_of(stream, *files, save(tmp_path / "out", 7, again.state_dict(10)))
@@ -539,7 +539,7 @@ def test_a_data_set_gives_the_rows_of_one_run_alone(tmp_path: Path) -> None:
     begun = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1)
     begun.load_state_dict(state)
     begun.skip(samples=[(6, 7)])
-    refusal_of(ValueError, "goes on from a state", LazyShardedSequences, begun, form=Pack(9), dp_rank=0, dp_size=1)
+    refusal_of(ValueError, "continues from a state", LazyShardedSequences, begun, form=Pack(9), dp_rank=0, dp_size=1)
 
 
 @pytest.mark.parametrize("out", [{"samples": [(5, 7)]}, {"steps": [(1, 2)]}])

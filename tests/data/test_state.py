@@ -131,7 +131,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
 @pytest.mark.parametrize(
     ("dp", "consumed", "error", "fact"),
     [
-        (4, 12, ValueError, "at least 16"),  # fewer than when the run went on
+        (4, 12, ValueError, "at least 16"),  # fewer than when the run continued
         (2, 17, ValueError, "2 \\* 2 a batch, got 17"),
         (2, 18, ValueError, "2 \\* 2 a batch, got 18"),
         (2, 44, ValueError, "at most 40"),
@@ -183,7 +183,7 @@ def test_stream_that_ended_with_less_than_was_drawn_or_than_a_batch_is_refused(t
     state = saved(long, 2, 12, **options)
     no = raised(StateMismatch, open_ranks, short, 3, state, **options)
     assert (no.expected, no.actual) == ("at least 12 samples", "8")
-    # Where it may have gone on with another epoch that cannot be told.
+    # Where it may have continued another epoch that cannot be told.
     assert open_ranks(short, 2, state, num_samples=16, **options)[0].draw(6).epoch == 1
     for more in ({}, {"num_samples": 16}):
         raised(StateMismatch, open_ranks, shortest, 2, state, **options, **more)
@@ -240,7 +240,7 @@ def test_samples_and_chunks_are_left_out_from_here_on(stream: Path, begun: State
         part(2, 6, draws_per_step=2),
         part(2, 4, skip=[[0, 2], [11, 14], [16, 24]], first_step=3, draws_per_step=2),
     ]
-    # Whoever goes on from there need not say it again.
+    # Whoever continues from there need not say it again.
     again = open_ranks(stream, 3, ranks[0].state_dict(20), micro_batches_per_step=2)
     rest = list(chain(*read(again)))
     assert not {11, 12, 13, *range(16, 24)} & set(rest)
@@ -292,7 +292,7 @@ def test_range_that_cannot_be_and_skipping_too_late_is_refused(stream: Path, beg
 
 
 def test_data_set_in_use_takes_a_state_that_only_knows_its_steps_besides(stream: Path) -> None:
-    """Steps decide no draw, so a run that counts none goes on from where one has counted them."""
+    """Steps decide no draw, so a run that counts none continues from where one has counted them."""
     counting = open_ranks(stream, 2, micro_batches_per_step=2)[0].state_dict(0)
     dataset = open_ranks(stream, 2)[0]
     assert dataset.rank_indices == range(20)

@@ -48,7 +48,7 @@ def open_form(form: str, directory: Path, rank: int, dp: int, state: State | Non
 
 
 def stateful(samples: Any, workers: int, batch_size: int = 2, state: Any = None, **options: Any) -> Any:
-    """torchdata's loader, going on from its own state."""
+    """torchdata's loader, continuing from its own state."""
     if workers:
         options |= {"timeout": DEADLINE_S, "multiprocessing_context": "fork"}
     if isinstance(samples, LazyShardedDataset):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 def resumed(opened: Callable[[], Any], taken: int) -> tuple[list[Any], Any]:
-    """What a pass hands out before it is stopped, and the shard that goes on."""
+    """What a pass hands out before it is stopped, and the shard that continues."""
     before, after = opened(), opened()
     elements = list(itertools.islice(iter(before), taken))
     after.load_state_dict(before.state_dict())

@@ -80,7 +80,7 @@ def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkey
     for start in range(30, SAMPLES, 4):
         dataset.__getitems__(list(range(start, min(start + 4, SAMPLES))))
     whole = [size for size in sizes(reads) if size in chunks]
-    # Rows of the first batch are read by themselves: it is not clear yet that this goes on.
+    # Rows of the first batch are read by themselves: it is not clear yet that this continues.
     assert sorted(whole) == sorted(chunks[3:])
     assert len(reads) - len(whole) == 4
 
@@ -91,7 +91,7 @@ def test_workers_that_step_over_each_other_hold_chunks_too(stream: Path, monkeyp
     reads = preads(monkeypatch)
     for start in range(0, SAMPLES, 8):
         assert ids(dataset.__getitems__([start, start + 1])) == expected[start : start + 2]
-    # Two batches until it is clear that this goes on; from then on each chunk that is met is read once.
+    # Two batches until it is clear that this continues; from then on each chunk that is met is read once.
     met = {expected[index] // PER_CHUNK for start in range(16, SAMPLES, 8) for index in (start, start + 1)}
     assert len(reads) == 2 * 2 + len(met)
 

@@ -33,7 +33,7 @@ def main() -> None:
         training = os.getpid()
 
         def lag() -> None:
-            # Goes on only when the training process has been killed.
+            # Continues only when the training process has been killed.
             tell(0)
             while os.getppid() == training:
                 time.sleep(0.01)

@@ -110,7 +110,7 @@ def test_second_producer_takes_over_and_the_first_is_fenced(first: str, second: 
 
 
 def test_taking_over_refreshes_a_listing_that_lags(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk is sealed while another mount has it listed without its seal; a producer goes on there at once."""
+    """A chunk is sealed while another mount has it listed without its seal; a producer continues there at once."""
     here, there = site.at("default", "lagging"), site.at("short", "lagging")
     writer = ChunkWriter(here, 2)
     write(writer, 0, 4)
@@ -261,7 +261,7 @@ def test_a_consumer_that_forgets_its_state_is_caught(tmp_path: Path, monkeypatch
             time.sleep(1)
         return commit(dataset, *args, **options)
 
-    monkeypatch.setattr(LazyShardedDataset, "commit", waits_to_be_killed)  # Who comes after it has to go on
+    monkeypatch.setattr(LazyShardedDataset, "commit", waits_to_be_killed)  # Who comes after it has to continue
     monkeypatch.setattr(LazyShardedDataset, "load_state_dict", lambda dataset, state: resumed.append(state))
     monkeypatch.setattr(Round, "faults", lambda one: [(lambda: None) if one.done else one._kill_consumer])
     tally = Tally("network")

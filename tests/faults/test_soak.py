@@ -52,7 +52,7 @@ def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
         for _ in range(6):
-            ours.send(b"go on")
+            ours.send(b"continue")
         train(Rules(4, 4, 0), Shape(0, 1, 2, 0), 0, tmp_path / "s", tmp_path / "checkpoints", None, its)
         steps = [np.frombuffer(ours.recv(1 << 16)[1:], dtype=np.int64).tolist() for _ in range(5)]
         assert ours.recv(1 << 16) == END

@@ -156,7 +156,7 @@ def test_relations(other: RunState, audited: RunState, epoch: int, relation: str
 
 
 def test_what_a_branch_trained_is_compared_with_the_course() -> None:
-    """The branch: lanes 0 1 2 | 6 7 and 3 4 5 | 9 10. The course goes on after 3 draws with one rank: 6 7 8."""
+    """The branch: lanes 0 1 2 | 6 7 and 3 4 5 | 9 10. The course continues after 3 draws with one rank: 6 7 8."""
     head = run_state(Part(2, 1, 3), Part(1, 1, 2))
     branch = run_state(Part(2, 1, 5))
     saved, left = SavedState(branch, Path("state")), traced(branch, facts(12))

@@ -1,4 +1,4 @@
-"""The programs of README and of the guides: run, killed, and gone on with by other numbers of processes."""
+"""The programs of README and of the guides: run, killed, and continued by other numbers of processes."""
 
 import json
 import os

@@ -125,7 +125,7 @@ def lengths(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
 
 
 def test_the_order_is_pinned() -> None:
-    """Streams go on in the order in which they were begun, whatever the release."""
+    """Streams continue in the order in which they were begun, whatever the release."""
     costs = Cost().of([(7 * i * i + i) % 97 for i in range(24)])
     expected = [
         "16 4 9 0 15 13 6 22 18 14 5 17 23 10 8 20 7 19 11 21 3 1 12 2",

@@ -24,7 +24,7 @@ def test_steps_of_the_documented_example_and_of_four_parts_one_of_them_skipped()
     steps = Steps([PartSteps(0, 6, 2), PartSteps(3, 4, 2, trained=False), PartSteps(3, 3, 1), PartSteps(6, 4, 4)])
     places = [(0, 0, 2), (0, 2, 4), (0, 4, 6), (2, 0, 1), (2, 1, 2), (2, 2, 3), (3, 0, 4)]
     assert [steps.place(step) for step in range(7)] == [StepPlace(*one) for one in places]
-    # Not trained yet: if the run goes on as it is.
+    # Not trained yet: if the run continues as it is.
     assert steps.place(7) == StepPlace(3, 4, 8)
     assert (steps.trained, steps.breaks(), steps.unknown) == (7, [], None)
     assert [steps.step_of(1, 0), steps.step_of(3, 3), steps.step_of(3, 4)] == [None, 6, 7]

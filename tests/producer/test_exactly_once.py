@@ -59,7 +59,7 @@ def check_killed(
     stream = Stream(nursery, folder / "out", sources, options)
     assert stream.run_killed(str([sources[0].rows[0], *options]), most_calls) >= LEAST_KILLS
     assert stream.lines() == whole.lines()
-    # An input that goes on is another one each time, and its lines are counted anew.
+    # An input that continues is another one each time, and its lines are counted anew.
     apart = {"source", "line", "byte"} if any("append" in source.arguments for source in sources) else set()
     for found, expected in ((stream.seals(), whole.seals()), (stream.refused(), whole.refused())):
         assert [_without(one, apart) for one in found] == [_without(one, apart) for one in expected]

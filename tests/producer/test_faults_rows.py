@@ -1,5 +1,5 @@
 """Bad source lines, and odd ones that are none. Each goes through the command: alone it ends the run, and once it is
-mended the run goes on without a row lost or repeated; with all others it is left out or quarantined, and counted.
+mended the run continues without a row lost or repeated; with all others it is left out or quarantined, and counted.
 """
 
 import gzip

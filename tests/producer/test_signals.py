@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the row in hand, one line, an exit code, and a stream that goes on. SIGUSR1 and SIGHUP: marks."""
+"""SIGINT and SIGTERM: the row in hand, one line, an exit code, and a stream that continues; SIGUSR1, SIGHUP."""
 
 import os
 import signal

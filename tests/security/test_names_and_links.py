@@ -44,7 +44,7 @@ def refuse(folder: Path, *, consumer: Any = "../x", journal_name: Any = "../x") 
         with pytest.raises(ValueError):
             use(folder, consumer)
     position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0}
-    with pytest.raises(SourceRefused, match="no position to go on from"):
+    with pytest.raises(SourceRefused, match="no position to continue from"):
         journal.resume(position | {"journal": journal_name}, folder / ".producer.sources", "in")
     assert list(folder.iterdir()) == []
 

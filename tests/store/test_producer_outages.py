@@ -93,7 +93,7 @@ def test_past_its_patience_the_run_fails_with_7_and_keeps_what_is_not_put(run: R
     assert_one_line(said, "--store-patience-seconds", "SlowDown")
     assert ids(run.objects()) == list(range(6))
     assert waiting(run) > 1
-    assert "is not gone on with" not in run.finish()
+    assert "is not continued" not in run.finish()
     check_ended(run.objects(), 15, 3)
 
 

@@ -47,7 +47,7 @@ def add(writer: ChunkWriter, start: int, stop: int) -> None:
 
 
 def go_on(directory: Path, samples: int) -> None:
-    """A new writer goes on up to `samples`, and all of them are read."""
+    """A new writer continues up to `samples`, and all of them are read."""
     assert list(StreamReader(produce(directory, samples))) == rows(0, samples)
 
 

@@ -52,7 +52,7 @@ def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path, monkeyp
                     fit = min(stop - first, budget // 9)
                     wanted = max(at_least, fit - fit % at_least)
                     assert chunk.lines(first, stop, at_least, budget) == LINES[first : first + wanted]
-    # Short reads go on.
+    # Short reads continue.
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 5), offset))
     assert chunk.lines(0, 4, 4, 0) == LINES

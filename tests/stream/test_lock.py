@@ -304,7 +304,7 @@ def test_unreadable_names_path_and_uid(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_stale_file_is_opened_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That readers go on after once is told in faults/test_network_stale.py."""
+    """That readers continue after once is told in faults/test_network_stale.py."""
     (tmp_path / "file").write_bytes(b"data")
     before = streams.open_descriptors()
     stale = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))

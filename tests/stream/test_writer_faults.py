@@ -1,4 +1,4 @@
-"""A filesystem that refuses: nothing is half published, and a new writer goes on when there is room again."""
+"""A filesystem that refuses: nothing is half published, and a new writer continues when there is room again."""
 
 import contextlib
 import errno

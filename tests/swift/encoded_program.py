@@ -80,7 +80,7 @@ def check_texts(template: Any, texts: str, split: str, padded: str) -> None:
         positions = [list(range(size))] * 2 if template.use_megatron else [one["position_ids"] for one in whole[:2]]
         assert batch["position_ids"].tolist() == positions
         for first in range(0, len(rows) - 1, 2):
-            # Those of padded rows begin with those of the rows themselves, and go on with nothing that counts.
+            # Those of padded rows begin with those of the rows themselves, and continue with nothing that counts.
             long, short = (template.data_collator(copy.deepcopy(some[first : first + 2])) for some in (filled, rows))
             width = short["input_ids"].shape[1]
             assert all(torch.equal(long[name][:, :width], short[name]) for name in ("input_ids", "labels"))

@@ -1,6 +1,6 @@
 """Kill -9 at a random step, and on with other ranks: what the surviving history trained of a stream, and of blends.
 
-Of each start counts what was trained up to the checkpoint that the next one goes on from.
+Of each start counts what was trained up to the checkpoint that the next one continues from.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_megatron_blends_with_tp2_dp2_and_async_saves_then_dp2(tmp_path: Path, m
     # The position lies there from the beginning of the save on, Megatron's metadata only at its end.
     saved = position_of(checkpoint).step
     assert (checkpoint / f"iter_{saved:07d}" / "metadata.json").exists()
-    assert max(batch.step for batch in begun.batches) > saved, "training went on during the save"
+    assert max(batch.step for batch in begun.batches) > saved, "training continued during the save"
     # When it was killed not all peers had as much.
     for ids in ids_by_dp(batch for batch in begun.batches if batch.step <= saved).values():
         assert of_streams(ids) == BlendTable((2, 1)).streams(0, len(ids))

@@ -110,7 +110,7 @@ def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream
         # Without torchrun the rank's own code is passed on.
         assert run.returncode == 75
     assert files(stream) == before
-    # It goes on with exactly the rest, once the producer has published that.
+    # It continues with exactly the rest, once the producer has published that.
     with producing(stream, stream.parent / "rows.jsonl", SIZE, 1000):
         pass
     options |= {"resume_from_checkpoint": checkpoint, "output_dir": run.output_dir}

@@ -8,7 +8,7 @@ import sys
 
 
 def start(name, path=None, target=None):  # type: ignore[no-untyped-def]
-    """Finds modules of ms-swift as `hook.find_spec` does, nothing else; without that module ms-swift goes on.
+    """Finds modules of ms-swift as `hook.find_spec` does, nothing else; without that module ms-swift continues.
 
     A finder of `sys.meta_path` in the least time: a class, and annotations, would cost a tenth of the whole.
     """

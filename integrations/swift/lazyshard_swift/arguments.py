@@ -50,7 +50,7 @@ class _Ours:
     three times as many samples, in whole chunks.
 
     sharded_lazy_unit: What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or
-    auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run that goes on from a
+    auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run that continues from a
     checkpoint keeps what it began with. Units smaller than a chunk are for streams with fewer chunks than ranks.
 
     sharded_lazy_consumer: Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained.
@@ -60,11 +60,11 @@ class _Ours:
     log it, or stop. Default: substitute, with --strict true raise.
 
     sharded_lazy_on_end: What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the
-    last whole global batch, with a checkpoint, or go on with the next epoch.
+    last whole global batch, with a checkpoint, or continue with the next epoch.
 
     sharded_lazy_skip: What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the first
     to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and need a checkpoint to
-    go on from. Kept in the checkpoints; given again, it leaves nothing out twice.
+    continue from. Kept in the checkpoints; given again, it leaves nothing out twice.
 
     sharded_lazy_encode_cache: Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams
     are kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later epochs and

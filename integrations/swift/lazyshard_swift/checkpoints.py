@@ -245,8 +245,8 @@ class Checkpoints:
             self._fenced = True
 
     def _write(self, position: Position, folder: Path | None = None) -> None:
-        # Wherever the one lies that this start goes on from: if this run is lost before its first checkpoint, that one
-        # is resumed from again.
+        # Wherever the one lies that this start continues from: if this run is lost before its first checkpoint, that
+        # one is resumed from again.
         known = [] if self._plan.checkpoint is None else [load_if_there(self._plan.checkpoint)]
         try:
             if folder is not None:
@@ -313,7 +313,7 @@ def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def resume_checkpoint(args: Any) -> str | None:
-    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew."""
+    """Returns the folder that holds the checkpoint which ms-swift will continue from, None if it starts anew."""
     if megatron := is_megatron(args):
         # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
         options, anew = ["mcore_adapter", "mcore_model", "adapters", "model"], args.finetune

@@ -1,4 +1,4 @@
-"""Errors of the integration, and how a rank ends that cannot go on: one message instead of a traceback, and a code.
+"""Errors of the integration, and how a rank ends that cannot continue: one message instead of a traceback, and a code.
 
 `torchrun` shows the codes (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits with the code:
 
@@ -53,7 +53,7 @@ class PositionInvalid(library.FormatInvalid):
 
 
 class ResumeRefused(library.LazyShardError, ValueError):
-    """A checkpoint that cannot be gone on from with these data and settings."""
+    """A checkpoint that cannot be resumed from with these data and settings."""
 
     checkpoint: str | None = None
 

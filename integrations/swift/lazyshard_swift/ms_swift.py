@@ -1,6 +1,6 @@
 """The installed ms-swift: its version, its logger, and how functions of it are replaced.
 
-ms-swift goes on unharmed whatever fails here: `outcomes` keeps it, and a run with the flag refuses to train by that.
+ms-swift continues unharmed whatever fails here: `outcomes` keeps it, and a run with the flag refuses to train by that.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
         why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem that all nodes share?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=agreed.identity, actual=identity)
     if agreed.samples and resume_checkpoint(args) is None:
-        # One that goes on need not fetch a chunk that it has trained; its rows are looked at all the same.
+        # One that continues need not fetch a chunk that it has trained; its rows are looked at all the same.
         rows.check_packs(bool(getattr(args, "packing", False)), reader, agreed.samples)
     return agreed._replace(directory=directory)
 
@@ -281,7 +281,7 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
 
 
 def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, trained: int | None) -> tuple[str, int]:
-    """Returns layout and window: what was begun goes on; else by the arguments. Steps train `trained` at the most."""
+    """Returns layout and window: what was begun continues; else by the arguments. Steps train `trained` at the most."""
     grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
     if saved is not None and (saved.layout == GROUPED) != grouped:
         was = "without --group_by_length true: leave it out" if grouped else "with --group_by_length true: keep it"
@@ -350,7 +350,7 @@ def _with_unit(
 
 
 def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan:
-    """Returns the plan with the state from which the run goes on, less what this start is told not to train."""
+    """Returns the plan with the state from which the run continues, less what this start is told not to train."""
     saved = plan.saved
     plan = plan if saved is None or saved.state is None else replace(plan, state=saved.state)
     try:

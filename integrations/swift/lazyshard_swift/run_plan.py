@@ -1,7 +1,7 @@
 """What was decided for a run, the same on every rank but for the rank itself, and its course over its starts.
 
-Megatron counts samples, so it goes on with any ranks and batches by itself. The Hugging Face trainer counts steps, and
-takes all steps of all epochs to be alike: where that is no longer true, it is given the rest of the run as one long
+Megatron counts samples, so it continues with any ranks and batches by itself. The Hugging Face trainer counts steps,
+and takes all steps of all epochs to be alike: where that is no longer true, it is given the rest of the run as one long
 epoch, of which it skips as many batches as it has trained steps.
 """
 
@@ -62,7 +62,7 @@ class RunPlan(Position):
     """What was decided for a run, as the position at which this start begins; the same on every rank but for `rank`.
 
     Attributes:
-        state: the course of the run as it goes on here.
+        state: the course of the run as it continues here.
         total: samples of the stream, or positions of the blend, None if it was still being produced at the start.
         global_batch: samples of a step, over all ranks.
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
@@ -155,7 +155,7 @@ class RunPlan(Position):
         return Position(**kept | {"consumed": consumed, "step": step, "saved_at": time.time()})
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> Iterator[tuple[str, Cursor]]:
-        """Yields the cursor of each directory once a position is safe; the others may be gone on from too."""
+        """Yields the cursor of each directory once a position is safe; the others may be resumed from too."""
         places = {one.name: one.directory for one in self.streams}
         blend = () if newest.blend is None else blend_shares(newest.blend, places)
         # Otherwise another epoch may follow.
@@ -172,8 +172,8 @@ class RunPlan(Position):
             yield one.directory, Cursor(self.consumer, *made, time.time(), state, blend=blend)
 
     def how_it_goes_on(self, before: Position) -> str:
-        """Returns for the log where a resumed run goes on, and what is other than it was."""
-        text = f"goes on after {self.consumed} samples, in step {self.step + 1}"
+        """Returns for the log where a resumed run continues, and what is other than it was."""
+        text = f"continues after {self.consumed} samples, in step {self.step + 1}"
         was, now = (f"{one.dp_size} ranks with micro batches of {one.batch_size}" for one in (before, self))
         if was != now:
             text += f"; on {now}, before {was}: what is left of the epoch is dealt anew, each sample once"
@@ -201,7 +201,7 @@ def state_of(position: Position | None, name: str) -> RunState | None:
 
 
 def check_fits(position: Position, now: Position, checkpoint: str) -> None:
-    """Refuses to go on where the next sample could not be exactly the next one; `now` is where this run begins.
+    """Refuses to continue where the next sample could not be exactly the next one; `now` is where this run begins.
 
     Ranks, micro batch and steps may differ, but in an order of the stock sampler's own.
     """
@@ -243,7 +243,7 @@ def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int |
             continue
         last = part.draws + (stop - 1 - run_state.steps_of(part)) * part.draws_per_step - 1
         if total is None and run_state.course_of(state).needed(last) > published:
-            way_out = "go on from a checkpoint right before the steps to leave out, or name samples"
+            way_out = "continue from a checkpoint right before the steps to leave out, or name samples"
             raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
         # Of the run as it goes now, before anything is left out of it.
         samples += run_state.ranges_of_steps(state, start, stop, total)

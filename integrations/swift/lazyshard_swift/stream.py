@@ -1,9 +1,9 @@
 """`TrainStream`: what ms-swift gets as its training data set; and the gate before each of a run's steps.
 
 To ms-swift a blend is one stream, whose samples are its positions. The data set has the length that ms-swift plans
-with: that of an epoch once the stream has ended, that of the run while it is live. Its indices go on past that, strided
-over the ranks, into later epochs. Every rank asks the gate in its main process, from the same published numbers, so all
-go on, stop or give up at the same step without a word. DataLoader workers, which read ahead, have no deadline.
+with: that of an epoch once the stream has ended, that of the run while it is live. Its indices continue past that,
+strided over the ranks, into later epochs. Every rank asks the gate in its main process, from the same published
+numbers, so all continue, stop or give up at the same step without a word. Workers, which read ahead, have no deadline.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Lengths: TypeAlias = npt.NDArray[np.uint32]
 Options: TypeAlias = dict[str, Any]  # of the data set of one stream, by name
 
-ENDLESS: Final = 2**50  # Indices of a data set that goes on from epoch to epoch
+ENDLESS: Final = 2**50  # Indices of a data set that continues from epoch to epoch
 TOLD_EVERY_S: Final = 60.0  # How often the log tells how much of what is published was trained
-_LOOK_S: Final = 5.0  # How long a chunk that a checkpoint goes on with may stay invisible
+_LOOK_S: Final = 5.0  # How long a chunk that a checkpoint continues with may stay invisible
 _COMING_S: Final = 30.0  # Ranks that wait for the same samples give up within seconds of each other
 _POLL_S: Final = 0.5
 _SAVE_S: Final = 1800.0  # How long a rank that has given up may take to save what was trained, with all others
@@ -250,7 +250,7 @@ class TrainStream(Dataset[Any]):
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
         plan, data = self.plan, self.gate.data
-        # A sampler in an order of its own decides by itself with which it goes on.
+        # A sampler in an order of its own decides by itself with which it continues.
         index = (plan.course.current.draws * plan.dp_size if plan.layout == "strided" else 0) - plan.index_offset
         # Trained to the end no sample follows, and the first one was deleted.
         with contextlib.suppress(ChunkRetired):
@@ -260,7 +260,7 @@ class TrainStream(Dataset[Any]):
         return None
 
     def check_resume(self, consumed: int, step: int) -> None:
-        """Refuses to go on after what the trainer has restored where the next sample would not be exactly the next."""
+        """Refuses to continue after what the trainer restored where the next sample would not be exactly the next."""
         plan, saved, total = self.plan, self.plan.saved, self.plan.total
         if consumed == 0:
             return
@@ -280,7 +280,7 @@ class TrainStream(Dataset[Any]):
 
 
 def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
-    """Refuses to go on with a chunk that was published and is gone: the workers would wait for it for ever."""
+    """Refuses to continue with a chunk that was published and is gone: the workers would wait for it for ever."""
     reader, space = dataset.reader, dataset._space()
     size, published = reader.samples_per_chunk, reader.refresh().samples
     # To the end of the window that is open.
@@ -294,12 +294,12 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
             try:
                 reader.chunk(number)
             except (ChunkRetired, ChunkMissing) as cause:
-                text = f"{cause} The checkpoint goes on with chunk {number}: take a later one, or restore the chunk"
+                text = f"{cause} The checkpoint continues with chunk {number}: take a later one, or restore the chunk"
                 raise ResumeRefused(text, expected=f"chunk {number}", actual="deleted") from cause
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
-    """Has the data sets go on where the plan's state stands; it may be that they begin."""
+    """Has the data sets continue where the plan's state stands; it may be that they begin."""
     goes_on = plan.layout == "strided" and (plan.saved is not None or plan.skipped)
     begun: RunState | BlendState | None = plan.state if goes_on else None
     if plan.blended:

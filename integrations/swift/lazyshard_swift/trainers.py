@@ -206,8 +206,8 @@ class _MegatronCallback(_Callback):
         steps, planned = left * plan.dp_size // plan.global_batch, args.train_iters
         args.train_iters = state.iteration + steps
         if args.train_iters != planned:
-            # Epochs decide, and it goes on with other ranks or batches: ms-swift takes all steps, those trained already
-            # too, for steps of this start.
+            # Epochs decide, and it continues with other ranks or batches: ms-swift takes all steps, those trained
+            # already too, for steps of this start.
             if hasattr(state, "max_steps"):
                 state.max_steps = args.train_iters
             epochs = f"{steps} steps are left of {args.num_train_epochs} epochs"

@@ -71,7 +71,7 @@ def _of_source(source: Source, weighted: bool, last: bool) -> Found:
     elif python and not FUNCTION.fullmatch(source.path[len(_PYTHON) :]):
         yield path, "a Python source is written python:MODULE:FUNCTION"
     if source.resume != "skip" and (source.follow or python):
-        yield "resume", "it is for standard input and pipes, and this goes on where it was; leave it out"
+        yield "resume", "it is for standard input and pipes, and this continues where it was; leave it out"
     if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
         yield "indexed_rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
     changed = [one.name for one in SOURCE_OPTIONS if one.needs and one.is_set(source)]

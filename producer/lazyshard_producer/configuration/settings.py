@@ -354,7 +354,7 @@ class Option(NamedTuple):
     table: str = ""
     needs: str = ""  # the fields without all of which it means nothing
     repeat: bool = False  # whether its flag may be given several times
-    reload: bool = False  # whether it may change while a run goes on
+    reload: bool = False  # whether it may change while it runs
 
     @property
     def flag(self) -> str:

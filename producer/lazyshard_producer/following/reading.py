@@ -1,6 +1,6 @@
 """A file of a followed directory as it is read: a plain one while it grows, a compressed one when it is complete.
 
-A plain file is opened anew for every read, which shows another machine's writes. Whenever it is gone on with, the 4 KiB
+A plain file is opened anew for every read, which shows another machine's writes. Whenever it is continued, the 4 KiB
 before that place must be what they were; the fingerprint is made of the bytes in hand, so the file may be gone by then.
 """
 

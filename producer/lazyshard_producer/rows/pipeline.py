@@ -78,7 +78,7 @@ class Pipeline:
             stack.callback(mixer.close)
             self.close: Final = stack.pop_all().close
         if told is not None:
-            # Behind the import of functions: where that fails, nothing goes on.
+            # Behind the import of functions: where that fails, nothing continues.
             warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.mixer: Final = mixer
         self.read: Callable[[], Batch | None] = partial(_read_batch, mixer)
@@ -147,12 +147,12 @@ def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosi
     if start.skip and (told.keys() != {"weights"} or goes_over):
         why = f"rows are to be made in another way than those of which the last chunk holds a part: {names}"
         option = f"--{next(iter(told)).replace('_', '-')}"
-        raise SettingInvalid(f"{why}; go on with the settings of before, or choose another --out", option=option)
+        raise SettingInvalid(f"{why}; continue with the settings of before, or choose another --out", option=option)
     was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"
         why = f"the stream holds {_KINDS[was]}, and would hold {_KINDS[now]} from here on, and it is all of one kind"
-        raise SettingInvalid(f"{option}: {why}; go on as before, or choose another --out", option=option)
+        raise SettingInvalid(f"{option}: {why}; continue as before, or choose another --out", option=option)
     if "weights" in told and not start.skip:
         start = replace(start, drawn=(0,) * len(start.drawn))
     return start, names

@@ -263,7 +263,7 @@ class Mixer:
         return SourceSpan(index, Rows(), 0, (), self.here({}))
 
     def _leave_unit(self) -> None:
-        """Goes on behind the unit: with the weights of now, and with all sources."""
+        """Continues behind the unit: with the weights of now, and with all sources."""
         drawn = self._drawn if self._weights == self._in_force else [0] * len(self._drawn)
         finished, self._again, self._added = self._finished, None, range(0)
         if self._weights is None or self._in_force is None:

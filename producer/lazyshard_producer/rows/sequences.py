@@ -109,7 +109,7 @@ class Units:
         names, read = ", ".join(plain_name(source.path) for source in sources), sum(start.unit)
         if all(source.resume == "append" and source_kind(source) == "stdin" for source in sources):
             lost = f"what is not published of the last {read} that were read before is lost"
-            self._mixer.warn(f"{names}: goes on with new rows; {lost}")
+            self._mixer.warn(f"{names}: continues with new rows; {lost}")
             return False
         why = f"the last chunk ends within rows made of {count(read, 'row')} of it, which come out otherwise now: "
         changed = "the source was changed in a part that was read, or a function gives other rows for the same row"

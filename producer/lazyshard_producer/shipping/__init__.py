@@ -111,7 +111,7 @@ def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> str:
     if not kept:
         if spool.stream.is_dir():
             since = f"{before} has had the stream since" if before else "the stream is gone from the store"
-            warn(f"{spool.folder}: is not gone on with, as {since}; what was not put to the store is made again")
+            warn(f"{spool.folder}: is not continued, as {since}; what was not put to the store is made again")
         spool.clear()
     # A start that fails may have put its token or not: any of the last may be in the store.
     spool.note_tokens(*kept, *spool.tokens()[-8:], ours.token)
@@ -120,7 +120,7 @@ def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> str:
 
 
 def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[str], None]) -> bool:
-    """Whether a spool holds what is in the store, or all that goes on from there."""
+    """Whether a spool holds what is in the store, or all that continues from there."""
     if not spool.stream.is_dir():
         return False
     try:
@@ -128,7 +128,7 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
     except FileNotFoundError:
         return found.manifest is None
     except (LazyShardError, OSError) as error:
-        warn(f"{spool.folder}: is not gone on with: {error}")
+        warn(f"{spool.folder}: is not continued: {error}")
         return False
     if found.manifest is None:
         return kept.first == 0

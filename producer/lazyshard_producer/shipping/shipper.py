@@ -325,7 +325,7 @@ class Shipper(Shelf):
         self._sizes[chunk] = len(rows) + len(seal) + len(arrays or b"")
         self.shipped = chunk + 1
         if not self._closing:
-            # The newest one stays, whose seal says where to go on.
+            # The newest one stays, whose seal says where to continue.
             with contextlib.suppress(OSError):
                 retire(stream, chunk + 1, self.announced)
 

@@ -1,6 +1,6 @@
 """JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
 
-To go on from a position the text is read up to there once more and its digest compared. What was read from a pipe is
+To continue from a position the text is read up to there once more and its digest compared. What was read from a pipe is
 gone: a restart expects the same input once more, or takes all as new (`resume`). A compressed file that ends within a
 member or frame, or has a wrong checksum, is refused with the byte, after the text before.
 """
@@ -181,7 +181,7 @@ class PackedText:
 
     def _refuse(self, expected: str, actual: str) -> SourceRefused:
         where = f"byte {self._file.tell()} of the compressed file: "
-        hint = "; what was published of it stays, and a sound file is gone on with"
+        hint = "; what was published of it stays, and a sound file is continued"
         return source.refuse_source(self._path, expected, actual, hint, where=where)
 
     def _cut(self) -> SourceRefused:

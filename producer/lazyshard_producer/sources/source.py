@@ -113,7 +113,7 @@ class Source(ABC):
 
     @abstractmethod
     def entry(self, position: Position) -> dict[str, Any]:
-        """Returns what seals keep of a position: a JSON object with `kind`, `path`, and what it takes to go on from it.
+        """Returns what seals keep of a position: a JSON object with `kind`, `path`, and what continuing there takes.
 
         What the entry relies on is durable then. Called about once a chunk, with positions that never go back.
         """

@@ -52,7 +52,7 @@ def _wrong(seen: model.Seen, listed: model.Listed, found: tuple[int, bool]) -> s
             rows, seal = seen.get(model.data_path(chunk)), seen[model.seal_path(chunk)]
             return f"chunk {chunk} is sealed with {seal} and holds {rows}"
     if listed.sealed == listed.mark > 0:
-        return f"the newest chunk, {listed.mark - 1}, is retired, and with it the position to go on from"
+        return f"the newest chunk, {listed.mark - 1}, is retired, and with it the position to continue from"
     if found[0] > listed.sealed:
         return f"readers are told of {found[0]} chunks, sealed are {listed.sealed}"
     if found[0] < listed.sealed and found[1]:
@@ -74,7 +74,7 @@ def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) ->
     if facts.sealed < course.sealed:
         return f"{course.sealed} chunks were sealed, only {facts.sealed} are"
     if facts.mark > course.kept[0]:
-        return f"chunks before {facts.mark} are retired, a run may go on from chunk {course.kept[0]}"
+        return f"chunks before {facts.mark} are retired, a run may continue from chunk {course.kept[0]}"
     if facts.cursor not in course.cursors:
         return f"the cursor may say {' or '.join(map(str, course.cursors))}, it says {facts.cursor}"
     if producer_done:
@@ -188,7 +188,7 @@ class World:
             try:
                 disk = self._do(state.disk, step)
             except KeyError as error:
-                yield Move("producer", step, state, f"the producer cannot go on: {error} is not there")
+                yield Move("producer", step, state, f"the producer cannot continue: {error} is not there")
                 return
             after = state._replace(disk=disk, producer=self._skip(rest))
             yield self._moved("producer", step, after)
@@ -198,7 +198,7 @@ class World:
             try:
                 found = self._producer.look(step, self._disks.values[state.disk], self._visible(state.disk))
             except model.Broken as error:
-                found = f"the producer cannot go on: {error}"
+                found = f"the producer cannot continue: {error}"
             self._looked[state.disk, step] = found
         if isinstance(found, str):
             yield Move("producer", step, state, found)
@@ -282,7 +282,7 @@ class World:
         there = refused[0] in ("write", "sync", "rename")  # What it was writing is removed, whatever else fails
         steps: list[Step] = [("remove", refused[1])] if there else []
         course = self._course(replace(self._courses.values[state.course], refused=True))
-        for again in ([], [("look", *step[1:])]):  # It goes on, or is held back anyway and looks again
+        for again in ([], [("look", *step[1:])]):  # It continues, or is held back anyway and looks again
             rest = self._push(again, self._skip(cell))
             after = state._replace(producer=self._push(steps, rest), course=course, faults=state.faults - 1)
             yield self._moved("refuse", refused, after)

@@ -95,7 +95,7 @@ class Mount:
         return f" {self.point} " in Path("/proc/self/mountinfo").read_text()
 
     def detach(self) -> None:
-        """Takes the mount point away from the filesystem, which goes on for whoever has files open (`umount -l`)."""
+        """Takes the mount point away from the filesystem, which continues for whoever has files open (`umount -l`)."""
         subprocess.run([tool("umount"), "-l", str(self.point)], check=True)
 
     def kill(self) -> None:

@@ -156,9 +156,9 @@ def published(real: Path) -> int:
 
 ROUNDS: Final = 60
 FAULTS: Final = 60  # At most so many a round
-_STUCK_S: Final = 120.0  # A round that goes on for longer after its last fault is stuck
+_STUCK_S: Final = 120.0  # A round that continues for longer after its last fault is stuck
 
-_BY_THE_FILESYSTEM: Final = (  # How a consumer may end, by its mount or name; the next one goes on
+_BY_THE_FILESYSTEM: Final = (  # How a consumer may end, by its mount or name; the next one continues
     *(f"[Errno {number}]" for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EPERM)),
     "StreamMissing: ",
     "CursorTaken: ",
@@ -256,7 +256,7 @@ class Round:
         deadline = time.monotonic() + EVENT_S  # The first one is fenced, or the second one was refused
         while _is_alive(first) and _is_alive(second):
             if time.monotonic() > deadline:
-                self.wrong.append(f"two producers have gone on beside each other for {EVENT_S:.0f} s")
+                self.wrong.append(f"two producers have continued beside each other for {EVENT_S:.0f} s")
                 os.kill(first, signal.SIGKILL)
             time.sleep(0.02)
         ended, stays = (second, first) if _is_alive(first) else (first, second)

@@ -203,7 +203,7 @@ _KILL: Final = ("kill",)
 _BOTH: Final = ("kill", "power cut")
 _TWO: Final = model.Plan(2)
 _SEALED: Final = "chunk 0 is sealed with ('seal', 0, 1, True) and holds "
-_EARLY: Final = "chunks before 1 are retired, a run may go on from chunk 0"
+_EARLY: Final = "chunks before 1 are retired, a run may continue from chunk 0"
 
 MUTANTS: Final = (
     Mutant(_without("RowsNotSynced", model.Producer, "publishing_rows", "sync"), f"{_SEALED}('short',)"),
@@ -226,7 +226,7 @@ MUTANTS: Final = (
     Mutant(MarkIsAHint, "a reader dies: stream/retired.json is torn", plan=_TWO),
     Mutant(BelievesMark, "a gap: chunk 1 is sealed, chunk 0 is not", ("refuse", "power cut"), _TWO),
     Mutant(DeletesNewest, "the newest chunk, 0, is retired", ()),
-    Mutant(DeletesOneMore, "chunks before 2 are retired, a run may go on from chunk 1", (), model.Plan(3)),
+    Mutant(DeletesOneMore, "chunks before 2 are retired, a run may continue from chunk 1", (), model.Plan(3)),
     Mutant(UnlinkOnce, "is not there", _KILL, _TWO),
     Mutant(_nothing("RetirementNotCompleted", model.Producer, "completing_retirement"), "left over are", _KILL, _TWO),
     Mutant(AcknowledgesOnRead, _EARLY, (), _TWO),

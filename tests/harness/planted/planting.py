@@ -1,4 +1,4 @@
-"""Ways to plant a mistake into this process: in a function's place, in a file that was begun, in a run that goes on."""
+"""Ways to plant a mistake into this process: in a function's place, in a file that was begun, in a resumed run."""
 
 import os
 import sys

@@ -208,7 +208,7 @@ def side_file_made_again() -> None:
 
 
 def other_arrays_after_a_restart() -> None:
-    """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
+    """A run that continues seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
 
     def extend(original: Any, self: RowFile, data: bytes, ends: Any, digests: Any) -> None:
         if self.path.suffix == ".arrays":

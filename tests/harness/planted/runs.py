@@ -57,7 +57,7 @@ def _own_count(state_dict: Any, self: LazyShardedDataset, consumed: int) -> Any:
 
 
 def _own_state(state_of: Any, checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
-    """Each rank goes on from a state of its own; the odd ones have saved theirs one micro batch later."""
+    """Each rank continues from a state of its own; the odd ones have saved theirs one micro batch later."""
     state: dict[str, Any] = state_of(checkpoint, rank)
     part = state["parts"][-1]
     if not rank % 2:
@@ -101,7 +101,7 @@ def _blend_ahead(state_dict: Any, self: BlendedDataset, consumed: int) -> Any:
 
 
 def _turns_anew(part: Any, self: BlendStates, *arguments: Any) -> Any:
-    """Whoever goes on with the same weights begins their order anew."""
+    """Whoever continues with the same weights begins their order anew."""
     found = part(self, *arguments)
     return replace(found, pieces=((*found.pieces[0][:2], 0), *found.pieces[1:]))
 

@@ -80,7 +80,7 @@ def without_locks() -> None:
     fcntl.flock = lambda fd, operation: None
 
 
-class Trial:  # A stream to which things happen. `before`: the trial that it goes on from, on a copy; no source is live.
+class Trial:  # A stream to which things happen. `before`: the trial it continues, on a copy; no source is live.
     def __init__(self, stage: Stage, before: "Trial | None" = None) -> None:
         self.met: list[str] = []  # for each fault that came about, the call that it met
         self.suffered: list[Fault] = []  # these faults
@@ -270,7 +270,7 @@ class Sweeper:
         return self._count(lambda number: self.play([Fault(kind, number, when, always)]), self._step)
 
     def twice(self, kind: str, when: When, step: int) -> int:
-        """Puts a fault at every call of a first run, and after each one at every `step`-th of the run that goes on."""
+        """Puts a fault at every call of a first run, and after each one at every `step`-th of the next run."""
         return self._count(lambda number: self._after(Fault(kind, number, when), number, step), self._step)
 
     def in_pairs(self, second_step: int = 1) -> int:

@@ -320,7 +320,7 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def _remove_old(folder: Path) -> None:
-    for old in found(folder)[KEPT:]:  # Before the commit: what it does not name, nobody may go on from
+    for old in found(folder)[KEPT:]:  # Before the commit: what it does not name, nobody may continue from
         shutil.rmtree(old.folder)
 
 

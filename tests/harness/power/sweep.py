@@ -233,7 +233,7 @@ class ConsumerTrial(Trial):
         self._check(Progress(**told) if self.stopped else Progress(LIVE * PER_CHUNK, LIVE * PER_CHUNK))
 
     def finish(self, turn: int) -> None:
-        """The producer deletes by the cursor and finishes, before the run goes on or after; the rest is trained."""
+        """The producer deletes by the cursor and finishes, before the run continues or after; the rest is trained."""
         if turn % 2 == 0:
             self._finish_training(LIVE * PER_CHUNK)
         ended = self._forks.call(produce, self._played.arguments(self._stream))
@@ -249,7 +249,7 @@ class ConsumerTrial(Trial):
 
     def _finish_training(self, until: int) -> None:
         ended = self._train(until)
-        assert not ended.status, f"the run that goes on exits with {ended.status}: {ended.last_words}"
+        assert not ended.status, f"the run that continues exits with {ended.status}: {ended.last_words}"
         self._check(Progress(until, until))
 
     def _trained(self) -> list[int]:

@@ -67,7 +67,7 @@ class KillPoint:
         try:
             if self._when == "half" and name in ("write", "pwrite"):
                 fd, data, *rest = arguments
-                # The caller goes on with what is left; of nothing at all it would never get to the end.
+                # The caller continues with what is left; of nothing at all it would never get to the end.
                 done = call(fd, bytes(data)[: max(1, len(data) // 2)], *rest)
             elif self._when == "after":
                 return call(*arguments, **named)

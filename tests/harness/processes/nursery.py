@@ -293,10 +293,10 @@ def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, s
     return int(code or 0)
 
 
-GO_ON = b"go on"
+GO_ON = b"continue"
 
 
-class Ranks:  # Each tells of its steps through a socket, and goes on when all have. `folder`: where what they say goes.
+class Ranks:  # Each tells of its steps through a socket, and continues when all have. `folder`: for what they say.
     def __init__(self, folder: Path) -> None:
         self.pids: dict[int, int] = {}  # of the ranks that are there
         self.group = 0

@@ -1,6 +1,6 @@
 """What of a run has survived its kills, and whether that is every sample once, in the declared order.
 
-A life counts up to the checkpoint from which a later one went on; the last life counts whole::
+A life counts up to the checkpoint from which a later one continued; the last life counts whole::
 
     life 0   s s s C s s s C s s x        killed; the next one takes the newest checkpoint
     life 1                  s s C s x     killed; the next one takes an older checkpoint
@@ -27,7 +27,7 @@ History = Sequence[tuple[LifePlan, list[Step]]]
 @dataclass(frozen=True, slots=True)
 class Lived:
     plan: LifePlan
-    origin: tuple[int, int] | None  # the life it went on from, and after how many steps; None for neither
+    origin: tuple[int, int] | None  # the life it continued from, and after how many steps; None for neither
     steps: list[Step]  # what it trained, as far as all ranks have written it down
 
 
@@ -123,7 +123,7 @@ def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
 
 
 def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
-    """Returns about how many steps a life has that goes on from another one, `origin`, after so many of its steps."""
+    """Returns about how many steps a life has that continues from another one, `origin`, after so many of its steps."""
     trained = [0] * len(run.streams)
     for sample in _samples(survived(lives, origin)):
         trained[sample // OF_A_STREAM] += 1

@@ -32,9 +32,9 @@ class LifePlan:
     batch_size: int  # samples of a rank in a micro batch
     workers: int  # DataLoader workers of a rank; 0 reads without a DataLoader
     iterable: bool  # reads by the iterable form
-    early: bool  # commits what it goes on from before anything is read
+    early: bool  # commits what it continues from before anything is read
     every: int  # steps between two checkpoints
-    back: int  # from which checkpoint it goes on: 0 the newest, 1 the one before, and so on, or the oldest
+    back: int  # from which checkpoint it continues: 0 the newest, 1 the one before, and so on, or the oldest
     kill: Kill | None  # how it ends; None for the last one
     weights: tuple[int, ...] = (1,)  # of the streams that are blended; 0 for one that is left out
 
@@ -118,7 +118,7 @@ def make_blend_plan(seed: int) -> RunPlan:
 def _weights(dice: random.Random, streams: int) -> tuple[int, ...]:
     weights = [dice.randint(1, 4) for _ in range(streams)]
     if dice.random() < 0.3:
-        weights[dice.randrange(1, streams)] = 0  # Not the first: a state goes on with none but streams that it knows
+        weights[dice.randrange(1, streams)] = 0  # Not the first: a state continues with none but streams that it knows
     return tuple(weights)
 
 

@@ -156,7 +156,7 @@ class Life:
                     selector.register(one.fd, selectors.EVENT_READ, None)
             found = selector.select(deadline - time.monotonic())
             if not found:
-                raise RunViolation("hang", f"nothing goes on any more: {self._who_waits()}")
+                raise RunViolation("hang", f"nothing continues any more: {self._who_waits()}")
             for key, _ in found:
                 if key.data is None:
                     selector.unregister(key.fd)
@@ -230,7 +230,7 @@ class Played:
     seed: int  # its seed
     kills: dict[str, int] = field(default_factory=dict)  # of its ranks; "end" also where no plan was met
     deaths: int = 0  # how often the producer was killed and they were not
-    again: int = 0  # lives that went on from an older checkpoint than the newest one
+    again: int = 0  # lives that continued from an older checkpoint than the newest one
     deleted: int = 0  # how many of them were deleted
     kind: str | None = None  # of the violation; None if everything held
     text: str = ""  # what was wrong

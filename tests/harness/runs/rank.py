@@ -45,11 +45,11 @@ class Rank:
     streams: tuple[Path, ...]  # the directory of each stream
     records: Path  # folder in which it writes down what it has read
     checkpoints: Path  # folder of the checkpoints
-    origin: Checkpoint | None  # the checkpoint that it goes on from; None for a new run
+    origin: Checkpoint | None  # the checkpoint that it continues from; None for a new run
     board: Board  # of the run
 
     def train(self, lockstep: socket.socket) -> None:
-        """Trains until the epoch has ended; tells of each step, and goes on when all ranks have come to its end."""
+        """Trains until the epoch has ended; tells of each step, and continues when all ranks have come to its end."""
         count_calls(self.board, self.rank)
         dataset, samples = self._start()
         if self.life.early and self.origin is not None:
@@ -73,7 +73,7 @@ class Rank:
             _write(fd, f"{step} {' '.join(str(checked(found)) for found in batch)}\n".encode())
             self.board.enter(self.rank, step, "waiting for the other ranks")
             lockstep.send(b"trained")
-            assert lockstep.recv(16) == b"go on"
+            assert lockstep.recv(16) == b"continue"
             if (kill := self._kill("step", step)) and kill.call == 2:
                 self.board.kill()
             step += 1
@@ -86,7 +86,7 @@ class Rank:
             self.board.kill()
         self.board.enter(self.rank, step, "done")
         lockstep.send(f"ended {step}".encode())
-        assert lockstep.recv(16) == b"go on"
+        assert lockstep.recv(16) == b"continue"
 
     def _kill(self, where: str, step: int, *, later: bool = False) -> Kill | None:
         kill = self.life.kill
@@ -106,7 +106,9 @@ class Rank:
             if isinstance(dataset, BlendedDataset):
                 samples = LazyShardedStream(dataset) if self.life.iterable else None
             elif self.life.iterable and self.run.indices is None:
-                samples = LazyShardedIterable(dataset)  # With indices beyond the epoch it would go on with the next one
+                samples = LazyShardedIterable(
+                    dataset
+                )  # With indices beyond the epoch it would continue with the next one
             if not isinstance(samples, LazyShardedStream) or isinstance(samples, LazyShardedIterable):
                 assert dataset.rank_indices is not None
         return dataset, samples
@@ -145,7 +147,7 @@ class Rank:
         self.board.enter(self.rank, step, "saving")
         with self.board.armed(self.rank, "changes", kill.call if kill else 0):
             run_checkpoints.write(self.checkpoints, Checkpoint(consumed, self.number, step, [state]))
-            # Before the commit: what it does not name, nobody may go on from.
+            # Before the commit: what it does not name, nobody may continue from.
             run_checkpoints.remove(self.checkpoints, run_checkpoints.found(self.checkpoints)[self.run.keep :])
         self._commit(dataset, step, consumed)
 
@@ -195,5 +197,5 @@ def state_of(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
 
 
 def commit(dataset: Data, consumed: int, older: list[dict[str, Any]]) -> None:
-    """Tells the producer what is in durable checkpoints, and what else somebody may go on from."""
+    """Tells the producer what is in durable checkpoints, and what else somebody may continue from."""
     dataset.commit(consumed, last_epoch=True, keep=older)

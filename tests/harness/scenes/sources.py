@@ -49,7 +49,7 @@ class FedSource:
 
 
 class PipedSource(FedSource):
-    """A named pipe, as a source or as standard input. Its feeder sends all again, or goes on where the run does."""
+    """A named pipe, as a source or as standard input. Its feeder sends all again, or continues where the run does."""
 
     def __init__(self, pipe: Path, rows: list[bytes], *, as_stdin: bool, append: bool) -> None:
         os.mkfifo(pipe)

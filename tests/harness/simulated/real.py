@@ -121,7 +121,7 @@ def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) 
         for first in range(step * setting.draws, (step + 1) * setting.draws, setting.batch):
             found.ids.extend(row["id"] for row in dataset.__getitems__(list(indices[first : first + setting.batch])))
         found.waited.append(dataset.reader.waited_s - before)
-        barrier.wait(_LONGEST_S)  # Gradients are exchanged: no rank goes on before all have had their batch
+        barrier.wait(_LONGEST_S)  # Gradients are exchanged: no rank continues before all have had their batch
         found.began.append(time.monotonic())
         time.sleep(max(0.0, found.began[-1] + setting.step_seconds - time.monotonic()))
         if every and (step + 1) % every == 0:

@@ -150,14 +150,14 @@ class Ledger:
 class Snapshot(NamedTuple):
     stretch: int  # of the run, that ends with it
     standing: Standing  # of the ranks
-    floor: int  # whoever goes on from it draws no sample below
+    floor: int  # whoever continues from it draws no sample below
 
 
 class History:
     def __init__(self, rules: "Rules", dp: int) -> None:
         self.ledger = Ledger()  # which samples are trained
         self.trained = 0  # samples that were trained, those of lost stretches too
-        self.ranks_before = dp  # of the checkpoint that the current life goes on from
+        self.ranks_before = dp  # of the checkpoint that the current life continues from
         self._rules = rules
         self._order = DeclaredOrder(rules.unit, rules.window_samples, rules.seed, dp)
         self._beginning = Snapshot(0, self._order.standing, 0)

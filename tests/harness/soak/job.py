@@ -30,7 +30,7 @@ from tests.harness.tally import RunViolation
 
 CONSUMER: Final = "soak"
 ENDLESS: Final = 10**12  # More samples than any soak has: the stream ends before
-SAVE: Final = b"save"  # Go on, after a checkpoint
+SAVE: Final = b"save"  # Continue, after a checkpoint
 STEP: Final = b"s"  # First byte of what a rank tells of a step; its samples follow, as int64
 END: Final = b"."  # What it tells at the end of the epoch
 FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
@@ -62,7 +62,7 @@ def train(
     rank: int,
     stream: Path,
     folder: Path,
-    origin: Checkpoint | None,  # the checkpoint to go on from; None for a new run
+    origin: Checkpoint | None,  # the checkpoint to continue from; None for a new run
     lockstep: socket.socket,
 ) -> None:
     """Trains until the epoch has ended; tells the other end, the supervisor's, of each step, and waits for its word."""

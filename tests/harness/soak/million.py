@@ -1,4 +1,4 @@
-"""A stream of a million chunks: made, killed, gone on with, read, resumed, looked at, verified; each part in a fork."""
+"""A stream of a million chunks: made, killed, continued, read, resumed, looked at, verified; each part in a fork."""
 
 import contextlib
 import importlib
@@ -26,7 +26,7 @@ from tests.harness.soak.history import DeclaredOrder
 
 PER_CHUNK: Final = 2
 BEFORE: Final = 8  # Ranks that the run began with
-AFTER: Final = 6  # Ranks that go on in the middle
+AFTER: Final = 6  # Ranks that continue in the middle
 BATCH: Final = 2
 WINDOW: Final = 4
 SEED: Final = 7
@@ -82,7 +82,7 @@ def load() -> None:
 def measure(
     place: Path, chunks: int, say: Callable[[str], object] = lambda line: None, ranks: Sequence[int] = range(AFTER)
 ) -> Measured:
-    """Does all of it below a folder, which has room for the files; goes on in the middle as these ranks."""
+    """Does all of it below a folder, which has room for the files; continues in the middle as these ranks."""
     measured = Measured(chunks)
     with Nursery(place / "forks", __name__) as forks, contextlib.suppress(Left):
         for part in (_produce, _read, _look):

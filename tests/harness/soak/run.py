@@ -144,7 +144,7 @@ class Settings:
     seed: int = 0  # of what is drawn by chance
     ranks: int = 8  # of the life that begins, and the most of any
     rules: Rules = field(default_factory=Rules)
-    patience_s: float = 120.0  # so long may nothing go on
+    patience_s: float = 120.0  # so long may nothing continue
 
     @property
     def half_cycle_s(self) -> float:

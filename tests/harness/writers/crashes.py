@@ -37,7 +37,7 @@ _PACKED: Final = {arrays: [pack_row(row(sample, arrays)) for sample in range(SAM
 def produce(directory: Path, *, arrays: bool, overlap: bool = False) -> None:
     with contextlib.suppress(StreamEnded), ChunkWriter(directory, PER_CHUNK, overlap=overlap, arrays=arrays) as stream:
         if (stream.source or 0) != stream.published_samples:
-            raise AssertionError(f"goes on from source {stream.source}, published are {stream.published_samples}")
+            raise AssertionError(f"continues from source {stream.source}, published are {stream.published_samples}")
         for sample in range(stream.published_samples, SAMPLES):
             stream.write(row(sample, arrays), tokens=sample, source=sample + 1)
 

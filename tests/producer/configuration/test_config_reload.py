@@ -1,4 +1,4 @@
-"""SIGHUP: what may change while a run goes on, and what is refused."""
+"""SIGHUP: what may change while it runs, and what is refused."""
 
 import signal
 from dataclasses import fields, replace
@@ -33,7 +33,7 @@ class Teller:
 
 
 def reloaded(new: Settings) -> tuple[Settings, list[str]]:
-    """The settings to go on with, and the names of those that may not change."""
+    """The settings to continue with, and the names of those that may not change."""
     teller: Any = Teller()
     settings = reload_settings(OLD, lambda: new, teller)
     return settings, [text.partition(" cannot change ")[0] for text in teller.warnings]

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: a bar, the lines of the log, the last line."""
+"""What is shown while it runs: a bar, the lines of the log, the last line."""
 
 import io
 import os

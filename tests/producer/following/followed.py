@@ -11,7 +11,7 @@ from lazyshard_producer.sources.source import Context, Line, RowOrigin
 
 
 class Follower:
-    """Reads a directory, publishes some of what it has read, and goes on from there in a new object.
+    """Reads a directory, publishes some of what it has read, and continues from there in a new object.
 
     Attributes:
         published: rows that a seal holds, of all lives; `read`: those that this life has read behind them.

@@ -92,7 +92,7 @@ def clean(follower: Follower, writer: Writer) -> None:
 
 
 def tear(follower: Follower, count: int) -> None:
-    """Has the journal go on, and be torn, before a seal that is never published."""
+    """Has the journal continue, and be torn, before a seal that is never published."""
     follower.publish(0)
     journal = follower.journal if follower.entry["journal"] else None
     size = journal.stat().st_size if journal else 0

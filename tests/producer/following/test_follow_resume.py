@@ -1,4 +1,4 @@
-"""A followed directory after a restart: what it goes on from, and what it refuses."""
+"""A followed directory after a restart: what it continues from, and what it refuses."""
 
 import errno
 import gzip

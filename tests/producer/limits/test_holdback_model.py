@@ -105,7 +105,7 @@ class World:
         if self.hold is not None:
             self.holds.append(self.hold)
             return False
-        assert not any(hold.deadlock for hold in self.holds), "it went on after it had been called a deadlock"
+        assert not any(hold.deadlock for hold in self.holds), "it continued after it had been called a deadlock"
         self.published += 1
         self.holdback.after_publish(self.published)
         # By how much the newest chunk is larger than all before it nobody could know.

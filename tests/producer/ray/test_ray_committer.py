@@ -51,7 +51,7 @@ def wait(condition: Callable[[], bool]) -> None:
 
 
 def begin_anew(out: Path, rows: int) -> tuple[Committer, Path]:
-    """One that goes on after two chunks of an earlier one, which had so many rows."""
+    """One that continues after two chunks of an earlier one, which had so many rows."""
     committer, folder = begin(out)
     write(folder, 0, 0, rows)
     wait(lambda: published(out) == 2)

@@ -1,4 +1,4 @@
-"""However rows are mixed, made, ordered and put together: going on after any of them gives the rest, each once."""
+"""However rows are mixed, made, ordered and put together: continuing after any of them gives the rest, each once."""
 
 import random
 from pathlib import Path

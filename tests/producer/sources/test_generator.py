@@ -231,4 +231,4 @@ def test_a_position_that_is_none_of_this_source(open_generator: Open) -> None:
     wrong = ({"kind": "jsonl"}, {"path": "python:other:rows"}, {"rows": -1}, {"bytes": None}, {"rows": True})
     without = {name: value for name, value in position.items() if name != "position"}
     for entry in (without, *(position | change for change in wrong)):
-        assert "no position to go on from" in str(refusal(open_generator, COUNT_TO_FIVE, entry))
+        assert "no position to continue from" in str(refusal(open_generator, COUNT_TO_FIVE, entry))

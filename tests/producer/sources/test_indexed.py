@@ -1,4 +1,4 @@
-"""Megatron's IndexedDataset as a source: its rows, going on after each, damage and change, kills, blend files."""
+"""Megatron's IndexedDataset as a source: its rows, continuing after each, damage and change, kills, blend files."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> Non
 @settings(max_examples=40)
 @given(corpora(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 4))
 def test_every_row_once(corpus: tuple[str, Any, Any], piece_rows: int, piece_bytes: int, piece_sequences: int) -> None:
-    """Whatever a piece may hold, and wherever it is gone on: the rows are those of the file, each once."""
+    """Whatever a piece may hold, and wherever it is continued: the rows are those of the file, each once."""
     dtype, documents, modes = corpus
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(indexed_source, "PIECE_ROWS", piece_rows)

@@ -87,7 +87,7 @@ def test_appending_takes_all_as_new_and_counts_on(fifo: Path) -> None:
             assert source.blank == 1
             assert source.progress == (8 + 7 * (run - 1) + len(text), None)
             position = source.entry(source.reached)
-    # The next run may go on within the last input.
+    # The next run may continue within the last input.
     with open_pipe(fifo, position) as source:
         with writing(fifo, b"1\n4\n5\n6\n"):
             assert lines(source, 1) == [b"6\n"]

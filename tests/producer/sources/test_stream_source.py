@@ -1,4 +1,4 @@
-"""A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, going on, refusals.
+"""A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, continuing, refusals.
 
 Runs that are killed: `test_exactly_once` and `tests/faults/test_points`.
 """

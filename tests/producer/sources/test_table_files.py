@@ -258,7 +258,7 @@ def test_what_is_begun_must_stay_as_it_was(change: Callable[[Path], Any], file: 
 def test_a_position_that_is_none_of_this_source(field: str, wrong: list[Any], tmp_path: Path) -> None:
     position = read_up_to(tmp_path, 3)
     for value in wrong:
-        assert "no position to go on from" in str(refusal(opened, tmp_path, position | {field: value}))
+        assert "no position to continue from" in str(refusal(opened, tmp_path, position | {field: value}))
 
 
 def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -> None:

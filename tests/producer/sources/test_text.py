@@ -136,7 +136,7 @@ def test_what_cannot_be_opened_or_gone_on_with_is_refused(given: TextSource, tmp
     changes += [{field: None} for field in position]
     for wrong in changes:
         error = refusal(open_kind, given.opens, given.path, position | wrong)
-        assert "no position to go on from" in str(error)
+        assert "no position to continue from" in str(error)
     for path in (tmp_path, tmp_path / "none"):
         assert refusal(open_kind, given.opens, path).file == str(path)
 

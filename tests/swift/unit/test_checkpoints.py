@@ -1,4 +1,4 @@
-"""`position` and `checkpoints`: what a checkpoint holds; the cursor never passes one that can still be gone on from."""
+"""`position` and `checkpoints`: what a checkpoint holds; the cursor never passes one that can still be resumed from."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"format": 1, "saved_at": NaN}', ""),
     (position().to_bytes() * 2, ""),
     *((changed(format=version), "format") for version in (0, 3, 1.5, "1", None, [1], True, 1.0)),
-    # A run would go on with it, and whatever is not "strided" would be read as "block".
+    # A run would continue with it, and whatever is not "strided" would be read as "block".
     *((changed(layout=layout), "'layout'") for layout in ("", "Strided", "striped", "both")),
     *((changed(**{name: value}), f"'{name}'") for name, kind in SAVED.items() for value in WRONG[type(kind)]),
     *((orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"'{name}'") for name in SAVED),
@@ -355,7 +355,7 @@ def test_start_puts_the_cursor_where_it_goes_on(tmp_path: Path, directory: Path,
     assert told(directory) == (36, 12)
     kept(directory, output, tmp_path / "moved").register()
     assert told(directory) == (12, 4)
-    # --finetune true: the checkpoint is there, and not gone on from.
+    # --finetune true: the checkpoint is there, and not continued from.
     kept(directory, output).register()
     assert told(directory) == (0, 0)
 
@@ -438,7 +438,7 @@ def test_first_run_writes_no_more_once_another_takes_over(directory: Path, outpu
         for step in (1, 2):
             save(first, output, step)
         assert cursor(directory).consumed == 0
-        # Told once, and not raised: training goes on.
+        # Told once, and not raised: training continues.
         assert len(cautions) == 1 and "taken over" in cautions[0]
         let_go_of_cursors()
         kept(directory, output, sharded_lazy_take_over=True).register()

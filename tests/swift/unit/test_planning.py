@@ -22,7 +22,7 @@ from tests.swift.unit.runs import megatron as mg
 
 
 def resumed(folder: Path, **changes: Any) -> Any:
-    """Arguments of a run that goes on from a checkpoint in this folder, of a position with these changes."""
+    """Arguments of a run that continues from a checkpoint in this folder, of a position with these changes."""
     saved = {name: changes.pop(name) for name in ("window", "layout", "consumer") if name in changes}
     where = checkpoint(folder / "checkpoint-3", position(**saved))
     return mg(train_iters=7, finetune=False, mcore_model=where, **changes)
@@ -109,7 +109,7 @@ def test_distance_that_cannot_be_reached_is_refused() -> None:
 IN_ORDER = {"train_dataloader_shuffle": False}
 # What was saved, what changes, and the order; None where it would be another one than that in which it was begun.
 ORDERS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, int] | None]] = [
-    # A run that was begun while the stream was live goes on as it was.
+    # A run that was begun while the stream was live continues as it was.
     ({"window": 2}, {}, ("strided", 2)),
     ({"window": 3}, {"sharded_lazy_shuffle_window": 3}, ("strided", 3)),
     # The window of a distance is the same again, however many samples there are by now.

@@ -55,7 +55,7 @@ def shaped(kind: str, shape: Shape, checkpoint: Path | None, **options: Any) -> 
 
 
 class History:
-    """The starts of one run, each killed and gone on from its newest checkpoint, and what they have trained."""
+    """The starts of one run, each killed and continued from its newest checkpoint, and what they have trained."""
 
     def __init__(self, kind: str, directory: Path, output: Path, **options: Any) -> None:
         self.kind, self.directory, self.output = kind, directory, output
@@ -265,7 +265,7 @@ def test_next_steps_are_passed_over(history: History, after: Shape) -> None:
     out = {sample for step in steps[4:7] for sample in step}
     assert len(out) == 12
     assert_trained(history, out, after.step)
-    # Steps go on to be counted where they were.
+    # Steps continue to be counted where they were.
     assert min(history.last[0].steps) == 4
 
 

@@ -32,7 +32,7 @@ HashStore: Any = vars(dist)["HashStore"]
 
 
 def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
-    """Trains so many steps of one sample, in windows of 3 chunks; returns the arguments to go on."""
+    """Trains so many steps of one sample, in windows of 3 chunks; returns the arguments to continue."""
     changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
     return {**changes, "mcore_model": checkpoint(folder, opened(directory, **changes).plan.position(step, step))}
 

@@ -90,12 +90,14 @@ class FinishedFiles:
 
     def get(self, name: str) -> FilePosition | None:
         """Returns how far a file was read, its size as the offset; None if it is not among them."""
-        self._merge()
         key, keys = _key(name), self._table[0]
-        at = int(np.searchsorted(keys, np.uint64(key)))
-        if at == len(keys) or int(keys[at]) != key:
-            return None
-        size, line, tail = self._table[1:, at].tolist()
+        # Not sorted in first: a restart asks for each file that it reads again, and takes it up right after.
+        if (row := self._recent.get(key)) is None:
+            at = int(np.searchsorted(keys, np.uint64(key)))
+            if at == len(keys) or int(keys[at]) != key:
+                return None
+            row = self._table[1:, at].tolist()
+        size, line, tail = row
         return FilePosition(size, line & ~_OPEN_END, open_end=bool(line & _OPEN_END), seen=size, tail=f"{tail:016x}")
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:

@@ -344,6 +344,15 @@ def test_finished_files_are_a_dict_in_little_space(
     assert grown == [name for name in sizes if name in both and sizes[name].offset > both[name].offset]
 
 
+def test_a_restart_sorts_no_file_in_that_it_asks_for_and_takes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FinishedFiles()
+    monkeypatch.setattr(FinishedFiles, "_merge", lambda self: pytest.fail("O(all files) for each of them"))
+    for number in range(3):
+        assert files.get(str(number)) is None
+        files.add(str(number), finished(number, 1, 2, False), number)
+    assert [files.get(str(number)) for number in range(3)] == [finished(number, 1, 2, False) for number in range(3)]
+
+
 @pytest.mark.parametrize(
     "value",
     [None, {}, {"name": "", "size": "", "line": ""}, {"name": "AAAAAAAAAAA=", "size": "", "line": "", "tail": ""}, 3]

@@ -21,7 +21,7 @@ from lazyshard.format.records import CURSORS
 from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState, check_consumer
 from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
-from lazyshard.stream.run_state import course_of
+from lazyshard.stream.run_parts import course_of
 
 _DRAWS_AT_ONCE = 1 << 20  # Draws that are looked at together: 16 MB
 _MOST_RANKS: Final = 1 << 20

@@ -24,7 +24,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw
 from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, StreamReader
-from lazyshard.stream.run_state import course_of, with_consumed
+from lazyshard.stream.run_parts import course_of, with_consumed
 
 if TYPE_CHECKING:
     from lazyshard.data.commits import Commits, ReadingHints

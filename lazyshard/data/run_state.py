@@ -20,7 +20,7 @@ from lazyshard.part import MAX_SAMPLES, Part
 from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
-from lazyshard.stream import run_state as runs
+from lazyshard.stream import run_parts as runs
 
 Ranges = Iterable[tuple[int, int]]  # half-open ranges of numbers
 StateDicts = Iterable[dict[str, Any]]

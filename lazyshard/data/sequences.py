@@ -21,7 +21,7 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
-from lazyshard.stream.run_state import parts_behind_steps, parts_without, resumed_parts
+from lazyshard.stream.run_parts import parts_behind_steps, parts_without, resumed_parts
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
 from lazyshard.stream.stream import lengths_missing
 

@@ -22,7 +22,7 @@ from lazyshard.format.records import Head, ProducerState
 from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
-from lazyshard.stream.run_state import course_of
+from lazyshard.stream.run_parts import course_of
 
 State = Literal[ProducerState, "dead"]
 

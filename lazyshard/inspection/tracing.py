@@ -18,7 +18,7 @@ from lazyshard.inspection.tracing_states import MemberSteps, PartSteps, SavedSta
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
-from lazyshard.stream.run_state import check_fits, course_of
+from lazyshard.stream.run_parts import check_fits, course_of
 from lazyshard.stream.stream import Stream
 
 # What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left over

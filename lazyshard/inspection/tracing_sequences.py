@@ -25,7 +25,7 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
 from lazyshard.stream import StreamReader, read_retired
-from lazyshard.stream.run_state import course_of
+from lazyshard.stream.run_parts import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
 
 _Numbered = tuple[int, SplitSequence]  # A sequence, and its number in the epoch

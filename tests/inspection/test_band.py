@@ -15,7 +15,7 @@ from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make
 from lazyshard.inspection.survey import Census, chunk_files
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
-from lazyshard.stream.run_state import course_of
+from lazyshard.stream.run_parts import course_of
 from tests.cli.looks import ID, consumer, told
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.stream import read_cursor
-from lazyshard.stream.run_state import course_of
+from lazyshard.stream.run_parts import course_of
 from lazyshard_swift.checkpoints import Position, load_position
 from tests.swift.commands import Batch, Run, Training, ids_by_dp
 from tests.swift.streams import producing, write_jsonl

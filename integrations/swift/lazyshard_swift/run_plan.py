@@ -21,7 +21,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_name
-from lazyshard.stream import Published, run_state
+from lazyshard.stream import Published, run_parts
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed
 
@@ -94,7 +94,7 @@ class RunPlan(Position):
     @property
     def course(self) -> Course:
         """The course that the data set draws by."""
-        return run_state.course_of(self.state)
+        return run_parts.course_of(self.state)
 
     @property
     def micro_samples(self) -> int:
@@ -143,14 +143,14 @@ class RunPlan(Position):
 
     def ends_epoch(self, consumed: int) -> bool:
         """Returns whether an epoch of the stream ends with the last step of so many samples of the run."""
-        stop = run_state.draws_of(self.state, consumed)
+        stop = run_parts.draws_of(self.state, consumed)
         first = max(stop - self.global_batch // self.dp_size, 0)
         return self.total is not None and self.course.epoch_stop(first + 1, self.total) <= stop
 
     def position(self, consumed: int, step: int) -> Position:
         """Returns where the run stands after so many samples and steps."""
         kept: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(Position)}
-        kept["state"] = run_state.with_consumed(self.state, consumed) if self.layout == "strided" else None
+        kept["state"] = run_parts.with_consumed(self.state, consumed) if self.layout == "strided" else None
         kept["blend"] = None if self.blend_at is None else self.blend_at(consumed)
         return Position(**kept | {"consumed": consumed, "step": step, "saved_at": time.time()})
 
@@ -238,16 +238,16 @@ def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int |
     samples = [(factors[kind] * start, factors[kind] * stop) for kind, start, stop in skips if kind != "steps"]
     # Joined, so that at most one range comes next.
     for start, stop in Gaps((start, stop) for kind, start, stop in skips if kind == "steps").ranges:
-        if start == run_state.steps_of(part) + 1:
-            after = replace(state, parts=run_state.parts_behind_steps(state.parts, start, stop))
+        if start == run_parts.steps_of(part) + 1:
+            after = replace(state, parts=run_parts.parts_behind_steps(state.parts, start, stop))
             continue
-        last = part.draws + (stop - 1 - run_state.steps_of(part)) * part.draws_per_step - 1
-        if total is None and run_state.course_of(state).needed(last) > published:
+        last = part.draws + (stop - 1 - run_parts.steps_of(part)) * part.draws_per_step - 1
+        if total is None and run_parts.course_of(state).needed(last) > published:
             way_out = "continue from a checkpoint right before the steps to leave out, or name samples"
             raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
         # Of the run as it goes now, before anything is left out of it.
-        samples += run_state.ranges_of_steps(state, start, stop, total)
-    return replace(after, parts=run_state.parts_without(after.parts, samples))
+        samples += run_parts.ranges_of_steps(state, start, stop, total)
+    return replace(after, parts=run_parts.parts_without(after.parts, samples))
 
 
 def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
@@ -255,9 +255,9 @@ def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
     saved, state, after = plan.saved, plan.state, plan
     if saved is not None:
         # Where its steps were not all alike it does not say when it trained what; the next part does.
-        known = plan if run_state.steps_of(state.parts[-1]) == saved.step else plan.with_steps_of(0)
+        known = plan if run_parts.steps_of(state.parts[-1]) == saved.step else plan.with_steps_of(0)
         shape = {"draws_per_step": part.draws_per_step, "step": saved.step}
-        parts = run_state.resumed_parts(known.state.parts, part.dp, part.batch_size, **shape)
+        parts = run_parts.resumed_parts(known.state.parts, part.dp, part.batch_size, **shape)
         after = replace(plan, state=replace(known.state, parts=parts))
     epoch_samples = after.epoch_length()
     if not megatron and saved is not None and saved.by_steps and plan.by_steps:

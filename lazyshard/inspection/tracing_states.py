@@ -32,7 +32,7 @@ from lazyshard.store.files import read_given_file, stream_name
 from lazyshard.stream.listing import read_manifest
 
 NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
-_WRITE: Final = 'json.dump({"state": dataset.state_dict(consumed)}, file)'
+_WRITE: Final = 'json.dump({"state": batches.state_dict(), "step": batches.step}, file)'
 
 # Layouts of runs under ms-swift's own samplers, and what those did
 _OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
@@ -74,7 +74,8 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
         data = read_given_file(file)
         # How files of torch.save begin: a zip archive; those of old releases, a pickle.
         if data[:2] in (b"PK", b"\x80\x02"):
-            raise _refused(file, "a JSON object", "a file of torch.save", f"write the state beside it, with {_WRITE}")
+            way = f"write the state beside it, as checkpoint-N/{NAME}, by {_WRITE}"
+            raise _refused(file, "a JSON object", "a file of torch.save", way)
         value = loads(data)
     except FileNotFoundError as cause:
         what = f"{file}: there is no such file; give the file of a state, or a checkpoint's folder that holds {NAME}"

@@ -261,7 +261,7 @@ def retire(
         raise invalid(directory, f"there is no {MANIFEST}, so this is no stream of which chunks can be deleted")
     marked = read_retired(directory, manifest.stream_id)
     first, target = marked, max(marked, min(chunks_before, published_chunks - 1))
-    while first and any(os.path.lexists(directory / name) for name in names_of(first - 1, arrays=manifest.arrays)):
+    while first and _is_there(directory, first - 1, manifest.arrays):
         first -= 1
     if first == target:
         return 0
@@ -276,6 +276,10 @@ def retire(
             remove(directory / name)
     sync_directory(directory)
     return target - first
+
+
+def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
+    return any(os.path.lexists(directory / name) for name in names_of(chunk, arrays=arrays))
 
 
 def _write_mark(directory: Path, folder: Path | None, mark: Retired) -> None:

@@ -139,8 +139,8 @@ def _run(
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
         raise errors.SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
     stop, flags = context.obj
-    load = functools.partial(_load, flags.with_values(given), config)
-    settings = load()
+    read_again = functools.partial(_load, flags.with_values(given), config)
+    settings = read_again()
     # The port first: one that is taken is to be noticed before anything is made.
     with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
         display = choose_display(no_progress, settings.log_every_s, metrics)
@@ -150,7 +150,7 @@ def _run(
             again = "To change a setting, stop this with SIGTERM and start it again, or start it with setsid"
             display.note(f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. {again}")
         with contextlib.closing(display):
-            result = run(settings, display, stop, None if config is None else load)
+            result = run(settings, display, stop, None if config is None else read_again)
         if isinstance(result, End):
             say(f"already ended: {settings.out} holds {holding(result.samples, result.chunks)}; nothing to do")
             return errors.FINISHED

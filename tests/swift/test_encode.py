@@ -119,4 +119,4 @@ def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path)
     by_rank = ids_by_dp(run.batches)
     assert sorted(by_rank[0] + by_rank[1]) == list(range(64))
     assert all(len(batch.ids) == 512 // 128 for batch in run.batches)
-    assert "the stream has ended with 16 samples: training stops after step 4 of 9" in run.output
+    assert "has ended with 16 samples: training stops after step 4 of 9" in run.output

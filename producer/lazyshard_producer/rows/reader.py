@@ -352,16 +352,19 @@ class Mixer:
 class Batch:
     """Rows to be published, in order; none where there are none at the moment. `tokens`: None where not measured.
 
-    `position` returns the position after the row of an index; all before it must have been dealt with. Does I/O.
-    `checked`: they are known to be rows.
+    `after` returns the position after the row of an index. `checked`: they are known to be rows.
     """
 
     mixer: Mixer
     lines: Sequence[Line | RowInvalid]
     place: Callable[[int], RowOrigin]
-    position: Callable[[int], RunPosition]
+    after: Callable[[int], RunPosition]
     tokens: Sequence[int] | None = None
     checked: bool = True
+
+    def position(self, index: int) -> RunPosition:
+        """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
+        return self.after(index)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
         """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""

@@ -42,8 +42,8 @@ def _deleted_before_the_mark() -> None:
     def late(write_mark: Any, directory: Path, folder: Path | None, mark: Any) -> None:
         first = listing.read_retired(directory, mark.stream_id)
         for chunk in range(first, mark.chunks_before):
-            listing.remove(directory / listing.seal_name(chunk))
-            listing.remove(directory / listing.chunk_name(chunk))
+            listing.remove(directory / listing.records.seal_name(chunk))
+            listing.remove(directory / listing.records.chunk_name(chunk))
         listing.sync_directory(directory)
         write_mark(directory, folder, mark)
 

@@ -97,7 +97,7 @@ def test_the_order_is_that_of_the_blocks_whichever_is_finished_first_unless_ther
     assert (directory / "finished_out_of_order.died").exists()
     assert_ended(directory / "finished_out_of_order", range(40))
     assert sorted(ids(directory / "in_any_order")) == list(range(40))
-    assert "can be completed but not continued" in (directory / "errors").read_text()
+    assert "set execution_options.preserve_order = True" in (directory / "errors").read_text()
 
 
 def test_a_refused_row_is_named_and_what_was_published_while_its_task_still_ran_stays(streams: Streams) -> None:

@@ -1,1 +1,1 @@
-"""What a stream and its runs are like: facts, then verdicts. Changes nothing."""
+"""Reports on a stream and its runs: facts, then verdicts. Changes nothing."""

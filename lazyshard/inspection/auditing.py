@@ -1,7 +1,7 @@
-"""Audit: proves by counting that a run has trained each sample once an epoch, or names those for which that is not so.
+"""Audit: proves by counting that a run has trained each sample once per epoch, or names the samples where it has not.
 
-What can be looked at is not taken from the states: the stream's identity, how much is published, how many rows the last
-chunk has, which chunks are deleted.
+Facts that can be checked are not taken from the states: the stream's identity, how much is published, how many rows the
+last chunk has, which chunks are deleted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _Kind = Literal[
     "deleted", "stream", "note",
 ]  # fmt: skip
 
-_NAMED: Final = 3  # Checkpoints that are named of those that have the same to be said of them; a long run has hundreds
+_NAMED: Final = 3  # how many checkpoints with the same remark are named; a long run has hundreds
 
 
 class Remark(NamedTuple):
-    """Something that is not in order, about a file, some `files` or the stream's directory; or a note."""
+    """A problem of a file, of some `files` or of the stream's directory; or a note."""
 
     kind: _Kind
     where: str
@@ -38,7 +38,7 @@ class Remark(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """What an audit of the state `head` has found; `states` are all of them, in the order of what they had trained."""
+    """The result of an audit of the state `head`; `states` are all states, ordered by how much they had trained."""
 
     facts: StreamFacts
     head: SavedState
@@ -49,29 +49,29 @@ class Audit(NamedTuple):
 
     @property
     def findings(self) -> list[Remark]:
-        """What is not in order."""
+        """The remarks that are problems."""
         return [one for one in self.remarks if one.kind != "note"]
 
     @property
     def consistent(self) -> bool:
-        """Whether each sample was trained once, or is known not to be, and nothing contradicts what the states say."""
-        # By such findings what the states say, or the stream does, is not so: a count that leans on it proves nothing.
+        """Whether each sample was trained once, or is known not to be, and nothing contradicts the states."""
+        # These findings contradict the states or the stream: a count based on them proves nothing.
         contradicted = any(one.kind in ("steps", "samples", "ahead", "stream") for one in self.remarks)
         return not contradicted and all(one.proven for one in self.epochs)
 
     @property
     def proven(self) -> bool:
-        """Whether that is so, and the checkpoint's number of steps bears the state's count of samples out."""
+        """Whether the run is consistent and the checkpoint's number of steps confirms the state's sample count."""
         return self.consistent and self.tracing.steps.unknown is None and _told_steps(self.head) is not None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that is not in order."""
+        """Whether the run is consistent and there are no findings."""
         return self.consistent and not self.findings
 
     @property
     def fewer_than_step(self) -> int | None:
-        """Samples of a step, where too few for one are to come in the newest epoch: no state tells their fate."""
+        """Samples of a step, if fewer than that are to come in the newest epoch: no state says what becomes of them."""
         part, epoch = self.head.state.parts[-1], self.epochs[-1]
         step = part.dp * part.draws_per_step
         known = self.tracing.total is not None and self.head.member is None and self.head.sequences is None
@@ -79,7 +79,7 @@ class Audit(NamedTuple):
 
 
 def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
-    """Returns the checkpoint saved last, or where times are not told trained longest, and what to say of the choice."""
+    """Returns the checkpoint saved last, or if times are unknown trained longest, and a note on the choice."""
     files = [saved for saved in states if saved.cursor is None] or list(states)
     if dated := all(saved.dated for saved in files):
         last = max(saved.saved_at for saved in files)
@@ -87,7 +87,7 @@ def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
     known = all(saved.any_step is not None for saved in files)
 
     def trained(saved: SavedState) -> tuple[int, int, int, float, str]:
-        # A run that begins its epochs by itself counts the samples of each anew.
+        # A run that starts its epochs itself counts the samples of each from zero.
         step, epoch = (saved.any_step or 0) if known else 0, saved.state.parts[0].epoch or 0
         return step, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
 
@@ -95,7 +95,7 @@ def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
     if dated or len(files) == 1:
         return chosen, None
     most = f"has trained the most {'steps' if known else 'samples'}"
-    return chosen, f"audited as the one that {most}: not every state says when it was saved; name another by --state"
+    return chosen, f"audited as the one that {most}: not every state has a save time; choose another with --state"
 
 
 def audit(
@@ -108,7 +108,7 @@ def audit(
     remarks: Sequence[Remark] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Audit:
-    """Audits a run by a state of its history, `head`. Raises StateMismatch: it is of another stream, or ahead."""
+    """Audits a run from a state of its history, `head`. Raises StateMismatch: it is of another stream, or ahead."""
     name, tracing = str(head.file), traced(head, facts, str(stream.directory))
     found = [*remarks, *_of_stream(stream, facts)]
     audited = [_related(saved, head, tracing, found) for saved in states]
@@ -116,13 +116,13 @@ def audit(
     if isinstance(tracing, SequenceTracing) and (first := tracing.first.position):
         found.append(Remark("note", name, f"the rows before row {first:,}, whose chunks are deleted, count as trained"))
     for one in epochs:
-        told = {"trained more than once": one.twice, "trained and come again": one.again, "passed over": one.missing}
+        told = {"trained more than once": one.twice, "trained and drawn again": one.again, "passed over": one.missing}
         for what, those in told.items():
             if those.samples:
                 kind: _Kind = "missing" if those is one.missing else "twice"
                 found.append(Remark(kind, name, f"epoch {one.epoch}: {those.samples:,} samples were {what}"))
         if not one.whole:
-            found.append(Remark("count", name, f"epoch {one.epoch}: draws overlap, or lie outside of the epoch"))
+            found.append(Remark("count", name, f"epoch {one.epoch}: draws overlap, or are outside the epoch"))
     kept = [(one.saved, one.tracing) for one in audited if one.tracing is not None]
     found += (Remark("steps", str(saved.file), what) for saved, run in kept for what in _of_steps(saved, run))
     found += _of_chunks(kept, (head, newest(states)[0]), cursors, tracing)
@@ -156,7 +156,7 @@ def _related(saved: SavedState, head: SavedState, tracing: Tracing, found: list[
 
 
 def _branches(states: Sequence[AuditedState]) -> list[AuditedState]:
-    """Returns the abandoned states that no other one continues: what they trained holds that of the others."""
+    """Returns the abandoned states that no other state continues: they include what the others trained."""
     chosen: list[AuditedState] = []
     left = [one for one in states if one.relation == "abandoned" and one.tracing is not None]
     for one in sorted(left, key=lambda one: -one.saved.state.consumed):
@@ -167,43 +167,43 @@ def _branches(states: Sequence[AuditedState]) -> list[AuditedState]:
 
 
 def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[Remark]:
-    """Yields what the stream tells of itself and its last chunk does not bear out."""
+    """Yields where the stream's own statements differ from its last chunk."""
     where, last = str(stream.directory), facts.chunks - 1
     if last < facts.retired:
         return
     try:
         held = last * facts.samples_per_chunk + len(stream.open_chunk(last))
     except (LazyShardError, OSError) as error:
-        yield Remark("stream", where, f"how many samples it has cannot be checked: its last chunk, {last}: {error}")
+        yield Remark("stream", where, f"its number of samples cannot be checked: its last chunk, {last}: {error}")
         return
     if facts.samples != held:
-        yield Remark("stream", where, f"{facts.samples:,} samples are told, but its chunks hold {held:,}")
+        yield Remark("stream", where, f"{facts.samples:,} samples are stated, but its chunks hold {held:,}")
 
 
 def _told_steps(saved: SavedState) -> int | None:
-    """Returns the steps trained by the file or its folder; of a later epoch alone the folder counts others."""
+    """Returns the steps trained, by the file or its folder; for a state of later epochs only, by the file alone."""
     return None if saved.step is None and saved.state.parts[0].epoch else saved.any_step
 
 
 def _of_steps(saved: SavedState, tracing: Tracing) -> Iterator[str]:
-    """Yields where the steps of a checkpoint do not agree with each other."""
+    """Yields contradictions between the steps of a checkpoint."""
     steps, folder = tracing.steps, saved.file.parent.name
     for part, ended, begins in steps.breaks():
         yield f"part {part} begins after {begins} steps, the parts before it have {ended}"
     for part in steps.ragged():
-        yield f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank"
+        yield f"part {part} ends within a step: {tracing.state.parts[part].draws} draws per rank"
     told = _told_steps(saved)
     if told is not None and steps.unknown is None and steps.trained != told:
-        which = "is of" if saved.step is not None else f"lies in {folder}, named after the step, so it is of"
+        which = "is of" if saved.step is not None else f"is in {folder}, named after the step, so it is of"
         yield f"it {which} step {told}, but the state has trained {steps.trained} steps"
     elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
-        yield f"it is of step {saved.step}, but its folder is called {folder}"
+        yield f"it is of step {saved.step}, but its folder is named {folder}"
 
 
 def _of_chunks(
     states: Sequence[tuple[SavedState, Tracing]], wanted: Sequence[SavedState], cursors: Sequence[Cursor], head: Tracing
 ) -> Iterator[Remark]:
-    """Yields what is deleted, or may be, though a checkpoint needs it: noted only, unless that is one of the wanted."""
+    """Yields chunks that a checkpoint needs and that are or may be deleted; a note unless it is one of the `wanted`."""
     epoch, retired, where = max((one.epochs[-1] for _, one in states), default=0), head.facts.retired, head.where
     files = [(saved, tracing.needed_chunk(epoch)) for saved, tracing in states if saved.cursor is None]
     named = [(cursor, str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))) for cursor in cursors]
@@ -214,11 +214,11 @@ def _of_chunks(
             older[file] = need
             continue
         if need < retired:
-            yield Remark("deleted", file, f"to resume from it needs chunk {need}; those below {retired} are deleted")
+            yield Remark("deleted", file, f"resuming from it needs chunk {need}; chunks below {retired} are deleted")
         for cursor, name in named:
             if cursor.chunks_before > need:
                 below = f"the chunks below {cursor.chunks_before}"
-                yield Remark("cursor", name, f"it lets {below} be deleted, but {file} needs chunk {need}")
+                yield Remark("cursor", name, f"it allows deleting {below}, but {file} needs chunk {need}")
     fate, free = "no longer be resumed from", max((cursor.chunks_before for cursor in cursors), default=0)
     lost = {file: need for file, need in older.items() if need < retired}
     yield from _in_one_note(where, lost, f"can {fate}", f"below {retired} are deleted")
@@ -229,19 +229,19 @@ def _of_chunks(
 
 
 def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Remark]:
-    """Yields one line, however many checkpoints lose their chunks; by file, the first chunk that each needs."""
+    """Yields one line for all checkpoints that lose their chunks; `files` gives the first chunk that each needs."""
     if len(files) == 1:
         [(file, need)] = files.items()
-        yield Remark("note", file, f"{fate}: needs chunk {need}, and those {why}")
+        yield Remark("note", file, f"{fate}: needs chunk {need}, and chunks {why}")
     elif files:
         named = ", ".join(folder_of(Path(file)) for file in [*files][:_NAMED])
         more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-        what = f"{len(files)} checkpoints {fate}: they need chunks from {min(files.values())} on, and those {why}"
+        what = f"{len(files)} checkpoints {fate}: they need chunks from {min(files.values())} on, and chunks {why}"
         yield Remark("note", where, f"{what}: {named}{more}", tuple(files))
 
 
 def _of_cursor(cursor: Cursor, files: Sequence[SavedState]) -> Iterator[str]:
-    """Yields what a run's cursor says that its checkpoints do not."""
+    """Yields where a run's cursor contradicts its checkpoints."""
     if not files:
         return
     state, most = files[-1].state, max(saved.state.consumed for saved in files)
@@ -250,6 +250,6 @@ def _of_cursor(cursor: Cursor, files: Sequence[SavedState]) -> Iterator[str]:
     for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
         if (found := cursor.plan.get(field, value)) != value:
             yield f"its plan has {field} {found}, the checkpoints have {value}"
-    # A cursor of a run over sequences counts their rows.
+    # The cursor of a run over sequences counts their rows.
     if cursor.state is None and files[-1].sequences is None and cursor.consumed > most:
-        yield f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?"
+        yield f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are some not given?"

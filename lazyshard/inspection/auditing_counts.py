@@ -1,17 +1,17 @@
-"""Counts every draw of a run by epochs: each sample must be trained once, still to come, left over, or skipped.
+"""Counts every draw of a run by epoch: each sample must be trained once, still to come, left over, or skipped.
 
-Nothing is taken for granted of what the arithmetic promises: each position of each lane is asked for its sample, and
-what is drawn twice or by nobody shows. Memory: two bytes a sample, and blocks of a fixed size. Time: that of drawing.
+The arithmetic is verified, not trusted: the sample of each position of each lane is computed, which reveals samples
+drawn twice or not at all. Memory: two bytes per sample, and blocks of a fixed size. Time: as long as drawing.
 
-A resume from an older checkpoint than the newest leaves a branch behind: what was trained there is not in the model
-that continues, and is told apart. Two states share what they drew in the same parts, up to the first difference::
+A resume from a checkpoint older than the newest one leaves a branch: what was trained there is not in the model that
+continues, and is reported separately. Two states share their draws in the same parts, up to the first difference::
 
     state A   4 ranks, 100 draws | 2 ranks, 30 draws
     state B   4 ranks, 100 draws | 2 ranks, 50 draws | 8 ranks, 7 draws      A is on B's course
     state C   4 ranks, 120 draws                                            C has left it after 100 draws of part 0
 
-Of a run over sequences each sample must be in one. A row that is cut counts by its last token. What comes once more by
-design does not count twice: tokens of an overlap, and what completes an epoch's last micro batch.
+In a run over sequences each sample must be in one. A row that is cut counts by its last token. Intended repetitions do
+not count twice: tokens of an overlap, and sequences that complete an epoch's last micro batch.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.plan.sequences import Split, SplitSequence
 from lazyshard.stream.sequences import PlannedWindow
 
-_LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
-_MAX_RANGES: Final = 1000  # Ranges that are kept of each kind; how many samples there are is counted in any case
+_LOOKED_AT: Final = 1 << 22  # samples processed at a time
+_MAX_RANGES: Final = 1000  # ranges kept of each kind; the number of samples is exact in any case
 
 TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT = range(5)
 _KINDS: Final[dict[str, int]] = {"trained": TRAINED, "to come": TO_COME, "left over": LEFT_OVER, "skipped": SKIPPED}
 
 _Mask = npt.NDArray[np.bool_]
-Report = Callable[[str, int, int], None]  # Is told a phase, how much of it is done, and of how much
+Report = Callable[[str, int, int], None]  # called with a phase, the amount done, and the total
 
 SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """How many samples are of one kind, and the first half-open ranges of them, at most `_MAX_RANGES`."""
+    """The number of samples of one kind, and their first half-open ranges, at most `_MAX_RANGES`."""
 
     samples: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
@@ -52,18 +52,18 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """What became of the samples of an epoch. Each is in one of these, unless something is wrong."""
+    """What became of the samples of an epoch. Each is in exactly one of these, unless something is wrong."""
 
     epoch: int  # from 0
-    samples: int  # how many there are: of a stream that has not ended, those published so far
+    samples: int  # their number; if the stream has not ended, those published so far
     trained: int  # trained at least once
-    to_come: Ranges  # drawn by nobody yet
+    to_come: Ranges  # not drawn yet
     left_over: Ranges  # left over at the epoch's end
     skipped: Ranges  # skipped on purpose
     twice: Ranges  # trained more than once
-    again: Ranges  # trained, and drawn once more: to come again, skipped or left over
-    missing: Ranges  # in none of these: passed over although they should not be, or cut short by another epoch's begin
-    whole: bool  # whether the count is sound: it holds every draw, none is past the end or in another epoch
+    again: Ranges  # trained, and drawn again: to come again, skipped or left over
+    missing: Ranges  # in none of these: passed over by mistake, or cut short because another epoch was begun
+    whole: bool  # whether the count is sound: it holds every draw, and none is past the end or in another epoch
 
     @property
     def proven(self) -> bool:
@@ -71,24 +71,24 @@ class EpochAudit:
         return self.whole and not (self.twice.samples or self.again.samples or self.missing.samples)
 
 
-# What a state is to the audited one: itself; earlier on its course; later on the same course; on a branch that was
-# given up; of epochs that this one does not tell of; or of no run that this one can be of
+# Relation of a state to the audited one: the same; earlier on its course; later on the same course; on an abandoned
+# branch; of epochs that the audited one does not cover; or of another run
 Relation = Literal["audited", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
 
 
 @dataclass(slots=True)
 class AuditedState:
-    """A state of the run's history, and what it is to the one that is audited."""
+    """A state of the run's history, and its relation to the audited one."""
 
     saved: SavedState
-    tracing: Tracing | None  # the run as it tells it, None where it does not fit the stream
+    tracing: Tracing | None  # the run by this state, None if it does not fit the stream
     relation: Relation
-    shared: tuple[int, ...] = ()  # draws of each of its parts that the audited one has too
-    trained: int | None = None  # of an abandoned one: samples behind those; None where a longer one on its branch tells
-    again: dict[int, Ranges] = field(default_factory=dict)  # by epoch, those of them that the course trained too
+    shared: tuple[int, ...] = ()  # draws of each of its parts that the audited state has too
+    trained: int | None = None  # if abandoned: samples after the shared ones; None if a longer state counts them
+    again: dict[int, Ranges] = field(default_factory=dict)  # by epoch, those that the course trained too
 
     def count_again(self, counts: Counts, marks: _Mask) -> None:
-        """Counts which of the marked samples, trained on this branch, the course trained too."""
+        """Counts the marked samples, trained on this branch, that the course trained too."""
         again = ranges_where(counts.total, lambda a, b: marks[a:b] & (counts.trained[a:b] > 0))
         if again.samples:
             self.again[counts.epoch] = again
@@ -97,7 +97,7 @@ class AuditedState:
 def count_epochs(
     tracing: Tracing, branches: Sequence[AuditedState] = (), report: Report = lambda *_: None
 ) -> list[EpochAudit]:
-    """Counts every draw of a run, and of branches that left it; `report` is told a phase, chunks done, and all."""
+    """Counts every draw of a run and of its branches; calls `report` with a phase, chunks done, and their total."""
     if isinstance(tracing, SequenceTracing):
         return _count_sequences(tracing, branches, report)
     found, each = [], tracing.facts.samples_per_chunk
@@ -126,32 +126,32 @@ def count_epochs(
 
 
 class Counts:
-    """Draws of one epoch over the samples [0, total): of samples that were `drawn` as trained, or `marked`."""
+    """Draws of one epoch over the samples [0, total): `drawn` as trained, or `marked` as not trained."""
 
     def __init__(self, total: int, epoch: int) -> None:
         self.total, self.epoch = total, epoch
         self.trained = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
-        self.kinds = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
-        self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
+        self.kinds = np.zeros(total, dtype=np.uint8)  # why it was not trained; 0 if unknown
+        self.impossible = 0  # draws that belong to another epoch or are past the end
         self.drawn = self.marked = 0
 
     def grow(self, total: int) -> None:
-        """Takes in the samples up to [0, total)."""
+        """Extends the samples to [0, total)."""
         if (more := total - len(self.trained)) > 0:
             more = max(more, len(self.trained))
             self.trained, self.kinds = np.pad(self.trained, (0, more)), np.pad(self.kinds, (0, more))
         self.total = max(self.total, total)
 
     def mark(self, samples: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], kind: int) -> None:
-        """Counts what is drawn in these epochs: as trained, or why it is not."""
+        """Counts draws in these epochs: as trained, or why they are not."""
         wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
         self.impossible += int(np.count_nonzero(wrong))
         self.add(samples[~wrong], kind)
 
     def add(self, samples: npt.NDArray[np.int64], kind: int) -> None:
-        """Counts samples that were trained, or why they were not."""
+        """Counts samples as trained, or why they were not."""
         if kind == TRAINED:
-            # One of the array's own type: `np.add.at` is fifty times slower with any other.
+            # A scalar of the array's own type: with any other, `np.add.at` is fifty times slower.
             np.add.at(self.trained, samples, np.uint8(1))
             self.drawn += len(samples)
         else:
@@ -159,7 +159,7 @@ class Counts:
             self.marked += len(samples)
 
     def leave_out(self, start: int, stop: int) -> None:
-        """Marks those of a range as left out on purpose for which nothing else is known."""
+        """Marks the samples of a range as left out on purpose unless something else is known about them."""
         for first, last in _blocks(start, min(stop, self.total)):
             kinds = self.kinds[first:last]
             unknown = (kinds == 0) & (self.trained[first:last] == 0)
@@ -167,12 +167,12 @@ class Counts:
             self.marked += int(np.count_nonzero(unknown))
 
     def is_whole(self) -> bool:
-        """Whether the array holds every draw, and no draw was marked twice: then what it says is all."""
+        """Returns whether the array holds every draw and no draw was marked twice, so that its counts are complete."""
         counted, marked = int(self.trained.sum(dtype=np.int64)), int(np.count_nonzero(self.kinds))
         return (counted, marked, self.impossible) == (self.drawn, self.marked, 0)
 
     def audit(self) -> EpochAudit:
-        """Returns what was counted."""
+        """Returns the counts."""
         trained, kinds = self.trained, self.kinds
 
         def untrained(low: int, top: int) -> Ranges:
@@ -188,12 +188,12 @@ class Counts:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields half-open ranges of samples that are looked at together."""
+    """Yields half-open ranges of samples that are processed together."""
     return ((first, min(first + _LOOKED_AT, stop)) for first in range(start, stop, _LOOKED_AT))
 
 
 def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
-    """Returns the samples of [0, total) that are picked; `picked` tells which of a half-open range of samples are."""
+    """Returns the samples of [0, total) selected by `picked`, which returns a mask for a half-open range of samples."""
     samples, found = 0, list[tuple[int, int]]()
     for first, last in _blocks(0, total):
         mask = picked(first, last)
@@ -210,7 +210,7 @@ def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
 
 
 def relate(state: RunState, head: RunState, epochs: range = range(0), head_epochs: range = range(0)) -> Relation:
-    """Returns what a state is to another one, the audited one; of each the epochs of which it has drawn anything."""
+    """Returns the relation of a state to the audited one; the ranges are the epochs in which each has drawn."""
     if state.stream_id != head.stream_id:
         return "other stream"
     if any(getattr(state, name) != getattr(head, name) for name in SETTINGS):
@@ -225,10 +225,10 @@ def relate(state: RunState, head: RunState, epochs: range = range(0), head_epoch
 
 
 def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
-    """Returns how many of the positions that each part of a state has drawn another state has drawn the same."""
+    """Returns how many positions of each part of a state another state has drawn identically."""
     shared = [0] * len(state.parts)
     for number, (own, its) in enumerate(zip(state.parts, other.parts, strict=False)):
-        # What decides the order of a part; an epoch that it begins or not is another one.
+        # These decide the order of a part; restarting an epoch or not changes the order.
         if any(getattr(own, n) != getattr(its, n) for n in ("dp", "batch_size", "epoch", "trained", "skip")):
             break
         shared[number] = min(own.draws, its.draws)
@@ -238,7 +238,7 @@ def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
 
 
 def _count_sequences(tracing: SequenceTracing, branches: Sequence[AuditedState], report: Report) -> list[EpochAudit]:
-    """Counts the samples of the sequences of a run, by the epochs of the stream; and those of branches that left it."""
+    """Counts the samples in the sequences of a run, by epoch of the stream, and of the branches that left it."""
     found = _by_epoch(tracing, _count_rows(tracing, report))
     for branch in branches:
         own = branch.tracing
@@ -256,7 +256,7 @@ def _count_sequences(tracing: SequenceTracing, branches: Sequence[AuditedState],
 
 
 def _count_rows(tracing: SequenceTracing, report: Report) -> Counts:
-    """Counts rows in place of samples, by the sequences that they end in."""
+    """Counts rows in place of samples, by the sequences in which they end."""
     epoch, size, form, known = tracing.of.epoch, tracing.rows.rows, tracing.form, set[SplitSequence]()
     counts, last = Counts(0, epoch), tracing.row_ended()
 
@@ -272,7 +272,7 @@ def _count_rows(tracing: SequenceTracing, report: Report) -> Counts:
         counts.grow(int(rows.max(initial=-1)) + 1)
         counts.add(rows, TRAINED)
     for number, sequence in tracing.sequences(see):
-        # Of a micro batch that is completed sequences come once more.
+        # Sequences repeat in a micro batch that is completed.
         if tracing.begins_batch(number):
             known.clear()
         if sequence not in known:
@@ -284,11 +284,11 @@ def _count_rows(tracing: SequenceTracing, report: Report) -> Counts:
 
 
 def _by_epoch(tracing: SequenceTracing, rows: Counts) -> dict[int, Counts]:
-    """Returns the samples of counted rows by epochs of the stream: a run may pass over several in one of its own."""
+    """Returns the samples of counted rows by epoch of the stream: one epoch of the run may cover several of these."""
     epoch, size, rest = tracing.of.epoch, tracing.rows.rows, TO_COME if tracing.count is None else LEFT_OVER
-    # The first one also before the rows of a window are known.
+    # The first epoch exists even before the rows of a window are known.
     found, seen = {epoch: Counts(tracing.end, epoch)}, {epoch: np.zeros(tracing.end, np.bool_)}
-    # Of whole windows: of one that the state cuts more rows may be known than were counted.
+    # In whole windows: if the state cuts a window, more of its rows may be known than were counted.
     windows, behind = -(-rows.total // size), tracing.behind
     passed = np.ones(windows * size, np.bool_)
     for window in range(behind // size, windows):

@@ -1,7 +1,7 @@
-"""What a stream holds, at a glance: facts, lengths, what is in the first rows; what to change; how it came to be.
+"""An overview of a stream: facts, lengths, keys of the first rows; advice on what to change; and its history.
 
-Nothing is waited for and nothing is changed. Of many chunks evenly spaced ones are looked at, so that the cost does not
-grow with them.
+It never waits and changes nothing. Of many chunks it looks at evenly spaced ones, so that the cost does not grow with
+their number.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from lazyshard.stream import Consumer, Published, list_consumers
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
-SAMPLED_CHUNKS: Final = 200  # Seals looked at: enough for a median to a percent, and read within seconds from a share
+SAMPLED_CHUNKS: Final = 200  # seals to read: enough for a median to a percent, and read within seconds from a share
 LOOKED_AT_PACKS: Final = 100_000
-FEW_ROWS: Final = 200  # Of fewer rows nothing is advised: they may be an attempt
-MOST_TRAINED: Final = 20  # Consumers that a history tells of: those furthest behind
+FEW_ROWS: Final = 200  # below this number of rows there is no advice: the stream may be a trial
+MOST_TRAINED: Final = 20  # consumers in a history: those furthest behind
 
 
 class At(NamedTuple):
@@ -44,31 +44,31 @@ class At(NamedTuple):
 
 @dataclass(slots=True)
 class Overview:
-    """A stream at a glance."""
+    """An overview of a stream."""
 
     directory: Path
     manifest: Manifest | None  # None for a foreign directory
     samples_per_chunk: int
     published: Published
-    retired: int  # the chunks of [0, retired) are deleted
-    looked_at: int = 0  # how many chunks
-    unread: int = 0  # how many more could not be, and the first reason
+    retired: int  # the chunks [0, retired) are deleted
+    looked_at: int = 0  # number of chunks
+    unread: int = 0  # number of further chunks that could not be read, and the first reason
     reason: str = ""
     lengths: Lengths = field(default_factory=Lengths)  # bytes of the rows in them, newlines included
-    arrays: Lengths = field(default_factory=Lengths)  # bytes of the arrays of each row, where rows hold some
+    arrays: Lengths = field(default_factory=Lengths)  # bytes of the arrays of each row, if rows hold some
     tokens: Lengths = field(default_factory=Lengths)  # of the rows in tokens, as far as they were sealed
     keys: Keys = field(default_factory=Keys)  # at the top level of the first rows
-    packs: int = 0  # packs that were looked into, evenly spaced; 0 where rows are none
-    packed: int = 0  # source rows in those
-    last_sealed_at: float | None = None  # of the newest chunk that was looked at, as are these:
+    packs: int = 0  # packs that were looked into, evenly spaced; 0 if rows are not packs
+    packed: int = 0  # source rows in them
+    last_sealed_at: float | None = None  # of the newest chunk that was read, like the following:
     source_rows: SourceRows | None = None  # source rows up to it
     made: Made = field(default_factory=Made)  # how its rows were made
-    dealt: DealtByCost | None = None  # for which training they were dealt by cost
-    course: list[At] = field(default_factory=list)  # rows by the ends of these chunks; none of a foreign directory
+    dealt: DealtByCost | None = None  # the training for which they were dealt by cost
+    course: list[At] = field(default_factory=list)  # rows up to the ends of these chunks; empty for a foreign directory
 
     @property
     def chunks(self) -> int:
-        """Chunks that are there."""
+        """The number of chunks that are not deleted."""
         return self.published.chunks - self.retired
 
     @property
@@ -78,30 +78,30 @@ class Overview:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk was looked at."""
+        """Whether every chunk was read."""
         return self.looked_at == self.chunks
 
     @property
     def size(self) -> int:
-        """Bytes of their data files: exact where every chunk was looked at, else estimated."""
+        """Bytes of their data files: exact if every chunk was read, else estimated."""
         return self.lengths.total if self.complete else round(self.lengths.mean * self.samples)
 
 
 class ShownRow(NamedTuple):
-    """A row, and where it is."""
+    """A row, and its place."""
 
     sample: int
     chunk: int
     row: int  # its number in the chunk
-    byte: int  # where it starts in the chunk's data file
+    byte: int  # its start in the chunk's data file
     line: bytes  # newline included; checked against its digest if there is one
-    tokens: int | None  # its length, None where not measured
+    tokens: int | None  # its length, None if it was not measured
     value: dict[str, Any]
-    arrays: int | None = None  # bytes of its arrays, None in a stream whose rows hold none
+    arrays: int | None = None  # bytes of its arrays, None if the stream holds no arrays
 
 
 class ShownChunk(NamedTuple):
-    """A chunk."""
+    """A chunk, and its facts."""
 
     file: Path
     number: int
@@ -115,14 +115,14 @@ class ShownChunk(NamedTuple):
 
 
 def _some(chunks: range, samples_per_chunk: int, rows: int) -> list[int]:
-    """Returns some of the chunks, evenly spaced, that may hold so many rows; two in any case."""
+    """Returns evenly spaced chunks that together have about `rows` rows, but at least two."""
     return sampled_chunks(chunks.start, chunks.stop, max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk)))
 
 
 def overview(
     directory: Path, samples_per_chunk: int | None = None, *, every: bool = False, rows: bool = True
 ) -> Overview:
-    """Looks at every chunk or some, without `rows` at seals alone. Raises as `open_now` and `published`."""
+    """Looks at every chunk or some; without `rows`, at seals only. Raises as `open_now` and `published`."""
     stream = open_now(directory, samples_per_chunk)
     published = stream.published()
     retired = min(stream.retired(), published.chunks)
@@ -143,7 +143,7 @@ def overview(
 
 
 def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
-    # By seals with 27 bytes a row, or by reading the rows themselves.
+    # Reads seals, with 27 bytes per row, or if there are none the rows themselves.
     rows, failed = 200_000 if found.manifest is None else 4_000_000, 0
     for number in chunks if every else _some(chunks, stream.samples_per_chunk, rows):
         try:
@@ -151,7 +151,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         except (LazyShardError, OSError) as error:
             found.unread, found.reason, failed = found.unread + 1, found.reason or str(error), failed + 1
             if failed >= 1000:
-                # The stream's files name chunks that are not there, and no number is too large to be named.
+                # The stream's files name chunks that do not exist, and their numbers may be arbitrarily large.
                 found.unread += chunks.stop - 1 - number if every else 0
                 break
             continue
@@ -170,7 +170,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
 
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:
-    """Looks at a chunk: by its seal, or where it has none of ours by its rows."""
+    """Describes a chunk from its seal, or from its rows if it has none."""
     lengths, tokens, seal, arrays = Lengths(), Lengths(), None, None
     if stream.stream_id is None:
         chunk = stream.open_chunk(number)
@@ -186,7 +186,7 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
-    """Yields so many rows of a chunk, from its row `first` on, or to its end; a damaged one raises at its turn."""
+    """Yields up to `count` rows of a chunk, from row `first` on; raises at a damaged row when it is reached."""
     opened = stream.open_chunk(chunk)
     tokens = None if stream.stream_id is None else read_seal(stream.directory, chunk).tokens
     for row in range(first, min(first + count, len(opened))):
@@ -197,8 +197,8 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
 
 
 def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
-    """Counts source rows in packs, of whole chunks: a buffer's first hold the longest. None where a row is none."""
-    # As many as fit into 64 MiB
+    """Counts source rows in packs, in whole chunks: the first packs of a buffer hold the longest rows."""
+    # As many packs as fit into 64 MiB
     rows, packs, packed = min(LOOKED_AT_PACKS, int((64 << 20) / max(1.0, found.lengths.mean))), 0, 0
     with contextlib.suppress(LazyShardError, OSError):
         for number in _some(chunks, stream.samples_per_chunk, rows):
@@ -212,22 +212,22 @@ def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
 
 
 class Advice(NamedTuple):
-    """What to change: a sentence, what and why, and the option or command that does it."""
+    """What to change: a sentence with the reason, and the option or command that does it."""
 
     text: str
     setting: str
 
 
 class Training(NamedTuple):
-    """How a stream is trained, as far as its consumers tell."""
+    """How a stream is trained, as far as its consumers report."""
 
-    ranks: int = 8  # a node's, where no consumer tells how many there are
-    micro_batch_size: int = 1  # samples of a rank
-    window: int | None = None  # chunks of a rank that are shuffled together, 0 in order; None where nothing tells
+    ranks: int = 8  # the ranks of a node, if no consumer reports a number
+    micro_batch_size: int = 1  # samples per rank
+    window: int | None = None  # chunks of a rank that are shuffled together; 0: in order, None: unknown
 
 
 def training_of(consumers: Sequence[Consumer], samples_per_chunk: int) -> Training:
-    """Returns how the consumer trains that has saved a checkpoint last; the defaults where none has."""
+    """Returns the training of the consumer that last saved a checkpoint; the defaults if none has."""
     cursors = [one.cursor for one in consumers if one.cursor is not None and one.cursor.state is not None]
     newest = max(cursors, key=lambda cursor: cursor.updated_at).state if cursors else None
     if newest is None:
@@ -237,7 +237,7 @@ def training_of(consumers: Sequence[Consumer], samples_per_chunk: int) -> Traini
 
 
 def advise(found: Overview, training: Training) -> list[Advice]:
-    """Returns what to change about a stream, the most useful first; nothing for less than `FEW_ROWS` rows."""
+    """Returns what to change about a stream, the most useful first; nothing for fewer than `FEW_ROWS` rows."""
     if found.samples < FEW_ROWS or not found.lengths.count:
         return []
     return [*_of_lengths(found), *_of_order(found, training), *_of_chunks(found, training)]
@@ -247,7 +247,7 @@ def _of_lengths(found: Overview) -> Iterator[Advice]:
     tokens, made, run = found.tokens, found.made, "lazyshard-producer run"
     full = tokens.mean / made.size if made.size else 1.0
     if not tokens.count:
-        text = "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them"
+        text = "lengths in tokens are unknown, so packing and balance cannot be judged: have a producer seal them"
         yield Advice(text, f"{run} --source {shlex.quote(str(found.directory))} --out NEW --measure TOKENIZER …")
     elif made.form == "pad" and full < 0.95:
         yield Advice(f"{100 - 100 * full:.0f} % of sequences is padding: pack the rows", f"{run} … --pack {made.size}")
@@ -265,11 +265,11 @@ def _of_order(found: Overview, training: Training) -> Iterator[Advice]:
     ranks, size, chunks = training.ranks, found.samples_per_chunk, found.published.chunks // training.ranks
     plain = found.made.form is None and not found.packs and found.dealt is None
     if plain and found.tokens.count and (uneven := unevenness(found.tokens, training)) >= 1.1:
-        text = f"in a step of {ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, where rows"
+        text = f"in a step of {ranks:,} ranks the slowest has {uneven:.2f} times the mean work, if rows"
         option = f"--balance {ranks} --micro-batch-size {training.micro_batch_size}"
-        yield Advice(f"{text} of these lengths meet by chance: deal them by cost", f"lazyshard-producer run … {option}")
+        yield Advice(f"{text} of these lengths meet at random: deal them by cost", f"lazyshard-producer run … {option}")
     if not (training.window or found.made.shuffled or found.dealt is not None or chunks < 2):
-        # The default of ms-swift, where a stream has enough chunks
+        # The default of ms-swift for a stream with enough chunks
         window = min(8, chunks)
         now, then = (expected_neighbours(ranks, size, width * size, None) for width in (0, window))
         text = f"nothing shuffles the rows: a window puts {then:,.0f} draws of a rank between neighbours, not {now:.1f}"
@@ -283,7 +283,7 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
         text = f"fewer chunks ({chunks:,}) than ranks ({training.ranks:,}): rows are read singly; make smaller chunks"
         rows = found.samples // (2 * training.ranks)
     elif size > 2e9 and rows > 1:
-        text = f"a chunk has {size / 1e9:,.1f} GB, and no row of it is trained before all is there: make smaller chunks"
+        text = f"a chunk has {size / 1e9:,.1f} GB, and no row is trained before all of it is there: make smaller chunks"
         rows = int(rows * 256e6 / size)
     elif size < 100e3 and chunks >= 10_000:
         text = f"{chunks:,} chunks of {size / 1e3:,.1f} kB cost more to open than to read: make larger chunks"
@@ -296,9 +296,9 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
 
 
 def unevenness(tokens: Lengths, training: Training) -> float:
-    """Returns the work of the slowest rank over that of the mean one, in steps drawn from the lengths, always alike."""
+    """Returns the work of the slowest rank over the mean, in steps drawn from the lengths with a fixed seed."""
     costs = Cost().of([tokens.quantile((index + 0.5) / 256) for index in range(256)])
-    # With more ranks steps are hardly less even.
+    # With more ranks the result hardly changes.
     shape = 200, min(training.ranks, 1024), min(training.micro_batch_size, 64)
     steps = costs[np.random.default_rng(0).integers(0, 256, shape)].sum(axis=2)
     mean = float(steps.mean())
@@ -306,17 +306,17 @@ def unevenness(tokens: Lengths, training: Training) -> float:
 
 
 class History(NamedTuple):
-    """How a stream came to be."""
+    """The history of a stream."""
 
-    found: Overview | None  # what the seals tell; None without `stream.json`, where rows would have to be read
-    course: tuple[At, ...] = ()  # how many rows were published when
+    found: Overview | None  # from the seals; None without `stream.json`, since the rows would have to be read
+    course: tuple[At, ...] = ()  # published rows over time
     trained: tuple[Cursor, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
-    refusals: RefusedRows | None = None  # None where there is no file of them
+    refusals: RefusedRows | None = None  # None if there is no quarantine file
     refusals_size: int | None = None  # bytes of that file
 
 
 def take_history(directory: Path, before: History | None = None) -> History:
-    """Looks at how a stream came to be; `before` is what was found last. Raises as `overview` and `read_refusals`."""
+    """Collects the history of a stream; `before` is the previous result. Raises as `overview` and `read_refusals`."""
     size, before = None, before or History(None)
     with contextlib.suppress(FileNotFoundError):
         size = size_of(directory / QUARANTINE)
@@ -335,7 +335,7 @@ def take_history(directory: Path, before: History | None = None) -> History:
 
 
 def rates(course: Sequence[At], most: int) -> list[At]:
-    """Returns the mean rate per second in at most so many equal stretches of time, each at the end of its stretch."""
+    """Returns the mean rate per second in at most `most` equal intervals, each at the end of its interval."""
     if len(course) < 2 or course[-1].time <= course[0].time:
         return []
     edges = np.linspace(course[0].time, course[-1].time, min(most, len(course) - 1) + 1)

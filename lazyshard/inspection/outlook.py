@@ -1,11 +1,11 @@
-"""What a look at a stream means: who is how far behind, at which rate, when something runs out; its chunks as a band.
+"""What a survey of a stream means: how far each consumer lags, at which rates, when something runs out; and its chunks.
 
-Decisions only: time goes in as numbers. What cannot be known is None; nothing is guessed. A rate of a consumer or of
-deletion takes two looks at least, since the files say where each is, not how fast.
+This module only decides: times are passed in as numbers. Unknown values are None; nothing is guessed. A rate of a
+consumer or of deletion takes at least two surveys, since the files record positions, not rates.
 
-What a consumer reads now follows from its reading hint, which says which window is open, and its cursor, which says how
-the run deals: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks 12 to 15, for ranks 0, 1, 0, 1.
-Where a run has since been resumed with other ranks, the two contradict each other, and nothing is claimed.
+What a consumer reads now follows from its reading hint, which names the open window, and its cursor, which holds the
+deal of the run: with 2 ranks, 1 chunk per stripe and 2 chunks per window, window 3 is chunks 12 to 15, for ranks 0, 1,
+0, 1. If a run has since been resumed with other ranks, the two contradict each other, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -27,65 +27,65 @@ from lazyshard.stream.run_parts import course_of
 State = Literal[ProducerState, "dead"]
 
 Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
-"""What a reader has to expect: dry: it waits; shrinking: it reads faster than rows come; steady: it does not; complete:
-the stream has ended, so all that it needs is there; unknown: it leaves no reading hint, or a rate is not known."""
+"""What a reader can expect. dry: it waits; shrinking: it reads faster than rows arrive; steady: it does not; complete:
+the stream has ended, so it has all it needs; unknown: it leaves no reading hint, or a rate is unknown."""
 
 ChunkState = Literal["deleted", "done", "taken", "reading", "ready", "awaited"]
-"""deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read on behind
-it, but not all have it in a checkpoint; reading: in the open window of a consumer, all of which is published; ready:
-published, and some consumer has not come to it, or waits for the rest of its window; awaited: not published, and a
+"""deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read past it,
+but not all have it in a checkpoint; reading: in the open window of a consumer, which is fully published; ready:
+published, and some consumer has not reached it or waits for the rest of its window; awaited: not published, and a
 consumer needs it to read on."""
 
-CLOSE_UP: Final = 96  # Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds
-_BEHIND: Final = 16  # Chunks of the close-up before those that are read
+CLOSE_UP: Final = 96  # chunks of the close-up: three lines of a laptop's screen, and as many as fit on a phone's
+_BEHIND: Final = 16  # chunks of the close-up before those being read
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOutlook:
-    """Where a consumer is, and what it has to expect; None where that is not known. Names are those of the JSON."""
+    """Where a consumer is, and what it can expect; None if unknown. Field names match the JSON output."""
 
     consumer: Consumer
     checkpoint_age_s: float | None  # since its cursor was written
     reading_age_s: float | None  # since its reading hint was written
-    lag_chunks: int | None  # published chunks that it is not done with; None where its cursor has a problem
+    lag_chunks: int | None  # published chunks that it has not finished; None if its cursor has a problem
     lag_samples: int | None  # published samples that are not in its durable checkpoints
     lag_s: float | None  # how long ago the first of those chunks was published, 0 if there are none
-    ahead_chunks: int | None  # published chunks beyond those that it needs to read on; negative: it waits for so many
-    read_chunks_per_s: float | None  # that it takes
+    ahead_chunks: int | None  # published chunks beyond those it needs to read on; negative: how many it waits for
+    read_chunks_per_s: float | None
     supply: Supply
-    starving_in_s: float | None  # when it has to wait at these rates: 0 if it does, None if never too
-    remainder: Remainder | None = None  # of what is published, where it has trained all whole steps
+    starving_in_s: float | None  # when it has to wait at these rates: 0 if it does now, None also if never
+    remainder: Remainder | None = None  # what is left of the published rows, if it has trained all whole steps
 
 
 class Outlook(NamedTuple):
-    """What a look at a stream means; None is not known."""
+    """What a survey of a stream means; None: unknown."""
 
     survey: Survey
-    state: State | None  # what the producer does, None where it does not tell
-    heartbeat_age_s: float | None  # since it gave a sign; clocks may differ
-    clock_ahead_s: float  # of this machine's, the producer's is by so much; 0 where that is not seen
-    chunk_rate: float | None  # chunks per second that come
-    byte_rate: float | None  # bytes per second by which the stream grows, deletion taken off
-    full_in_s: float | None  # in how many seconds the disk is full at this rate, None if never too
+    state: State | None  # what the producer does, None if it reports nothing
+    heartbeat_age_s: float | None  # since its last heartbeat; clocks may differ
+    clock_ahead_s: float  # how far the producer's clock is ahead of this machine's; 0 if that does not show
+    chunk_rate: float | None  # chunks that arrive per second
+    byte_rate: float | None  # bytes per second by which the stream grows, minus deletion
+    full_in_s: float | None  # in how many seconds the disk is full at this rate, None also if never
     consumers: tuple[ConsumerOutlook, ...]  # by name
     band: Band
 
     @property
     def slowest(self) -> ConsumerOutlook | None:
-        """The reader that has the most chunks before it, None where none leaves a reading hint."""
+        """The reader with the most chunks before it, None if none leaves a reading hint."""
         reading = [one for one in self.consumers if one.ahead_chunks is not None]
         return max(reading, key=lambda one: one.ahead_chunks or 0, default=None)
 
 
 class Looks:
-    """Looks at one stream, one after another: the later ones can tell how fast things go."""
+    """Consecutive surveys of one stream, from which it derives rates."""
 
     def __init__(self) -> None:
         self._published, self._retired = Growth(), Growth()
         self._readings, self._cursors = defaultdict[str, Growth](Growth), defaultdict[str, Growth](Growth)
 
     def add(self, survey: Survey) -> Outlook:
-        """Takes a look and returns what it means."""
+        """Adds a survey and returns what it means."""
         now, census, head = survey.looked_at, survey.census, survey.census.head
         self._published.look(now, census.chunks)
         self._retired.look(now, census.retired)
@@ -104,7 +104,7 @@ class Looks:
             growth = 0.0
         elif coming is not None and leaving is not None and survey.disk.chunk_size is not None:
             growth = (coming - leaving) * survey.disk.chunk_size
-        # What is held back does not fill the disk at the rate that it had before.
+        # A producer that is held back does not fill the disk at its earlier rate.
         if survey.free is not None and growth is not None and state != "waiting":
             full_in_s = _time_to_use(survey.free, growth)
         consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
@@ -129,7 +129,7 @@ class Looks:
                 lag_samples = max(0, census.samples - (0 if cursor is None else cursor.consumed))
             since = survey.unread_since.get(consumer.name)
             lag_s = 0.0 if lag_chunks <= 0 else None if since is None else max(0.0, now - since)
-        # A hint below the consumer's own cursor is an old one.
+        # A hint below the consumer's own cursor is outdated.
         ahead = None if reading is None else census.chunks - max(reading.needs_chunks, consumer.chunks_before)
         supply, dry_in_s = outlook_of_reader(ahead, rate, coming, census.ended)
         aged, marked = (None if one is None else max(0.0, now - one.updated_at) for one in (cursor, reading))
@@ -138,8 +138,8 @@ class Looks:
 
 
 def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
-    """Returns what a producer does that said so `age` seconds ago; one that is `gone` may be in a container."""
-    # A producer gives a sign every few seconds; after a minute nobody should rely on it.
+    """Returns a producer's state, given the age of its head; `gone` may also mean that it runs in a container."""
+    # A producer sends a heartbeat every few seconds; after a minute it cannot be relied on.
     silent = ended or age > (STALE_HEARTBEAT_S if gone else 60.0)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
@@ -147,7 +147,7 @@ def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> S
 def outlook_of_reader(
     ahead: int | None, taking: float | None, coming: float | None, ended: bool
 ) -> tuple[Supply, float | None]:
-    """Returns what a reader has to expect, and in how many seconds it waits; `ahead` is negative if it does."""
+    """Returns what a reader can expect, and in how many seconds it waits; negative `ahead`: it waits now."""
     if ended:
         return "complete", None
     if ahead is not None and ahead < 0:
@@ -160,36 +160,36 @@ def outlook_of_reader(
 
 def _time_to_use(amount: float, rate: float) -> float | None:
     """Returns in how many seconds an amount is used up, None if never."""
-    # What is ten years away at a rate that has faded does not happen.
+    # Anything ten years away, at a rate that has faded, counts as never.
     return amount / rate if rate > 0 and amount < rate * 10 * 365 * 86400.0 else None
 
 
 class Growth:
-    """How fast a number grows, by the steps that were seen of it."""
+    """The growth rate of a number, from the steps that were observed."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque()
         self._last: float | None = None
 
     def look(self, now: float, value: float) -> None:
-        """Takes what a number is at a time of which only the changes tell when it had a value."""
-        # When it came to have the value that the first look finds is not known.
+        """Records a value seen at `now`; only a change shows when the number took its value."""
+        # It is unknown since when the first value was valid.
         if self._last is not None and value != self._last:
             self.step(now, value)
         self._last = value
 
     def step(self, at: float, value: float) -> None:
-        """Takes what the number was at a time, in seconds; one that goes back makes everything before it void."""
+        """Records the value at a time, in seconds; a decrease discards everything before it."""
         if self._steps and (at < self._steps[-1][0] or value < self._steps[-1][1]):
             self._steps.clear()
         if not self._steps or at > self._steps[-1][0]:
             self._steps.append((at, value))
-        # A rate is that of two minutes, of two steps at least: it follows a change within minutes.
+        # The rate covers two minutes, but at least two steps: it follows a change within minutes.
         while len(self._steps) > 2 and self._steps[0][0] < at - 120.0:
             self._steps.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Returns the growth per second, None before two steps; a silence of twice the longest pause counts too."""
+        """Returns the growth per second, None before two steps; a silence of twice the longest pause counts, too."""
         if len(self._steps) < 2:
             return None
         longest = max(later - earlier for (earlier, _), (later, _) in itertools.pairwise(self._steps))
@@ -198,15 +198,15 @@ class Growth:
 
 
 class Remainder(NamedTuple):
-    """What is left where no step is."""
+    """What is left for a consumer when no whole step is left."""
 
-    samples: int  # that its newest checkpoint has not trained: fewer than its next step takes
-    keeps: int  # of [chunks_before, keeps) an older checkpoint or an epoch to follow needs a chunk, the newest does not
-    limited: bool = False  # it takes no more of the stream than it has had, by its `max_total_samples`
+    samples: int  # not trained by its newest checkpoint: fewer than its next step takes
+    keeps: int  # an older checkpoint or a following epoch needs chunks of [chunks_before, keeps), the newest does not
+    limited: bool = False  # it takes nothing more from the stream, because of its `max_total_samples`
 
 
 def remainder(consumer: Consumer, census: Census) -> Remainder | None:
-    """Returns what is left for a consumer, None where a step is still to train, or nothing tells."""
+    """Returns what is left for a consumer, None if a whole step is left or it is unknown."""
     samples, cursor, ended = census.samples, consumer.cursor, census.ended
     if samples is None or cursor is None or consumer.problem is not None:
         return None
@@ -215,7 +215,7 @@ def remainder(consumer: Consumer, census: Census) -> Remainder | None:
     limited = limit is not None and (limit < samples or (limit == samples and not ended))
     total = limit if limited else samples if ended else None
     left = max(0, (samples if total is None else total) - cursor.consumed)
-    # Of a step, or of a micro batch of all ranks where the number of those is not told.
+    # The size of a step, or if the ranks are unknown of a micro batch of all ranks.
     step = cursor.plan.get("dp_size", 1) * cursor.plan.get("batch_size", 1)
     if state is not None:
         step = state.parts[-1].dp * max(state.parts[-1].batch_size, state.parts[-1].draws_per_step)
@@ -231,7 +231,7 @@ def remainder(consumer: Consumer, census: Census) -> Remainder | None:
 
 
 class ChunkStretch(NamedTuple):
-    """Chunks of the half-open range [first, stop), all in the same state."""
+    """The chunks [first, stop), all in the same state."""
 
     first: int
     stop: int
@@ -239,14 +239,14 @@ class ChunkStretch(NamedTuple):
 
 
 class ChunkReader(NamedTuple):
-    """Who reads a chunk now: which rank of which consumer; None where several share the chunk."""
+    """A consumer's rank that reads a chunk now; None if several ranks share the chunk."""
 
     consumer: str
     rank: int | None
 
 
 class Cell(NamedTuple):
-    """A chunk of the close-up."""
+    """A chunk in the close-up."""
 
     chunk: int
     state: ChunkState
@@ -254,27 +254,27 @@ class Cell(NamedTuple):
 
 
 class Band(NamedTuple):
-    """A stream as a band of the chunks of [0, stop): those published, and those that are awaited."""
+    """A stream as a band of the chunks [0, stop): the published and the awaited ones."""
 
     stop: int
-    stretches: tuple[ChunkStretch, ...]  # of all of them, in order; neighbours differ
-    cells: tuple[Cell, ...]  # the close-up: `CLOSE_UP` chunks around those the slowest reader reads, or the newest ones
-    windows: dict[str, OpenWindow]  # what each consumer reads now, by name, as far as its files tell
+    stretches: tuple[ChunkStretch, ...]  # all chunks, in order; neighbours differ
+    cells: tuple[Cell, ...]  # the close-up: `CLOSE_UP` chunks around those of the slowest reader, or the newest ones
+    windows: dict[str, OpenWindow]  # what each consumer reads now, by name, if its files show it
 
 
 def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLOSE_UP) -> Band:
     """Returns a stream as a band, with at most `close_up` chunks in its close-up."""
-    # Of more consumers, those furthest behind are drawn.
+    # If there are more consumers, those furthest behind are drawn.
     drawn = sorted(consumers, key=lambda one: (one.chunks_before, one.name))[:64]
     found = {one.name: open_window(one, census) for one in drawn}
     windows = {name: window for name, window in sorted(found.items()) if window is not None}
     needs = max((one.reading.needs_chunks for one in consumers if one.reading is not None), default=0)
     stop = census.chunks if census.ended else max(census.chunks, needs)
-    # What a consumer has not read on behind, as far as is known.
+    # Where each consumer reads, as far as is known.
     firsts = {name: window.first for name, window in windows.items()}
     done = min((one.chunks_before for one in consumers), default=0)
     taken = min((max(one.chunks_before, firsts.get(one.name, 0)) for one in consumers), default=0)
-    # One of which chunks are still to come is waited for, on all ranks: none reads in it.
+    # A window with unpublished chunks is waited for on all ranks, so none reads in it.
     read = [(window.first, window.stop) for window in windows.values() if window.stop <= census.chunks]
     cuts = {0, census.retired, done, taken, census.chunks, stop, *itertools.chain(*read)}
     first = min(firsts.values()) - _BEHIND if firsts else census.chunks + _BEHIND - close_up
@@ -297,17 +297,17 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
 
 
 class OpenWindow(NamedTuple):
-    """What a consumer reads, or waits for: chunks of [first, stop); those in [dealt_from, dealt_until) have a rank."""
+    """The chunks [first, stop) that a consumer reads or waits for; those in [dealt_from, dealt_until) have one rank."""
 
     first: int
     stop: int
     dp: int
-    unit_chunks: int = 0  # so many chunks in turn are dealt to a rank; 0 where chunks are shared by ranks
+    unit_chunks: int = 0  # consecutive chunks that are dealt to one rank; 0 if ranks share chunks
     dealt_from: int = 0
-    dealt_until: int | None = None  # from here on is the tail, which is dealt row by row; None where the end is open
+    dealt_until: int | None = None  # start of the tail, which is dealt row by row; None if the end is open
 
     def rank(self, chunk: int) -> int | None:
-        """Returns the one rank that reads a chunk; None where several do."""
+        """Returns the one rank that reads a chunk; None if several do."""
         behind = self.dealt_until is not None and chunk >= self.dealt_until
         if not self.unit_chunks or chunk < self.dealt_from or behind:
             return None
@@ -315,13 +315,13 @@ class OpenWindow(NamedTuple):
 
 
 def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
-    """Returns what a consumer reads now; None where its files do not tell, or where it reads a later epoch."""
+    """Returns what a consumer reads now; None if its files do not show it, or it reads a later epoch."""
     reading, cursor = consumer.reading, consumer.cursor
     state = None if cursor is None else cursor.state
     if reading is None or cursor is None or state is None:
         return None
-    # Of a longer history or more ranks nothing is told: a look must not become costly by files. What is left out would
-    # have to be looked up sample by sample.
+    # None for a longer history, more ranks or skipped samples: files must not make a survey expensive, and skipped
+    # samples would have to be looked up one by one.
     dp, left_out = state.parts[-1].dp, any(part.skip for part in state.parts)
     if dp != reading.dp_size or dp > 1 << 20 or len(state.parts) > 64 or left_out:
         return None
@@ -331,17 +331,17 @@ def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
         course = course_of(state)
         begin, span = course.begin(total), course.rules.span
         positions = range(reading.window * span, (reading.window + 1) * span)
-        # A hint may have been left before the end was known.
+        # A hint may have been written before the end was known.
         least, most = (min(one, limit or one) for one in map(course.needed, (positions[0], positions[-1])))
         least = least if total is None else min(least, total)
-        # The first of these positions that needs so much: after a change of ranks windows begin in between.
+        # The first of these positions that needs so many samples: after a change of ranks, windows begin in between.
         position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
         first = max(cursor.chunks_before, course.done_before(position, total) // size)
     except (LazyShardError, ValueError, IndexError, OverflowError):
-        # Numbers that no run can have.
+        # No run can have these numbers.
         return None
-    # Where it is not so, the hint is of another part of the run than the cursor, or of a later epoch: hints are of the
-    # one in which the part begins.
+    # Otherwise the hint is from another part of the run than the cursor, or from a later epoch: hints refer to the
+    # epoch in which the part begins.
     fits = -(-least // size) <= needs_chunks <= -(-most // size)
     over = total is not None and state.parts[-1].draws >= begin.length
     stop = min(needs_chunks, census.chunks) if census.ended else needs_chunks

@@ -1,7 +1,7 @@
-"""What rows are like, counted so that memory does not grow with their number: how long, with which keys and values.
+"""Statistics of rows in bounded memory: their lengths, keys and kinds of values.
 
-Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it. And the
-weights of a blend by tokens, and refused rows by reason, without a last line that is not complete yet.
+Lengths below 2,048 are counted exactly; above that, the width of a bucket is a thousandth of the lengths in it. Also
+the weights of a blend by tokens, and refused rows by reason, without a last line that is not complete yet.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lazyshard.store.files import UrlPath, open_file, read_file, read_seal, stre
 from lazyshard.stream.stream import lengths_missing, open_now
 
 OTHERS: Final = "other reasons"
-MOST_TOLD_APART: Final = 200  # Reasons for which rows were refused, and as many sources of each
-_MOST_BYTES: Final = 64 << 20  # Read of refused rows, unless all is asked for
+MOST_TOLD_APART: Final = 200  # distinct reasons for which rows were refused, and distinct sources for each
+_MOST_BYTES: Final = 64 << 20  # read of the quarantine file, unless all of it is requested
 
-# The least length of each bucket: 1,024 between a power of two and the next
+# The lower bound of each bucket: 1,024 buckets between a power of two and the next
 _LOWEST: Final = np.concatenate([np.arange(2048), *(np.arange(1024, 2048) << shift for shift in range(1, 43))])
 # Edges of the bins of a histogram within a power of ten, from fine to coarse
 _LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,))
@@ -47,12 +47,12 @@ _KINDS: Final[dict[type, str]] = {
     type(None): "null",
 }
 
-_MOST_CHUNKS: Final = 256  # Looked at of a stream: the mean of some hundred chunks is that of all, within a percent
+_MOST_CHUNKS: Final = 256  # chunks to read: the mean of a few hundred chunks is that of all, within a percent
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A bin of a histogram: so many lengths of the half-open range [low, high)."""
+    """A bin of a histogram: the number of lengths in the half-open range [low, high)."""
 
     low: int
     high: int
@@ -60,14 +60,14 @@ class Bin:
 
 
 class Lengths:
-    """Lengths of rows, counted."""
+    """A histogram of row lengths."""
 
     def __init__(self) -> None:
         self.count = self.total = self.smallest = self.largest = 0
         self._buckets: npt.NDArray[np.int64] = np.zeros(len(_LOWEST), np.int64)
 
     def add(self, lengths: npt.NDArray[Any]) -> None:
-        """Counts lengths: integers from 0 on."""
+        """Counts lengths: integers from 0."""
         if len(values := lengths.astype(np.int64)):
             one = Lengths()
             one.count, one.total = len(values), int(values.sum())
@@ -76,7 +76,7 @@ class Lengths:
             self.merge(one)
 
     def merge(self, other: Lengths) -> None:
-        """Counts what another has counted."""
+        """Adds the counts of another histogram."""
         if other.count:
             self.smallest = min(self.smallest, other.smallest) if self.count else other.smallest
             self.largest = max(self.largest, other.largest)
@@ -86,29 +86,29 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """The mean, 0 if there is none."""
+        """The mean, 0 if there are no lengths."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> int:
-        """Returns the least length that this share does not exceed; above 2,048 too low by a thousandth at the most."""
+        """Returns the smallest length that this share does not exceed; above 2,048 at most a thousandth too low."""
         bucket = int(np.searchsorted(np.cumsum(self._buckets), max(1, math.ceil(share * self.count))))
         return min(max(int(_LOWEST[min(bucket, len(_LOWEST) - 1)]), self.smallest), self.largest)
 
     def spread(self, most: int) -> list[Bin]:
-        """Returns at most `most` bins of one width, from the least length to the largest, for a picture."""
+        """Returns at most `most` bins of equal width, from the smallest length to the largest, for a picture."""
         if not self.count:
             return []
         width = max(1, -(-(self.largest + 1 - self.smallest) // most))
         return self._bins(range(self.smallest, self.largest + width + 1, width))
 
     def histogram(self) -> list[Bin]:
-        """Returns at most `MAX_BINS` bins, the more evenly spaced the logarithms of their edges, from the least on."""
+        """Returns at most `MAX_BINS` bins with edges on a roughly logarithmic scale, from the smallest length."""
         if not self.count:
             return []
         powers = [10**power for power in range(len(str(self.largest)) + 1)]
         for ladder in _LADDERS:
             edges = sorted({0, *(int(step * power) for power in powers for step in ladder)})
-            # Such that the first bin holds the smallest length and the last one the largest.
+            # The first bin holds the smallest length and the last one the largest.
             edges = edges[bisect_right(edges, self.smallest) - 1 : bisect_right(edges, self.largest) + 1]
             if len(edges) <= MAX_BINS + 1:
                 break
@@ -117,13 +117,13 @@ class Lengths:
     def _bins(self, edges: Sequence[int]) -> list[Bin]:
         """Returns the bins between edges that enclose all lengths."""
         marks = np.concatenate(([0], np.cumsum(self._buckets)))[np.searchsorted(_LOWEST, edges)].tolist()
-        # Of the first and the last bucket an edge may leave a part outside.
+        # An edge may cut off part of the first and the last bucket.
         marks[0], marks[-1] = 0, self.count
         return [Bin(*one) for one in zip(edges, edges[1:], np.diff(marks).tolist(), strict=False)]
 
 
 class Keys:
-    """The keys of some rows, in the order in which they were met: how many rows have each, and kinds of its values."""
+    """The keys of rows, in the order of first use: how many rows have each, and the kinds of its values."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -141,7 +141,7 @@ class Keys:
 
 
 def _kind_of(value: Any, *, inner: bool = False) -> str:
-    """Returns what a value of JSON is; of an `inner` list not what is in it.
+    """Returns the kind of a JSON value; for an `inner` list, not the kinds of its items.
 
     >>> _kind_of(1), _kind_of([{}, "x"]), _kind_of([])
     ('integer', 'array of object, string', 'array')
@@ -150,12 +150,12 @@ def _kind_of(value: Any, *, inner: bool = False) -> str:
         return f"{next((name for name, dtype in DTYPES.items() if dtype == value.dtype), value.dtype)} array"
     if inner or type(value) is not list or not value:
         return _KINDS[type(value)]
-    # A list of tokens has thousands, of one kind.
+    # A list of tokens has thousands of items, all of one kind.
     return f"array of {', '.join(dict.fromkeys(_kind_of(item, inner=True) for item in value[:100]))}"
 
 
 class RefusedRow(NamedTuple):
-    """A refused row: its source, its line there from 1, why, and its beginning (None where it is no text)."""
+    """A refused row: its source, its line there from 1, the reason, and its beginning (None if it is not text)."""
 
     source: str
     line: int
@@ -165,27 +165,27 @@ class RefusedRow(NamedTuple):
 
 @dataclass(slots=True)
 class RefusedFor:
-    """Rows refused for reasons that differ by nothing but their numbers, in as many sources as were told apart."""
+    """Rows refused for reasons that differ only in their numbers, with at most `MOST_TOLD_APART` sources."""
 
-    reason: str  # that of the first
+    reason: str  # of the first row
     first: RefusedRow
     rows: int = 0
     sources: set[str] = field(default_factory=set)
 
 
 class RefusedRows(NamedTuple):
-    """What is in the file: refused rows that were read, the most frequent reasons first, and lines that are none."""
+    """The content of the quarantine file: refused rows, most frequent reasons first, and invalid lines."""
 
     rows: int
     reasons: tuple[RefusedFor, ...]
     unreadable: int
-    complete: bool  # all of the file was read
+    complete: bool  # whether all of the file was read
 
 
 def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None:
-    """Counts the rows that were refused, of all of the file if `whole`, however large it is; None without such a file.
+    """Counts the refused rows, of the whole file if `whole`, however large; None if there is no such file.
 
-    Raises FileRefused: it is no plain file, or an object of more than 64 MiB; LazyShardError, OSError: as it is read.
+    Raises FileRefused: it is not a plain file, or an object of more than 64 MiB; LazyShardError, OSError from reading.
     """
     path = directory / QUARANTINE
     try:
@@ -194,7 +194,7 @@ def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None
         opened = open_file(path)
     except FileNotFoundError:
         return None
-    # A longer line is none that is looked into.
+    # A line longer than this is not decoded.
     limits = (sys.maxsize, sys.maxsize) if whole else (_MOST_BYTES, 16 << 20)
     return count_refusals(_lines(opened.fd, *limits), complete=whole or opened.size <= _MOST_BYTES)
 
@@ -208,7 +208,7 @@ def _lines(fd: int, most_bytes: int, most_line: int) -> Iterator[bytes]:
 
 
 def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
-    """Counts the rows of the file's lines, which hold their ends; `complete` where they are all of it."""
+    """Counts the rows in lines of the file, line ends included; `complete` if they are the whole file."""
     groups: dict[str, RefusedFor] = {}
     unreadable = 0
     for line in lines:
@@ -217,7 +217,7 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
         if (one := _decode(line)) is None:
             unreadable += 1
             continue
-        # A reason may hold a place or a value of the row.
+        # A reason may contain a position or a value of the row.
         key = re.sub(r"\d+", "0", one.reason)
         if key not in groups and len(groups) >= MOST_TOLD_APART:
             key = OTHERS
@@ -241,10 +241,10 @@ def _decode(line: bytes) -> RefusedRow | None:
 
 
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
-    """Returns how many tokens a sample of a stream has in the mean, of at most `most_chunks` evenly spaced chunks.
+    """Returns the mean tokens per sample of a stream, from at most `most_chunks` evenly spaced chunks.
 
-    Raises StreamMissing; StreamInvalid: no chunk is there, or its samples have no tokens; LengthUnknown: a chunk does
-    not say how many its samples have; SealInvalid, OSError: a file cannot be read.
+    Raises StreamMissing; StreamInvalid: there is no chunk, or its samples have no tokens; LengthUnknown: a chunk has no
+    lengths; SealInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)
     stream = open_now(path)
@@ -252,7 +252,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     chunks = range(stream.retired(), published.chunks)
     if not chunks or stream.stream_id is None:
         why = "no chunk is there yet" if stream.stream_id is not None else "another program fills it"
-        raise StreamInvalid(f"{path}: {why}, so how long its samples are is not known", directory=str(path))
+        raise StreamInvalid(f"{path}: {why}, so the lengths of its samples are unknown", directory=str(path))
     count, samples, tokens = min(len(chunks), most_chunks), 0, 0
     for chunk in (chunks[(2 * number + 1) * len(chunks) // (2 * count)] for number in range(count)):
         lengths = read_seal(path, chunk).tokens
@@ -270,12 +270,12 @@ def weights_by_tokens(
 ) -> tuple[float, ...]:
     """Returns the weights, in samples, that give each stream of a blend its share of the tokens.
 
-    What ranks ask of streams that are still produced may differ from one to the next, and a resumed run may see other
-    means: ask once, and give the numbers to all.
+    While streams are still produced, ranks may compute different weights, and a resumed run may see other means: call
+    this once, and give the result to all ranks.
 
     Args:
-        shares: directories of streams, and what each should have of all tokens.
-        most_chunks: as of `mean_tokens`.
+        shares: directories of streams, and the share of all tokens that each should have.
+        most_chunks: as for `mean_tokens`.
 
     Returns:
         Weights for `lazyshard.BlendedDataset`, in order, rounded to 4 digits: shape (streams,).

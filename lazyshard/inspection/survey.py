@@ -1,8 +1,8 @@
-"""One look at a stream, for people who ask how it is: everything that its files tell, and what is wrong with them.
+"""A survey of a stream: everything that its files report, and what is wrong with them.
 
-Nothing is written, no lock is taken, and no row is read. With a readable `head.json` the cost does not grow with the
-stream, but for a listing of its names, about 1 us a file. What is damaged becomes a sentence in a list of problems, and
-the next best source of the same fact takes its place.
+It writes nothing, takes no lock, and reads no row. With a readable `head.json` the cost does not grow with the stream,
+except for a listing of its names, about 1 us per file. Damage becomes a sentence in a list of problems, and the next
+best source of the same fact is used instead.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
 from lazyshard.stream.reader import GRACE_S
 
 _T = TypeVar("_T")
-Names = Callable[[int], tuple[str, ...]]  # Of a chunk's data file and seal, and of what else belongs to it
+Names = Callable[[int], tuple[str, ...]]  # returns a chunk's data file, seal, and other files
 
-_MAX_SEAL_BYTES: Final = 4 << 20  # A larger seal, of over 100,000 rows, is not read: looks shall not burden a share
-SAMPLED_CHUNKS: Final = 128  # Looked at with two calls each: on a network filesystem a call takes about a millisecond
-_MOST_LOOKED_UP: Final = 1000  # Of chunks that a listing lacks, the lowest: it may be older than they are
-_COUNTED_BYTES: Final = 16 << 20  # Lines of a longer file are estimated: this much is counted in about 10 ms
+_MAX_SEAL_BYTES: Final = 4 << 20  # a larger seal, of over 100,000 rows, is not read: surveys must not burden a share
+SAMPLED_CHUNKS: Final = 128  # each takes two calls, and on a network filesystem a call takes about a millisecond
+_MOST_LOOKED_UP: Final = 1000  # the lowest chunks missing from a listing, which may be older than they are
+_COUNTED_BYTES: Final = 16 << 20  # counted in about 10 ms; the lines of a longer file are estimated
 _READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one look at a stream has found. Times are seconds since 1970."""
+    """The result of one survey of a stream. Times are seconds since 1970."""
 
     directory: Path
     looked_at: float  # by this machine's clock
     census: Census
-    gone: bool | None  # the producer's process is not to be seen on this machine; None where it runs on another one
+    gone: bool | None  # the producer's process does not exist on this machine; None if it runs on another machine
     consumers: tuple[Consumer, ...]  # by name
-    unread_since: dict[str, float]  # when the first chunk that a consumer is not done with was published
+    unread_since: dict[str, float]  # when the first chunk that a consumer has not finished was published
     disk: DiskUse
-    free: int | None  # bytes that its filesystem has left
-    quarantine: Lines | None  # rows that the producer has refused, None where there is no such file
-    problems: tuple[str, ...]  # what is wrong with the files, a sentence each
-    mixture: tuple[MixedSource, ...] = ()  # the sources that the producer mixes by weights, up to the newest chunk
-    ended: bool = False  # the producer's process is known to have ended, and not merely not to be seen
+    free: int | None  # free bytes of its filesystem
+    quarantine: Lines | None  # rows that the producer has refused, None if there is no such file
+    problems: tuple[str, ...]  # what is wrong with the files, one sentence each
+    mixture: tuple[MixedSource, ...] = ()  # the sources that the producer mixes by weight, up to the newest chunk
+    ended: bool = False  # the producer's process has certainly ended, and is not merely invisible
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
     """What a stream has published."""
 
-    native: bool  # a producer of ours fills it
-    manifest: Manifest | None  # None where there is none that can be read
+    native: bool  # whether it is a native stream
+    manifest: Manifest | None  # None if there is none that can be read
     head: Head | None  # likewise
-    chunks: int  # those of [0, chunks), the retired ones included
+    chunks: int  # the chunks [0, chunks), including retired ones
     samples: int | None  # rows in them
-    ended: bool  # nothing will follow
-    retired: int  # the chunks of [0, retired) are deleted or being deleted
+    ended: bool
+    retired: int  # the chunks [0, retired) are deleted or being deleted
     names: Names
 
 
 def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> Survey:
-    """Looks at a stream once; `lost` is that of the looks before, where there are any. Raises as `take_census`."""
+    """Surveys a stream once; `lost` is kept from one survey to the next. Raises as `take_census`."""
     problems: list[str] = []
     census = take_census(directory, problems)
     head, since = census.head, dict[str, float]()
@@ -82,25 +82,25 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
     consumers = tolerate(lambda: list_consumers(directory, census.chunks), problems) or ()
     for consumer in consumers:
         if consumer.chunks_before < census.chunks:
-            # One that is retired or lost tells nothing.
+            # A retired or lost chunk has no time.
             with contextlib.suppress(OSError):
                 since[consumer.name] = files.modified_at(directory / census.names(consumer.chunks_before)[1])
     mixture: tuple[MixedSource, ...] = ()
     if census.native and census.chunks > census.retired:
         newest = census.chunks - 1
-        # What is wrong with it is told by whoever looks for damage; the head counted it as published.
+        # Its damage is reported by `verify`; the head counts it as published.
         with contextlib.suppress(errors.LazyShardError, OSError):
             seal = files.read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
             mixture = mixed_sources(Seal.decode(seal, newest).source)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
-    # A manifest that is damaged is met twice.
+    # Damage of the manifest is reported twice.
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
     left = free_bytes(directory)
     return Survey(directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended)
 
 
 def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[str]:
-    """Tells of chunks that are not there, unless they were retired meanwhile or are too new to be seen everywhere."""
+    """Reports missing chunks, unless they were retired meanwhile or are too new to be visible everywhere."""
     if not disk.missing:
         return []
     retired = tolerate(lambda: _retired_chunks(directory, census.manifest), []) or 0
@@ -109,13 +109,13 @@ def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[st
         newest = missing.pop() - 1
     if not missing:
         return []
-    others = f", nor are those of {len(missing) - 1} other{'s' * (len(missing) > 2)}" if missing[1:] else ""
+    others = f", as are files of {len(missing) - 1} other{'s' * (len(missing) > 2)}" if missing[1:] else ""
     command = f"lazyshard verify {shlex.quote(str(directory))}"
-    return [f"chunk {missing[0]} is published, but its files are not all there{others}: run `{command}`"]
+    return [f"chunk {missing[0]} is published, but some of its files are missing{others}: run `{command}`"]
 
 
 def take_census(directory: Path, problems: list[str]) -> Census:
-    """Counts what is published; `problems` takes what is wrong. Raises StreamMissing, FileInvalid, StreamInvalid."""
+    """Counts what is published, adding to `problems`. Raises StreamMissing, FileInvalid, StreamInvalid."""
     try:
         manifest = tolerate(lambda: read_manifest(directory, None), problems)
     except NotADirectoryError as cause:
@@ -127,16 +127,16 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     files_of = partial(chunk_files, arrays=manifest is not None and manifest.arrays)
     if head is None:
         return _listed(directory, native, manifest, files_of, problems)
-    # After the head: of the chunks that it names, some may have been deleted since, and are known as such then.
+    # After the head: chunks that it counts may have been deleted since, and then they are known to be.
     retired = min(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0, head.chunks)
     if head.ended:
-        # Readers go by the head; whoever comes when that is lost, and the producer, need it whole.
+        # Readers use the head; the producer, and readers if the head is lost, need a valid end.
         tolerate(lambda: _decoded(directory / END, End.decode), problems)
     return Census(native, manifest, head, head.chunks, head.samples, head.ended, retired, files_of)
 
 
 def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
-    """Returns what is read, None where the file is damaged, which becomes a problem."""
+    """Returns what is read, None if the file is damaged, which is added to `problems`."""
     try:
         return read()
     except errors.VersionUnsupported:
@@ -158,13 +158,13 @@ def _read_head(path: Path, manifest: Manifest | None) -> Head | None:
 def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
-    # Without a manifest nothing tells whose the mark is; what it says is still the best guess.
+    # Without a manifest it is unknown to which stream the mark belongs; its value is still the best guess.
     mark = _decoded(directory / records.RETIRED, Retired.decode)
     return 0 if mark is None else mark.chunks_before
 
 
 def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
-    """Returns what a file says that is replaced now and then, None where there is none."""
+    """Returns the content of a file that is replaced from time to time, None if there is none."""
     try:
         return read_record(path, decode)
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
 
 
 def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical: Names, problems: list[str]) -> Census:
-    """Counts what is published where no head tells it."""
+    """Counts what is published if there is no head."""
     try:
         listed = list_chunks(directory)
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
     if not (has_head or listed.data or listed.seals or is_there(directory / MANIFEST)):
         raise listing.stream_missing(directory)
     if not native and not listed.seals:
-        raise stream_unsealed(directory, len(listed.data))
+        raise listing.stream_unsealed(directory, len(listed.data))
     if native:
         if not has_head:
             problems.append(f"{directory / HEAD}: missing, so the chunks were counted by listing them")
@@ -193,14 +193,14 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
         # The end of a foreign stream counts only once every data file has its marker.
         gap = chunks
     if gap is not None:
-        problems.append(f"chunk {gap} lacks its data or its marker, so it and those after it do not count")
+        problems.append(f"chunk {gap} lacks its data or its marker, so it and all later chunks do not count")
     if native:
         end = tolerate(lambda: _decoded(directory / END, End.decode), problems)
     if end is not None:
         chunks, samples = end.chunks, end.samples
     elif native and manifest is not None:
         if chunks > listed.first:
-            # It may be the partial chunk of a stream whose `stream.end` is still to come.
+            # It may be the partial chunk of a stream whose `stream.end` does not exist yet.
             last = tolerate(lambda: files.read_seal(directory, chunks - 1, listed.seals[chunks - 1]), problems)
             chunks -= last is None or last.samples < manifest.samples_per_chunk
         samples = chunks * manifest.samples_per_chunk
@@ -213,23 +213,17 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
     return Census(native, manifest, None, chunks, samples, ended, min(listed.first, chunks), files_of)
 
 
-def stream_unsealed(directory: Path, count: int) -> errors.FileInvalid:
-    """Returns the error for a foreign directory of so many chunk files without any marker."""
-    what = f"{directory}: {count} chunk files, but no {records.SEAL_SUFFIX} marker, so nothing tells which of them are"
-    return errors.FileInvalid(f"{what} complete; {listing.how_to_mark(directory)}", directory=str(directory))
-
-
 class DiskUse(NamedTuple):
-    """What a stream takes on disk."""
+    """The disk space that a stream takes."""
 
-    size: int  # bytes of its chunks, seals and what is being written: sizes, not blocks
-    exact: bool  # every chunk was looked at
-    chunk_size: float | None  # mean bytes of a chunk with its seal, None where no chunk was found
-    missing: tuple[int, ...]  # those of which a file is not there, of those looked at and those not listed
+    size: int  # bytes of its chunks, seals and unpublished files: sizes, not blocks
+    exact: bool  # whether every chunk was measured
+    chunk_size: float | None  # mean bytes of a chunk with its seal, None if no chunk was found
+    missing: tuple[int, ...]  # chunks that lack a file, among those measured and those not listed
 
 
 class Lines(NamedTuple):
-    """How long a file of lines is; `exact` where the lines were counted."""
+    """The length of a file in lines; `exact` if the lines were counted."""
 
     lines: int
     size: int
@@ -237,13 +231,13 @@ class Lines(NamedTuple):
 
 
 def chunk_files(chunk: int, *, arrays: bool = False) -> tuple[str, ...]:
-    """Returns the names of a chunk's data file, its seal, and its side file, as our own writer gives them."""
+    """Returns the names of a chunk's data file, its seal, and its side file, as a native writer names them."""
     own = records.chunk_name(chunk), records.seal_name(chunk)
     return (*own, records.arrays_name(chunk)) if arrays else own
 
 
 def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[int]:
-    """Returns at most `most` (2 or more) chunks of the half-open range [first, stop), evenly spread, with both ends.
+    """Returns at most `most` (2 or more) chunks of [first, stop), evenly spaced, including both ends.
 
     >>> sampled_chunks(0, 3), sampled_chunks(10, 110, 4)
     ([0, 1, 2], [10, 43, 76, 109])
@@ -255,7 +249,7 @@ def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[in
 
 
 def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
-    """Returns the bytes of `count` chunks of which some sizes are known, by number; the last may be a partial one."""
+    """Estimates the bytes of `count` chunks from some sizes, by number; the last chunk may be a partial one."""
     known, others = sum(sizes.values()), len(sizes) - (last in sizes)
     if len(sizes) >= count:
         return known
@@ -265,15 +259,15 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
 
 
 class LostChunks:
-    """Finds chunks of which a file is not there by listings, in 5 % of the time at most; in between by the last one."""
+    """Finds chunks that lack a file by listings, which take at most 5 % of the time and are reused."""
 
     def __init__(self) -> None:
         self._unlisted: list[int] = []
         self._again_at = float("-inf")
 
     def unlisted(self, directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
-        """Returns chunks of [first, stop) of which the last listing lacks a file; none of a store, which charges."""
-        # A directory holds fewer: a head that names more is damaged, and takes no memory.
+        """Returns chunks of [first, stop) that lack a file in the last listing; none for a store, which charges."""
+        # A directory holds fewer: a head with more is damaged, and must not take memory.
         if isinstance(directory, UrlPath) or stop - first > 20_000_000:
             return []
         started = time.monotonic()
@@ -287,7 +281,7 @@ class LostChunks:
 def measure_disk(
     directory: Path, first: int, stop: int, files_of: Names = chunk_files, lost: LostChunks | None = None
 ) -> DiskUse:
-    """Looks at sizes of some chunks of [first, stop) and of what is being written; `lost` tells others to look up."""
+    """Measures some chunks of [first, stop) and unpublished files; `lost` names others to look up."""
     # In an object store a call takes some ten milliseconds.
     looked_at = sampled_chunks(first, stop, 16 if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
     exact = len(looked_at) == stop - first
@@ -301,21 +295,21 @@ def measure_disk(
         try:
             sizes[chunk] = sum(files.size_of(directory / name) for name in files_of(chunk))
         except OSError as error:
-            # A link that leads to itself leads to no file either; which of the two it is is for `verify` to tell.
+            # A link that leads to itself leads to no file either; `verify` reports which of the two it is.
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
             missing.add(chunk)
     size = estimate_size(len(sizes) if exact else stop - first, sizes, stop - 1)
     for folder, _, written in () if isinstance(directory, UrlPath) else os.walk(directory / records.TEMPORARY):
         for name in written:
-            # What is being written is renamed at any moment.
+            # A file that is being written is renamed at any time.
             with contextlib.suppress(OSError):
                 size += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
     return DiskUse(size, exact, sum(sizes.values()) / len(sizes) if sizes else None, tuple(sorted(missing)))
 
 
 def count_lines(path: Path) -> Lines | None:
-    """Returns how many lines a file has, estimated by its beginning if long; None for an object, or no plain file."""
+    """Returns the lines of a file, estimated from its beginning if long; None for an object or if not a plain file."""
     try:
         if isinstance(path, UrlPath):
             return None
@@ -331,7 +325,7 @@ def count_lines(path: Path) -> Lines | None:
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Returns how many bytes this user may still write to the filesystem, None where it does not tell, or is none."""
+    """Returns how many bytes this user may still write to the filesystem, None for a store or if unknown."""
     if not isinstance(directory, UrlPath):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(directory).free

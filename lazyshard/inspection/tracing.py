@@ -1,7 +1,7 @@
-"""Tracing: what each rank trained at a step, and what became of a sample, by arithmetic from the state of a run.
+"""Tracing: what each rank trained in a step, and what became of a sample, computed from the state of a run.
 
-No log of samples is kept anywhere: the state, and how far the stream is published, decide it all. Rows are not read
-here, so that it makes no difference whether they are still there. Steps are counted from 0 here, as in the state.
+No log of samples is needed: the state, and how much of the stream is published, determine everything. Rows are not
+read, so they may be deleted. Steps are counted from 0 here, as in the state.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from lazyshard.plan.deal import Gaps
 from lazyshard.stream.run_parts import check_fits, course_of
 from lazyshard.stream.stream import Stream
 
-# What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left over
-# for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
-# `max_total_samples` sets. Of a run over sequences: in none of them, for want of tokens or as it has too many; in one
-# before those that can be told
+# What became of a sample in an epoch: "skipped": on purpose; "left out": with its stream, which is no longer blended;
+# "left over": for want of a whole batch; "cut short": another epoch was begun before this one was over; "beyond the
+# end": of `max_total_samples`. In a run over sequences, "in no sequence": it has no tokens or too many; "before": in a
+# sequence that cannot be made again
 Became = Literal[
     "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end",
     "in no sequence", "before",
 ]  # fmt: skip
 
-# The work grows with their square: a run that was resumed with other ranks so often takes some 5 s
+# The work grows with the square: a run that was resumed with other ranks this often takes some 5 s
 MAX_PARTS: Final = 1000
-# More than any run has. What a file says is not walked through, nor held in memory, without a look at how much.
+# More than any run has. Limits on the numbers in a file, before they are looped over or allocated
 MAX_EPOCHS: Final = 100_000
 MAX_STEP_DRAWS: Final = 100_000_000
-_BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
+_BLOCK: Final = 1 << 19  # draws computed at a time: about 60 MB with all intermediate results
 
 _Integers = npt.NDArray[np.int64]
 
 
 class Fate(NamedTuple):
-    """What became of a sample in one epoch; `rank` and `position` are None unless it is drawn for certain."""
+    """What became of a sample in one epoch; `rank` and `position` are None unless its draw is certain."""
 
-    step: int | None  # None where it is not known, or was skipped
-    part: int | None  # where there is no draw, the one from which on the sample was left out on purpose
+    step: int | None  # None if unknown, or if it was skipped
+    part: int | None  # without a draw, the part from which on the sample was skipped
     rank: int | None
-    position: int | None  # counted from the part's beginning
+    position: int | None  # from the beginning of the part
     epoch: int
     sample: int
     became: Became
 
     @classmethod
     def undrawn(cls, epoch: int, sample: int, became: Became, part: int | None = None) -> Fate:
-        """Returns that of a sample without a draw."""
+        """Returns the fate of a sample that is not drawn."""
         return cls(None, part, None, None, epoch, sample, became)
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of every lane of a course, all in one epoch, and what becomes of what they draw."""
+    """Positions [start, stop) of every lane of a course, all in one epoch, and what becomes of their draws."""
 
     part: int
     course: Course
@@ -67,8 +67,8 @@ class Stretch(NamedTuple):
     became: Became
 
     def blocks(self, total: int) -> Iterator[tuple[_Integers, _Integers]]:
-        """Yields what is drawn, in blocks: samples and their epochs."""
-        # Whole windows where that is possible: the permutation of one that is cut would be made twice.
+        """Yields the draws in blocks: samples and their epochs."""
+        # In whole windows if possible: the permutation of a window that is cut would be computed twice.
         long = max(1, min(self.stop - self.start, _BLOCK))
         lanes = max(1, _BLOCK // long)
         for lane in range(0, self.course.dp, lanes):
@@ -79,7 +79,7 @@ class Stretch(NamedTuple):
 
 
 class UnbrokenParts(NamedTuple):
-    """Parts from number `first` on, alone in `course`, of which only the first begins an epoch anew."""
+    """Parts from number `first` on, alone in `course`; only the first of them restarts an epoch."""
 
     first: int
     course: Course
@@ -88,19 +88,19 @@ class UnbrokenParts(NamedTuple):
 
 
 class Tracing:
-    """A run, as one of its states tells it; `where` names the stream's directory in messages.
+    """A run, derived from one of its states; `where` names the stream's directory in messages.
 
-    The samples to draw are [0, total), None as long as that is open; `end` is the same as if a stream that has not
-    ended did so here: what is drawn stays so in any case. `sections` are the parts, cut where an epoch was begun anew,
-    `epochs` those of which anything was drawn. Raises StateMismatch: of another stream, or ahead of what is published.
+    The samples to draw are [0, total), None while that is open. `end` is the same as if a stream that has not ended
+    ended here: draws so far are the same in any case. `sections` are the parts, cut where an epoch was restarted;
+    `epochs` are those with draws. Raises StateMismatch: the state is of another stream, or ahead of what is published.
     """
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
         self.state = state = saved.state
         self.facts, self.where = facts, where
-        self.left_out = saved.member is not None and not saved.member.blended  # of the blend that the run is over
+        self.left_out = saved.member is not None and not saved.member.blended  # of the run's blend
         if len(state.parts) > MAX_PARTS:
-            raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
+            raise self._impossible(saved, f"it has {len(state.parts)} parts, but at most {MAX_PARTS} can be traced")
         check_fits(state, replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk), where)
         limit = state.max_total_samples
         self.end = total = facts.samples if limit is None else min(facts.samples, limit)
@@ -109,7 +109,7 @@ class Tracing:
         for number, part in enumerate(state.parts if self.total is None else ()):
             needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
             if needed > facts.samples:
-                what = f"{saved.file}: the state has drawn what needs {needed} samples, but {where} has {facts.samples}"
+                what = f"{saved.file}: the state's draws need {needed} samples, but {where} has {facts.samples}"
                 raise self._mismatch(f"{what}: it is ahead of the stream, which may be an older copy")
         try:
             self.sections = tuple(_sections_of(self.course, self.total))
@@ -119,33 +119,33 @@ class Tracing:
         except (ValueError, IndexError) as cause:
             raise self._impossible(saved, str(cause)) from cause
         if (count := self.epochs.stop - first) > MAX_EPOCHS:
-            raise self._impossible(saved, f"it has trained {count} epochs, and at most {MAX_EPOCHS} are traced")
+            raise self._impossible(saved, f"it has trained {count} epochs, but at most {MAX_EPOCHS} can be traced")
 
     def place(self, step: int) -> StepPlace:
-        """Returns what a step took or will take. Raises StateMismatch: not known, or not certain before more comes."""
+        """Returns what a step took or will take. Raises StateMismatch: unknown, or not certain yet."""
         place, unknown = self.steps.place(step), self.steps.unknown
         if place is None:
             why = "it begins later" if unknown is None else f"part {unknown} does not say how many samples a step had"
-            what = f"the state does not tell what step {step + 1} took: {why}; use --sample, or a state of a run"
+            what = f"the state does not show what step {step + 1} took: {why}; use --sample, or a state of a run"
             raise self._mismatch(f"{what} with Order(micro_batches_per_step=...)", field="draws_per_step")
         self._check_certain(step, place)
         return place
 
     def _check_certain(self, step: int, place: StepPlace) -> None:
-        # Of a blend a step may take nothing of this stream.
+        # In a blend a step may take nothing from this stream.
         if self.total is None and place.start < place.stop:
             needed, published = self.course.until(place.part).needed(place.stop - 1), self.facts.samples
             if needed > published:
-                what = f"{self.where}: step {step + 1} needs {needed:,} samples or an end, {published:,} are there"
+                what = f"{self.where}: step {step + 1} needs {needed:,} samples or an end, only {published:,} are there"
                 raise self._mismatch(what, expected=str(needed), actual=str(published))
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
-        """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given."""
+        """Yields the draws of a step, rank by rank, in the order of positions; only of `rank` if it is given."""
         place = self.place(step)
         course = self.course.until(place.part)
         ranks = range(course.dp) if rank is None else range(rank, rank + 1)
         if (draws := len(ranks) * (place.stop - place.start)) > MAX_STEP_DRAWS:
-            raise self._mismatch(f"{self.where}: step {step + 1} has {draws} draws, and {MAX_STEP_DRAWS} are the most")
+            raise self._mismatch(f"{self.where}: step {step + 1} has {draws} draws, more than {MAX_STEP_DRAWS}")
         positions = np.arange(place.start, place.stop)
         epochs, samples = course.draws(np.array(ranks)[:, None], positions, self.total)
         draws = self.state.parts[place.part].draws
@@ -156,7 +156,7 @@ class Tracing:
                 yield Fate(step, place.part, number, position, epoch, sample, became)
 
     def fates(self, sample: int) -> Iterator[Fate]:
-        """Yields what became of a sample in each epoch that was begun; more than once where one was begun anew."""
+        """Yields what became of a sample in each epoch that was begun; repeatedly if an epoch was restarted."""
         if self.total is not None and sample >= self.total:
             beyond: Became = "not published" if sample >= self.facts.samples else "beyond the end"
             yield Fate.undrawn(self.epochs[-1], sample, beyond)
@@ -166,10 +166,10 @@ class Tracing:
                 yield self._fate(sample, epoch, section)
 
     def draws(self, epoch: int) -> Iterator[Stretch]:
-        """Yields what a run draws of [0, end) in an epoch, part by part, then what is to come and what is left over."""
+        """Yields the draws of [0, end) in an epoch, part by part, then what is to come and what is left over."""
         total = self.end
         for section in self.sections if total else ():
-            # Whether the run stands in this epoch.
+            # Whether the run is currently in this epoch.
             current, ends = section is self.sections[-1] and epoch == section.last_epoch, None
             for number in range(len(section.course.parts) if epoch <= section.last_epoch else 0):
                 course = section.course.until(number)
@@ -181,7 +181,7 @@ class Tracing:
                 if later >= 0 and not (start > drawn or (start == drawn and start)):
                     yield Stretch(part, course, start, drawn, "trained" if course.current.trained else "skipped")
                     ends = Stretch(part, course, drawn, stop, "to come")
-            # Where another epoch was begun before this one was over, what is left of it is nobody's.
+            # If another epoch was begun before this one was over, the rest of this one is never drawn.
             if ends is None or (ends.start < ends.stop and not current):
                 continue
             course = ends.course
@@ -194,12 +194,12 @@ class Tracing:
                 ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
                 rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
                 if rest.epoch(total) == epoch:
-                    # Of a stream that has not ended the end is still open, so nothing is left over yet.
+                    # If the stream has not ended, the end is still open, so nothing is left over yet.
                     became: Became = "to come" if current and self.total is None else "left over"
                     yield Stretch(ends.part, rest, 0, rest.epoch_length(total), became)
 
     def gaps(self, epoch: int) -> list[tuple[int, int]]:
-        """Returns the ranges of samples that are left out of an epoch."""
+        """Returns the ranges of samples that are skipped in an epoch."""
         found: list[tuple[int, int]] = []
         for section in self.sections if self.end else ():
             for number, part in enumerate(section.course.parts if epoch <= section.last_epoch else ()):
@@ -207,7 +207,7 @@ class Tracing:
         return found
 
     def needed_chunk(self, newest_epoch: int) -> int:
-        """Returns the first chunk that a run which continues here may need; 0 in an earlier epoch than the newest."""
+        """Returns the first chunk that a run continuing here may need; 0 if its epoch is not the newest."""
         if self.sections[-1].last_epoch < newest_epoch:
             return 0
         done = done_before(self.course, self.course.current.draws, self.total)
@@ -215,7 +215,7 @@ class Tracing:
         return self.facts.chunks if over else done // self.facts.samples_per_chunk
 
     def fewer_than_step(self, fate: Fate) -> int | None:
-        """Returns the samples of the step in which one is to come, if its epoch has too few left for that step."""
+        """Returns the samples of the step in which a sample is to come, if its epoch has too few left for that step."""
         step, number, steps = fate.step, fate.part, self.steps
         if fate.became != "to come" or step is None or number is None or fate.position is None or self.total is None:
             return None
@@ -241,18 +241,18 @@ class Tracing:
                     return Fate.undrawn(epoch, sample, became)
             return Fate(self.steps.step_of(part, at), part, place.lane, at, epoch, sample, became)
         for number, own in enumerate(course.parts):
-            # What a later part leaves out, it leaves out of the epochs that it is in.
+            # Samples that a later part skips are skipped in its epochs.
             if sample in Gaps(own.skip) and course.until(number).epoch(self.total) <= epoch:
                 left_out = next(n for n, one in enumerate(self.state.parts) if sample in Gaps(one.skip))
                 return Fate.undrawn(epoch, sample, "skipped", left_out)
-        # Whether the section has drawn its last epoch to the end, where that is known
+        # Whether the section has drawn its last epoch to the end, if that is known
         draws = course.current.draws
         whole = self.total is not None and draws == course.epoch_stop(draws, self.total)
         over = current or epoch < section.last_epoch or whole
         return Fate.undrawn(epoch, sample, "left over" if over else "cut short")
 
     def _steps(self, saved: SavedState) -> Steps:
-        """Returns the steps; those of a trainer that ends them with epochs where only these fit what the file says."""
+        """Returns the steps; those of a trainer that ends steps with epochs if only these match the file."""
         if saved.member is not None:
             return MemberSteps(saved.member)
         every = [PartSteps(one.first_step, one.draws, one.draws_per_step, one.trained) for one in self.state.parts]
@@ -279,13 +279,13 @@ def done_before(course: Course, drawn: int, total: int | None) -> int:
 
 
 def _agrees(steps: Steps, trained: int | None) -> bool:
-    """Whether steps follow on each other from part to part, and lead to the number that the file says."""
+    """Returns whether steps are consecutive from part to part, and lead to the number in the file."""
     counted = trained is None or steps.unknown is not None or steps.trained == trained
     return counted and not steps.breaks() and not steps.ragged()
 
 
 def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
-    """Yields the sections of a course; what was left out before one is left out of it too."""
+    """Yields the sections of a course; samples skipped before a section are skipped in it too."""
     parts, gaps = course.parts, Gaps()
     starts = [number for number, part in enumerate(parts) if not number or part.epoch is not None]
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
@@ -298,7 +298,7 @@ def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
 
 
 class StreamFacts(NamedTuple):
-    """What a stream's directory says at one moment; the chunks of the half-open range [0, retired) are deleted."""
+    """The state of a stream's directory at one time; the chunks [0, retired) are deleted."""
 
     stream_id: str | None
     samples_per_chunk: int
@@ -309,6 +309,6 @@ class StreamFacts(NamedTuple):
 
 
 def facts_of(stream: Stream) -> StreamFacts:
-    """Looks what is published now. Raises as `Stream.published` and `Stream.retired` do."""
+    """Polls what is published now. Raises as `Stream.published` and `Stream.retired` do."""
     now = stream.published()
     return StreamFacts(stream.stream_id, stream.samples_per_chunk, now.chunks, now.samples, now.ended, stream.retired())

@@ -1,6 +1,6 @@
-"""A run over sequences that are made while training reads, traced: which sequence held a sample, and who trained it.
+"""Traces a run over sequences made during training: which sequence held a sample, and which rank trained it.
 
-Sequences are made once more, window by window, by the lengths in the seals, in some microseconds a row.
+Sequences are made again, window by window, from the lengths in the seals, in some microseconds per row.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from lazyshard.stream import StreamReader, read_retired
 from lazyshard.stream.run_parts import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
 
-_Numbered = tuple[int, SplitSequence]  # A sequence, and its number in the epoch
+_Numbered = tuple[int, SplitSequence]  # a sequence, after its number in the epoch
 _Integers = npt.NDArray[np.int64]
-ROWS_AT_ONCE: Final = 1 << 20  # Rows before the first window that are looked at together: some 60 MB
+ROWS_AT_ONCE: Final = 1 << 20  # rows before the first window processed at a time: some 60 MB
 
 
 def traced(saved: SavedState, facts: StreamFacts, where: str) -> Tracing:
-    """Returns a run as one of its states tells it. Raises as `Tracing` and `SequenceTracing`."""
+    """Returns a run, derived from one of its states. Raises as `Tracing` and `SequenceTracing`."""
     return Tracing(saved, facts, where) if saved.sequences is None else SequenceTracing(saved, facts, where)
 
 
 class _StateRows(SequenceRows):
-    """The rows of a run, as its state tells them; it waits for nothing."""
+    """The rows of a run, derived from its state; never waits."""
 
     def __init__(self, state: SequenceState, directory: str, stream_id: str | None) -> None:
         samples, stopping, states, directories = None, "first_exhausted", list[RunState](), [directory]
@@ -54,21 +54,21 @@ class _StateRows(SequenceRows):
         readers = [StreamReader(one, max_wait=0) for one in directories]
         for reader, name in zip(readers, state.stream.split(","), strict=True):
             if reader.stream_id != name:
-                raise ValueError(f"{reader.directory} holds stream {reader.stream_id}, the run had {name} there")
+                raise ValueError(f"{reader.directory} holds stream {reader.stream_id}, but the run had {name} there")
         window *= 1 if states else readers[0].samples_per_chunk
         limits = [one.max_total_samples for one in states] or [None]
         super().__init__(state.stream, readers, limits, window, samples, stopping)
         blend = BlendCourse(rows.parts[-1].pieces) if isinstance(rows, BlendState) else ALONE
         courses = [course_of(one) for one in states] or [Course(Rules(readers[0].samples_per_chunk), [Part(1)])]
         self._order = RowOrder(blend, [course.in_epoch(state.epoch) for course in courses])
-        # What the data sets themselves leave out, of each stream.
+        # The samples that the data sets themselves skip, for each stream.
         self.gaps = [Gaps(one for part in of.parts for one in part.skip) for of in states] or [Gaps(())]
 
     def order(self, epoch: int) -> RowOrder:
         return self._order
 
     def done_before(self, stream: int, row: int) -> int:
-        """Returns N such that no sample of [0, N) of a stream is drawn from a row on, in the epoch of that stream."""
+        """Returns N such that from `row` on no sample of [0, N) of a stream is drawn, in the epoch of that stream."""
         return done_before(self._order.courses[stream], self._order.blend.counts(row)[stream], self._total_seen(stream))
 
 
@@ -81,12 +81,12 @@ def _form(rule: dict[str, Any]) -> Form:
 
 
 class SequenceTracing(Tracing):
-    """A run over sequences: as `Tracing`, but positions and draws are sequences, samples those of this stream in them.
+    """A run over sequences: as `Tracing`, but positions and draws are sequences, and samples those in them.
 
-    `first` is the place from which sequences can be made again: where chunks are deleted, that of the state. `count` is
-    how many there are in the epoch, None until its end was met. Rows from `behind` on, in the order in which sequences
-    are made of them, are in none that was made so far. Raises StateMismatch: the state is not of this stream,
-    or does not say enough; or another stream of its blend is not there.
+    `first` is the place from which sequences can be made again: if chunks are deleted, the place in the state. `count`
+    is their number in the epoch, None until its end is reached. Rows from `behind` on, in the order in which sequences
+    are made of them, are in no sequence made so far. Raises StateMismatch: the state is not of this stream or lacks
+    information, or another stream of its blend is missing.
     """
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
@@ -105,13 +105,13 @@ class SequenceTracing(Tracing):
         self.first = of.place if deleted else WindowPlace()
         self.count: int | None = None
         self.behind = self.first.position
-        self._places = [self.first]  # Where windows begin, in order
+        self._places = [self.first]  # beginnings of windows, in order
         self.end, parts = facts.samples, self.state.parts
         self.total = self.end if facts.ended else None
         self.epochs = range(of.epoch, of.epoch + 1)
         self.begins = list(accumulate((one.dp * one.draws for one in parts[:-1]), initial=0))
         self.steps = Steps([PartSteps(one.first_step, one.draws, one.draws_per_step, one.trained) for one in parts])
-        # Of windows that are deleted nothing can be checked.
+        # Deleted windows cannot be checked.
         with contextlib.suppress(ChunkRetired, LengthUnknown):
             try:
                 self.planner.check(of)
@@ -121,7 +121,7 @@ class SequenceTracing(Tracing):
     def sequences(
         self, see: Callable[[PlannedWindow], None] = lambda window: None, start: int | None = None
     ) -> Iterator[_Numbered]:
-        """Yields the known sequences from `first`, or a micro batch's `start`, on; `see` takes each window before."""
+        """Yields the sequences from `first`, or a micro batch's `start`, on; calls `see` before each window."""
         tail, places, place = list[_Numbered](), self._places, self.first
         if start is not None:
             place = places[max(bisect_right(places, start, key=lambda one: one.before) - 1, 0)]
@@ -156,8 +156,8 @@ class SequenceTracing(Tracing):
         return number == self._batch_of(number)[1].start
 
     def _batch_of(self, number: int) -> tuple[int, range]:
-        """Returns the part in which a sequence was drawn, the last one for what is to come, and its micro batch."""
-        # Of parts that begin with the same one, all but the last have drawn nothing.
+        """Returns the part in which a sequence was drawn, or the last one if it is to come, and its micro batch."""
+        # If several parts begin with the same sequence, all but the last have drawn nothing.
         part = bisect_right(self.begins, number) - 1
         micro = self.state.parts[part].dp * self.state.parts[part].batch_size
         start = number - (number - self.begins[part]) % micro
@@ -177,15 +177,15 @@ class SequenceTracing(Tracing):
         return Fate(self.steps.step_of(part, position), part, rank, position, self.of.epoch, sample, became)
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
-        """Yields the samples in the sequences of a step, rank by rank; of one rank if it is given."""
+        """Yields the samples in the sequences of a step, rank by rank; only of `rank` if it is given."""
         place = self.place(step)
         own, begin = self.state.parts[place.part], self.begins[place.part]
         first, stop = (begin + position * own.dp for position in (place.start, place.stop))
         if stop - first > MAX_STEP_DRAWS:
-            raise self._mismatch(f"{self.where}: by the state step {step + 1} has {stop - first} sequences")
+            raise self._mismatch(f"{self.where}: by the state, step {step + 1} has {stop - first} sequences")
         if first < self.first.before:
-            gone = f"step {step + 1} took sequences of rows whose chunks are deleted; those from sequence"
-            raise self._mismatch(f"{self.where}: {gone} {self.first.before} on can be told")
+            gone = f"step {step + 1} took sequences of rows whose chunks are deleted; sequences can be traced from"
+            raise self._mismatch(f"{self.where}: {gone} number {self.first.before} on")
         known = takewhile(lambda one: one[0] < stop, self.sequences(start=first))
         found = [(self.fate_of(number, 0), sequence) for number, sequence in known if number >= first]
         own_samples = ((fate, self.samples_of(sequence)) for fate, sequence in found if rank in (None, fate.rank))
@@ -193,7 +193,7 @@ class SequenceTracing(Tracing):
             yield from (fate._replace(sample=sample) for sample in samples)
 
     def samples_of(self, sequence: SplitSequence) -> list[int]:
-        """Returns the samples of this stream of which a sequence has tokens, in order."""
+        """Returns the samples of this stream that have tokens in a sequence, in order."""
         own = (piece.document for piece in sequence.pieces if piece.stop > piece.start)
         placed = (self.rows.place(row, self.of.epoch) for row in own)
         return [sample for stream, sample in placed if stream == self.stream]
@@ -217,7 +217,7 @@ class SequenceTracing(Tracing):
         own = next((number for number, one in enumerate(self.state.parts) if sample in Gaps(one.skip)), None)
         part, apart = 0 if sample in self.rows.gaps[self.stream] else own, False
         if numbers and isinstance(self.form, Pack) and self.count is not None:
-            # It may have been taken apart with packs before `first`, to complete their micro batch.
+            # It may have been split off with packs before `first`, to complete their micro batch.
             batch = self._batch_of(numbers[-1])[1]
             drawn = self.fate_of(numbers[-1], 0).rank is not None
             apart = batch.start < self.first.before and batch.stop > self.count and drawn
@@ -227,7 +227,7 @@ class SequenceTracing(Tracing):
         elif numbers and not apart:
             yield from (self.fate_of(number, sample) for number in numbers)
         elif numbers or ((part is None or self.begins[part]) and any(before)):
-            # What a later part leaves out, too: it may have been trained.
+            # Even if a later part skips it: it may have been trained.
             yield Fate.undrawn(epoch, sample, "before")
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
@@ -238,22 +238,22 @@ class SequenceTracing(Tracing):
             yield Fate.undrawn(epoch, sample, "to come" if self.count is None else "left over")
 
     def fewer_than_step(self, fate: Fate) -> int | None:
-        """Returns None: what is left over of an epoch is known to be."""
+        """Returns None: sequences left over in an epoch are known."""
         return None
 
     def needed_chunk(self, newest_epoch: int) -> int:
-        """Returns the first chunk of this stream that a run may need which continues from the state."""
+        """Returns the first chunk of this stream that a run continuing from the state may need."""
         if self.of.epoch < newest_epoch:
             return 0
         row = self.planner.first_window(self.of.place) * self.rows.rows
         return self.rows.done_before(self.stream, row) // self.facts.samples_per_chunk
 
     def gaps(self, epoch: int) -> list[tuple[int, int]]:
-        """Returns the ranges of samples that are left out."""
+        """Returns the ranges of samples that are skipped."""
         return [*(one for part in self.of.parts for one in part.skip), *self.rows.gaps[self.stream].ranges]
 
     def before(self, *, cut: bool = False) -> Iterator[_Integers]:
-        """Yields rows before `first`, if `cut` also the one it cuts: that they were trained the state alone says."""
+        """Yields rows before `first`, and if `cut` the row it cuts: only the state shows that they were trained."""
         window, within = divmod(self.first.position, self.rows.rows)
         within += (cut and self.first.offset > 0) or self.row_ended() is not None
         stop = window * self.rows.rows
@@ -262,13 +262,12 @@ class SequenceTracing(Tracing):
             yield self.planner.in_order(window, self.of.epoch)[:within]
 
     def drawn(self, rows: _Integers) -> RowDraws:
-        """Returns what rows are that lie close to each other."""
+        """Returns the draws of rows that are close to each other."""
         first, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
-        draws = self.rows.draws(first, stop, self.of.epoch)
-        return RowDraws(*(one[rows - first] for one in draws))
+        return RowDraws(*(one[rows - first] for one in self.rows.draws(first, stop, self.of.epoch)))
 
     def row_ended(self) -> int | None:
-        """Returns the row that `first` cuts if its last token is before, too, and comes once more by an overlap."""
+        """Returns the row that `first` cuts, if its last token comes before and is repeated by an overlap."""
         first, form = self.first, self.form
         begun = first.before and (first.offset or not any(part.skip for part in self.of.parts))
         if not begun or not isinstance(form, Split) or not form.overlap:
@@ -279,15 +278,15 @@ class SequenceTracing(Tracing):
         return row if first.offset == whole - 1 else None
 
     def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, _Integers, npt.NDArray[np.bool_]]]:
-        """Yields the rows that come with a window: the first number, all in order, which do not come before `first`."""
+        """Yields the rows that a window adds: their first number, all in order, and whether each is after `first`."""
         own = window.place.window
-        # With the first window those come, too, of what was left over for it.
+        # The first window also adds the rows that were left over for it.
         for number in range(self.planner.first_window(self.first) if window.place == self.first else own, own + 1):
             names, begin = self.planner.in_order(number, self.of.epoch), number * self.rows.rows
             yield begin, names, np.arange(begin, begin + len(names)) >= self.first.position
 
     def ends_in(self, sequence: SplitSequence) -> list[int]:
-        """Returns the rows whose last token is in a sequence; by an overlap that of the sequence before may be, too."""
+        """Returns the rows whose last token is in a sequence; with an overlap, also of the sequence before."""
         form, rows = self.form, [piece.document for piece in sequence.pieces]
         if not isinstance(form, Split):
             return rows
@@ -296,4 +295,4 @@ class SequenceTracing(Tracing):
         return rows if whole else rows[:-1]
 
     def _check_certain(self, step: int, place: StepPlace) -> None:
-        """What is not published yet of a step is not told."""
+        """Does nothing: the part of a step that is not published yet is not reported."""

@@ -1,8 +1,7 @@
-"""From a place in a source file, or a text, to the rows of a stream, and from a row back to the line it was made of.
+"""Finds the rows of a stream from a place in a source file or a text, and the source line of a row.
 
-A seal keeps how far each source was read when its chunk was published. So a place lies in the first chunk whose seal is
-past it, which a bisection finds, and the row is found by its digest. Where rows are mixed or shuffled, a few chunks may
-come into question.
+A seal records how far each source was read when its chunk was published. So a place is in the first chunk whose seal is
+past it, found by bisection, and the row by its digest. If rows are mixed or shuffled, several chunks may qualify.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NO_LINE: Final = "no line there equals the row"
 
 
 class SourcePlace(NamedTuple):
-    """A place in a source: a byte of the file, or of what it holds uncompressed; or a line, from 1."""
+    """A place in a source: a byte of the uncompressed file, or a line, from 1."""
 
     path: str
     byte: int | None = None
@@ -45,7 +44,7 @@ class SourcePlace(NamedTuple):
 
 
 class PlaceRows(NamedTuple):
-    """The rows that a place has become: those equal to its row in the half-open range of chunks; or `why` none is."""
+    """The rows made from a place: those equal to its row in the half-open range of chunks; or `why` there is none."""
 
     chunks: tuple[int, int]
     samples: tuple[int, ...] = ()
@@ -53,7 +52,7 @@ class PlaceRows(NamedTuple):
 
 
 class _SourcePosition(NamedTuple):
-    """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
+    """How far a seal says a source was read, in bytes and lines, and whether a row or block is partly published."""
 
     offset: int = 0
     line: int = 0
@@ -61,12 +60,12 @@ class _SourcePosition(NamedTuple):
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
-    """Finds the rows of a place in a source. Raises StateMismatch: seals do not tell of it yet; SealInvalid."""
+    """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; SealInvalid."""
     if not chunks:
-        raise _unknown(f"{directory}: no chunk is there")
+        raise _unknown(f"{directory}: there is no chunk")
     newest = read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
-    # Which of the numbers of a position is meant, and what it must exceed.
+    # Which number of a position is compared, and what it must exceed.
     which, wanted = (0, place.byte or 0) if place.line is None else (1, place.line - 1)
 
     def mark(chunk: int) -> _SourcePosition:
@@ -78,12 +77,12 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        raise _unknown(f"{place}: {reached(chunks[-1])} {('bytes', 'lines')[which]} are published of it so far")
+        raise _unknown(f"{place}: only {reached(chunks[-1])} {('bytes', 'lines')[which]} of it are published so far")
     first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
     if at > chunks.start:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
-            # What is made of a row or a block of which a part is published may have begun in any chunk since.
+            # Rows made of a row or block that is partly published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
     within, read = (first, last + 1), _lines(Path(place.path if os.path.exists(place.path) else name), begin)
     try:
@@ -104,7 +103,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
-    """Returns how the seals call a source."""
+    """Returns the name of a source in the seals."""
     kinds = {path: entry.get("kind") for path, entry in _entries(seal).items()}
     if not kinds:
         raise _unknown(f"{directory}: its seals hold no positions in sources: another program has written the stream")
@@ -115,12 +114,12 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
         some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
         raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
     if kinds[same[0]] not in _OF_LINES | {None}:
-        raise _unknown(f"{same[0]}: a source of kind {kinds[same[0]]}, which has no bytes and lines to be found by")
+        raise _unknown(f"{same[0]}: a source of kind {kinds[same[0]]}, which has no bytes and lines to search by")
     return same[0]
 
 
 def _position_in(seal: Seal | None, name: str) -> _SourcePosition:
-    """Returns how far a seal says that a source of lines was read; 0 where it was not begun, or not given yet."""
+    """Returns how far a seal says a source of lines was read; 0 if it was not begun, or not given yet."""
     open_unit, entry = seal is not None and bool(_counted(seal.source, "skip")), _entries(seal).get(name)
     if seal is None or entry is None or entry.get("kind") is None:
         return _SourcePosition(open_unit=open_unit)
@@ -136,22 +135,22 @@ def _why(error: OSError) -> str:
 
 
 def _lines(path: Path, begin: _SourcePosition, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yields the lines of a source from a position on up to a byte: the byte behind it, number from 1, and text."""
-    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
+    """Yields the lines of a source from a position to a byte: the end of the line, its number from 1, and its text."""
+    # The name comes from a seal: it may be any file, so none of its content is shown.
     opened = open_given_file(path)
     with os.fdopen(os.dup(opened.fd), "rb") as file:
         if file.read(2) in (b"\x1f\x8b", b"\x28\xb5"):
             raise OSError(0, "the file is compressed")
         at, number, _ = begin
         file.seek(at)
-        # A producer takes no longer lines for rows.
+        # A producer accepts no longer lines as rows.
         while (end is None or at < end) and (line := file.readline(256 << 20)):
             number, at = number + 1, at + len(line)
             yield at, number, line
 
 
 def _digests(line: bytes) -> list[int]:
-    """Returns the digests of what the row may be that is made of a line: as it is, or without white space around it."""
+    """Returns the possible digests of the row made of a line: as it is, or without surrounding white space."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     return [xxhash.xxh3_64_intdigest(form + b"\n") for form in {line.rstrip(b"\r\n"), line.strip()}]
 
@@ -162,15 +161,15 @@ def _unknown(what: str) -> StateMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row may have come from: a source, as its stream calls it."""
+    """A possible origin of a row: a source, under its name in the stream."""
 
     path: str
-    lines: tuple[int, ...] = ()  # from 1: those that the row equals, several where lines are alike; empty if none does
+    lines: tuple[int, ...] = ()  # from 1: the lines that equal the row, several if lines are alike; empty if none does
     among: tuple[int, int] | None = None  # the half-open range of lines that its chunk was made of, if it has lines
-    why: str | None = None  # why its line is not told; None where it is
+    why: str | None = None  # why the line is unknown; None if it is known
 
     def __str__(self) -> str:
-        """Tells it in words.
+        """Formats the origin.
 
         >>> str(Origin("b.jsonl", (41,), (41, 49))), str(Origin("b.jsonl", (), (41, 49), "the file has changed"))
         ('b.jsonl:41', 'b.jsonl, lines 41 to 48 (the file has changed)')
@@ -183,20 +182,20 @@ class Origin:
         return f"{self.path}, {f'line {first}' if first == last else f'lines {first} to {last}'} ({self.why})"
 
 
-# What is to be said of a row of a source that equals no line, and the numbers of the lines by digest
+# The origin of a row of a source that equals no line, and the numbers of the lines by digest
 _Lines = tuple[Origin, dict[int, list[int]]]
 
 
 class Origins:
-    """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
+    """Finds the origins of rows of a native stream; `chunks` are the existing ones."""
 
     def __init__(self, directory: Path, chunks: range) -> None:
         self._directory, self._chunks = directory, chunks
-        # Of the chunk that was asked for last: rows that are asked for one after another are mostly of one.
+        # For the last chunk: consecutive calls mostly concern one chunk.
         self._last: tuple[Seal, list[_Lines]] | None = None
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
-        """Returns where a row may have come from: one source with its line, or all that may be; none if not known."""
+        """Returns the origins of a row: one source with its line, or all candidates; empty if unknown."""
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
         if self._last is None or self._last[0].chunk != chunk:
@@ -224,7 +223,7 @@ class Origins:
                 yield Origin(name, why=f"a source of kind {kind} has no lines"), {}
 
     def _end(self, seal: Seal) -> Seal | None:
-        """Returns the seal that tells how far was read for a chunk: its own, or that past its block; None: none yet."""
+        """Returns the seal with the positions for a chunk: its own, or the one past its block; None if none yet."""
         if not _counted(seal.source, "skip"):
             return seal
 
@@ -236,13 +235,13 @@ class Origins:
 
 
 def _counted(entry: Any, name: str) -> int:
-    """Returns a count of what a seal says, 0 where it says none."""
+    """Returns a count from a seal, 0 if it has none."""
     value = entry.get(name) if isinstance(entry, dict) else None
     return value if isinstance(value, int) else 0
 
 
 def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
-    """Returns what a seal says of each source, by name."""
+    """Returns the entries of a seal for each source, by name."""
     source = None if seal is None else seal.source
     entries = source.get("sources") if isinstance(source, dict) else None
     if not isinstance(entries, list):
@@ -251,7 +250,7 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
 
 
 def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> _Lines:
-    """Reads the part of a source from one position up to another."""
+    """Reads the part of a source from one position to another."""
     origin = Origin(name, (), (begin.line + 1, max(begin.line + 1, end.line) + 1), _NO_LINE)
     try:
         read = _lines(Path(name), begin, end.offset)
@@ -268,7 +267,7 @@ def _by_digest(rows: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
-    """Yields the same of each chunk with samples of [begin, stop): its seal tells the rows' digests."""
+    """Yields the same for each chunk with samples of [begin, stop): its seal holds the rows' digests."""
     directory = stream_path(name)
     try:
         manifest = read_manifest(directory, None)
@@ -288,11 +287,11 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
 def find_text(
     stream: Stream, chunks: range, text: str, report: Callable[[str, int, int], None] = lambda phase, done, total: None
 ) -> Iterator[int]:
-    r"""Yields the samples whose rows hold a text, in order; `chunks` are those that are there.
+    r"""Yields the samples whose rows contain a text, in order; `chunks` are the existing ones.
 
-    It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
-    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string. Raises
-    ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
+    Searches for the text itself and for its form in a JSON string: in UTF-8, and in ASCII with escapes. A text that is
+    escaped in another way, for instance "\/" for "/", or that crosses the end of a string, is not found. Raises
+    ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; the chunks before it are searched.
     """
     wanted = {text.encode("utf-8", "surrogateescape")}
     # JSON has no lone surrogates.

@@ -1,10 +1,10 @@
-"""Saved states of runs: read from checkpoints' files and from cursors, with what those say besides; and their steps.
+"""Saved states of runs, read from checkpoint files and cursors together with other facts in them; and their steps.
 
-A file holds the state alone, as `RunState.to_dict` gives it, or an object with the state in its field `state`, as the
-`lazyshard.json` in ms-swift's checkpoints, or in `data`; those of format 1 hold the numbers that a state is made of.
+A file holds only the state, as `RunState.to_dict` returns it, or an object with the state in its field `state`, like
+`lazyshard.json` in ms-swift's checkpoints, or in `data`. Files of format 1 hold the numbers from which to make a state.
 
-All lanes of a part take `draws_per_step` positions in a step. Steps are counted through the whole run, from 0; what was
-skipped takes none. Two kinds of trainers::
+All lanes of a part take `draws_per_step` positions in a step. Steps are counted through the whole run, from 0; skipped
+positions belong to no step. There are two kinds of trainers::
 
     draws_per_step=4, epochs of 10 positions        step 0     1     2     3     4     5
     even: steps continue over the end of an epoch          0-3   4-7   8-11 12-15 16-19 20-23
@@ -31,10 +31,10 @@ from lazyshard.plan.blend import BlendCourse
 from lazyshard.store.files import read_given_file, stream_name
 from lazyshard.stream.listing import read_manifest
 
-NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
+NAME: Final = "lazyshard.json"  # the file in a checkpoint's folder
 _WRITE: Final = 'json.dump({"state": batches.state_dict(), "step": batches.step}, file)'
 
-# Layouts of runs under ms-swift's own samplers, and what those did
+# Layouts of runs under ms-swift's own samplers, and what those samplers did
 _OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
@@ -45,43 +45,43 @@ class SavedState(NamedTuple):
 
     state: RunState
     file: Path
-    step: int | None = None  # steps trained, as the file says; None where it does not
-    consumer: str | None = None  # the run's name in the stream's cursors; None where the file does not say
-    saved_at: float = 0.0  # seconds since 1970 by the writer's clock, or the file's own time where it does not say
-    folder_step: int | None = None  # the number in the name of the checkpoint's folder, None where it has none
-    cursor: Cursor | None = None  # the cursor that it was found in, None for a file
-    dated: bool = True  # whether `saved_at` is what the file says, not its own time
-    # the stream in the blend that the run is over; None where it is over this stream alone
+    step: int | None = None  # steps trained, from the file; None if it has none
+    consumer: str | None = None  # the run's name in the stream's cursors, from the file; None if it has none
+    saved_at: float = 0.0  # seconds since 1970 by the writer's clock, or the file's own time if it has none
+    folder_step: int | None = None  # the number in the name of the checkpoint's folder, or None
+    cursor: Cursor | None = None  # the cursor in which it was found, None for a file
+    dated: bool = True  # whether `saved_at` is from the content of the file
+    # the stream in the blend of the run; None if the run is over this stream alone
     member: Member | None = None
-    # of a run over sequences, which `state` then counts in place of samples
+    # for a run over sequences, which `state` then counts in place of samples
     sequences: SequenceState | None = None
 
     @property
     def any_step(self) -> int | None:
-        """Steps trained by the file, or by the name of its folder."""
+        """Steps trained, by the file or by the name of its folder."""
         return self.folder_step if self.step is None else self.step
 
 
 def read_state(path: Path, directory: Path | None = None) -> SavedState:
     """Reads a state from a file, or from a checkpoint's folder, which holds a `lazyshard.json`.
 
-    Of a run over a blend the state of the stream in `directory` is taken. Raises StateInvalid: there is none in it, or
-    it cannot be used; StateMismatch: it is of a blend of other streams; its field is "names"; VersionUnsupported: it is
-    of a later format; FileRefused: it is no plain file, or far too large; OSError: the file cannot be read.
+    For a run over a blend, returns the state of the stream in `directory`. Raises StateInvalid: it has no state or an
+    invalid one; StateMismatch: it is of a blend of other streams, with field "names"; VersionUnsupported: it has a
+    later format; FileRefused: it is not a plain file, or far too large; OSError: the file cannot be read.
     """
     file = path / NAME if path.is_dir() else path
     try:
         data = read_given_file(file)
-        # How files of torch.save begin: a zip archive; those of old releases, a pickle.
+        # The first bytes of torch.save files: a zip archive, or in old releases a pickle.
         if data[:2] in (b"PK", b"\x80\x02"):
-            way = f"write the state beside it, as checkpoint-N/{NAME}, by {_WRITE}"
+            way = f"write the state next to it, as checkpoint-N/{NAME}, with {_WRITE}"
             raise _refused(file, "a JSON object", "a file of torch.save", way)
         value = loads(data)
     except FileNotFoundError as cause:
         what = f"{file}: there is no such file; give the file of a state, or a checkpoint's folder that holds {NAME}"
         raise StateInvalid(what, file=str(file)) from cause
     except orjson.JSONDecodeError as cause:
-        raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
+        raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or not JSON ({cause})") from cause
     state, member, sequences = _state(value, directory or file.parent, str(file))
     match, step = _CHECKPOINT.fullmatch(file.resolve().parent.name), _count(value.get("step"))
     saved_at, consumer = value.get("saved_at"), value.get("consumer")
@@ -92,7 +92,7 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
 
 
 def state_of_cursor(directory: Path, cursor: Cursor) -> SavedState | None:
-    """Returns the state in a cursor; None where it has none, as those of earlier releases."""
+    """Returns the state in a cursor; None if it has none, as in earlier releases."""
     if cursor.state is None:
         return None
     file = directory / CURSORS / cursor_name(cursor.consumer)
@@ -100,15 +100,15 @@ def state_of_cursor(directory: Path, cursor: Cursor) -> SavedState | None:
 
 
 def folder_of(path: Path) -> str:
-    """Returns how to call a state: its checkpoint's folder, or the file."""
+    """Returns the name of a state in messages: its checkpoint's folder, or the file."""
     return str(path.parent) if path.name == NAME else str(path)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'."""
+    """Returns the state files of the checkpoints in a folder: its own, its checkpoints', and its versions'."""
     if folder.is_file() or (folder / NAME).is_file():
         return [folder if folder.is_file() else folder / NAME]
-    # ms-swift makes a folder of its own for the checkpoints of each start.
+    # ms-swift makes a separate folder for the checkpoints of each start.
     inside = (file for depth in ("", "[!.]*/") for file in folder.glob(f"{depth}checkpoint-*/{NAME}"))
     found = {file: match for file in inside if (match := _CHECKPOINT.fullmatch(file.parent.name)) and file.is_file()}
     return sorted(found, key=lambda file: (str(file.parent.parent), int(found[file][1])))
@@ -124,14 +124,14 @@ def _in_sequences(state: SequenceState, directory: Path, file: str) -> RunState:
     if manifest is None or manifest.stream_id not in names:
         raise _of_others(file, f"sequences of the rows of {', '.join(names)}", names, directory, None)
     if not (parts := state.parts):
-        text = "was written by an earlier release, which did not keep which ranks had trained: give a later one"
+        text = "was written by an earlier release, which did not store which ranks had trained: give a later one"
         raise StateMismatch(f"{file}: the state {text}", directory=str(directory), field="parts")
     trained = sum(part.dp * part.draws for part in parts if part.trained)
     return RunState(manifest.stream_id, manifest.samples_per_chunk, 1, 0, 0, None, parts, trained)
 
 
 def _of_others(file: str, what: str, names: Sequence[str], directory: Path, actual: str | None) -> StateMismatch:
-    text = f"{file}: the state is of {what}, without {directory}: give one of these, or a state from after it was added"
+    text = f"{file}: the state is of {what}, not of {directory}: give one of these, or a state from after it was added"
     return StateMismatch(text, directory=str(directory), field="names", expected=", ".join(names), actual=actual)
 
 
@@ -140,7 +140,7 @@ def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | N
         raise _refused(file, "a JSON object with the state of a run", type(value).__name__)
     layout = value.get("layout")
     if isinstance(layout, str) and layout in _OWN_ORDERS:
-        what = f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the data (layout {layout}): not to be traced"
+        what = f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the data (layout {layout}): cannot be traced"
         raise StateInvalid(what, file=file, field="layout")
     places = {"": value, "state": value.get("state"), "data": value.get("data")}
     objects = {within: one for within, one in places.items() if isinstance(one, dict)}
@@ -167,7 +167,7 @@ def _state(value: Any, directory: Path, file: str) -> tuple[RunState, Member | N
 
 
 def _of_format_1(value: dict[str, Any], file: str) -> RunState:
-    """Returns the state of a run with the same ranks from its beginning, from the numbers of ms-swift's format 1."""
+    """Returns the state of a run with the same ranks from its start, from the numbers of ms-swift's format 1."""
     counts = []
     for name in ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed"):
         if (count := _count(value.get(name))) is None:
@@ -177,7 +177,7 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     if not dp or consumed % dp:
         raise _refused(file, f"consumed: a multiple of dp_size = {dp}", str(consumed))
     draws, stream = consumed // dp, value.get("stream")
-    # The last step of an epoch may hold fewer: then nothing says how many the others do.
+    # The last step of an epoch may have fewer draws: then the number of the other steps is unknown.
     each = -(-draws // step) if step else 0
     part = Part(dp, max(1, batch_size), draws, draws_per_step=each if draws == step * each else 0)
     return RunState(stream if is_stream_id(stream) else None, unit, unit, window * unit, seed, None, (part,), consumed)
@@ -191,7 +191,7 @@ def _refused(
 
 
 class StepPlace(NamedTuple):
-    """What a step takes: positions [start, stop) of every lane, counted from the beginning of a part."""
+    """The draws of a step: positions [start, stop) of every lane, counted from the beginning of a part."""
 
     part: int
     start: int
@@ -200,9 +200,9 @@ class StepPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartSteps:
-    """The steps of one part, of whose lanes `draws` positions were drawn, trained or skipped, after `first_step`.
+    """The steps of one part after `first_step`; `draws` positions of each lane were drawn, trained or skipped.
 
-    `draws_per_step` is 0 if not known. `cut`, where steps end with an epoch: its positions in the first one, in others.
+    `draws_per_step` is 0 if unknown. `cut`: if steps end with an epoch, its positions in the first one and in others.
     """
 
     first_step: int
@@ -213,23 +213,23 @@ class PartSteps:
 
     @property
     def known(self) -> bool:
-        """Whether it is known which step takes what; of what was skipped there is nothing to know."""
+        """Whether the draws of each step are known; a skipped part has no steps."""
         return not self.trained or self.draws_per_step > 0
 
     @property
     def stop_step(self) -> int:
-        """Steps trained by the end of the part, one that was begun and not ended among them."""
+        """Steps trained by the end of the part, including one that was begun and not ended."""
         return self.first_step if not self.trained or not self.draws else self._step(self.draws - 1) + 1
 
     def step_of(self, position: int) -> int | None:
-        """Returns the step that takes a position; None if it is not known, or was skipped."""
+        """Returns the step that takes a position; None if it is unknown, or was skipped."""
         return self._step(position) if self.trained and self.draws_per_step else None
 
     def positions(self, step: int) -> tuple[int, int]:
-        """Returns the positions [start, stop) that a step of this part takes. Raises ValueError: it has none such."""
+        """Returns the positions [start, stop) that a step of this part takes. ValueError: it has none."""
         within, each = step - self.first_step, self.draws_per_step
         if within < 0 or not self.trained or not each:
-            raise ValueError(f"step {step} is none of the part that begins with step {self.first_step}")
+            raise ValueError(f"step {step} is not in the part that begins with step {self.first_step}")
         if self.cut is None:
             return within * each, (within + 1) * each
         start, (length, full) = 0, self.cut
@@ -254,23 +254,23 @@ class PartSteps:
 
 
 class Steps:
-    """The steps of a run, part by part; the last one is current, so its steps have no end."""
+    """The steps of a run, part by part; the last part is current, so its steps have no end."""
 
     def __init__(self, parts: Sequence[PartSteps]) -> None:
         self.parts = tuple(parts)
 
     @property
     def trained(self) -> int:
-        """Steps trained so far; as far as it is known."""
+        """Steps trained so far, as far as known."""
         return self.parts[-1].stop_step
 
     @property
     def unknown(self) -> int | None:
-        """The first part that does not know its steps, None if all do."""
+        """The first part whose steps are unknown, or None."""
         return next((number for number, part in enumerate(self.parts) if not part.known), None)
 
     def place(self, step: int) -> StepPlace | None:
-        """Returns what a step took, or will take if the run continues as it is; None if that is not known."""
+        """Returns what a step took, or will take if the run continues unchanged; None if unknown."""
         last = len(self.parts) - 1
         for number, part in enumerate(self.parts):
             if step < part.first_step:
@@ -281,16 +281,16 @@ class Steps:
         return None
 
     def step_of(self, part: int, position: int) -> int | None:
-        """Returns the step that takes a position of a part; None if it is not known, or was skipped."""
+        """Returns the step that takes a position of a part; None if it is unknown, or was skipped."""
         return self.parts[part].step_of(position)
 
     def ragged(self) -> list[int]:
-        """Returns the parts whose draws end within a step: a trainer only stops between two."""
+        """Returns the parts whose draws end within a step: a trainer only stops between two steps."""
         begun = [(n, one) for n, one in enumerate(self.parts) if one.trained and one.draws_per_step and one.draws]
         return [number for number, part in begun if part.positions(part.stop_step - 1)[1] != part.draws]
 
     def breaks(self) -> list[tuple[int, int, int]]:
-        """Returns where steps of known parts do not follow on each other: part, steps before it, its first one."""
+        """Returns where steps of known parts are not consecutive: part, steps before it, its first step."""
         befores = [0, *(part.stop_step for part in self.parts)]
         return [
             (number, before, part.first_step)
@@ -307,21 +307,21 @@ class Member(NamedTuple):
 
     @property
     def blended(self) -> bool:
-        """Whether the stream is one of those that are blended now."""
+        """Whether the stream is currently blended."""
         return self.number in self.blend.parts[-1].members
 
     @property
     def share(self) -> float:
-        """What it gives of the samples that come next; 0 if it is blended no more."""
+        """Its share of the next samples; 0 if it is no longer blended."""
         part = self.blend.parts[-1]
         _, parts, _ = [piece for piece in part.pieces if piece[0] <= part.draws][-1]
         return parts[part.members.index(self.number)] / sum(parts) if self.blended else 0.0
 
 
 def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
-    """Returns the member that is the stream of a directory: by its identity, or by its directory."""
+    """Returns the member for the stream in a directory, by the stream's identity or its directory."""
     names = [stream_name(directory)]
-    # Who opens the stream tells of an error.
+    # Opening the stream reports the error.
     with contextlib.suppress(OSError, FormatInvalid):
         if (manifest := read_manifest(directory, None)) is not None:
             names.insert(0, manifest.stream_id)
@@ -332,7 +332,7 @@ def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
 
 
 class _MemberPart(NamedTuple):
-    """A part of the blend for one stream: its place there, if any, and from where on it draws in its own `part`."""
+    """A part of the blend for one stream: its place there, if any, and its first draw in the stream's own `part`."""
 
     steps: PartSteps
     course: BlendCourse
@@ -345,7 +345,7 @@ class _MemberPart(NamedTuple):
 
 
 class MemberSteps(Steps):
-    """The steps of a run over a blend, by the draws of one of its streams, of which a step may take nothing."""
+    """The steps of a run over a blend, by the draws of one stream, from which a step may take nothing."""
 
     def __init__(self, member: Member) -> None:
         self._own: list[_MemberPart] = []
@@ -392,7 +392,7 @@ class MemberSteps(Steps):
     def _of_part(self, number: int) -> PartSteps:
         own = [one.steps for one in self._own if one.place is not None and one.part == number]
         if not own:
-            # Nothing was drawn from it: it was left behind before.
+            # Nothing was drawn from it: an earlier part replaced it.
             return PartSteps(0, 0, 1)
         first, steps = own[0].first_step, own[-1].stop_step - own[0].first_step
         return PartSteps(first, steps, 1) if all(one.known for one in own) else PartSteps(first, 0, 0)

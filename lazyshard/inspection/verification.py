@@ -1,10 +1,10 @@
-"""Verification: looks at everything that a stream has published, and at what lies beside it. Changes nothing.
+"""Verification: checks everything that a stream has published, and the other files in its directory. Changes nothing.
 
-A producer at work is no fault: what it had published at the first look is what is looked at, and what it deletes
-meanwhile by its rules of retention is passed over. Memory: the names of the directory, and a verdict for each chunk.
+A running producer is not a fault: only what it had published when the check started is checked, and what it deletes
+meanwhile under its retention rules is ignored. Memory: the names of the directory, and a verdict for each chunk.
 
-Chunks are looked at by several processes at a time: parsing holds the interpreter's lock. They end soon after this
-one, however it ends, and hold Ctrl-C back: this process alone answers it.
+Chunks are checked by several processes: parsing holds the interpreter's lock. They end soon after this process, however
+it ends, and block Ctrl-C: only this process handles it.
 """
 
 from __future__ import annotations
@@ -33,40 +33,39 @@ from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import ReadingHint
 from lazyshard.inspection import verification_files as facts
-from lazyshard.inspection.survey import stream_unsealed
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
-from lazyshard.stream.listing import are_whole, read_manifest, stream_missing
+from lazyshard.stream.listing import are_whole, read_manifest, stream_missing, stream_unsealed
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.waiting import Parent
 
-_LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear
-_START: Final = "start the producer again, it puts that right"
-_EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"
-_BLOCK_BYTES: Final = 1 << 20  # Rows are read in pieces of about this size; more gains nothing
-_BATCH_ROWS: Final = 4096  # Looked at before a word is said: at 2 KB a row 8 MB, a few hundredths of a second
+_LOOK_S: Final = 1.0  # how often to check for a file that should appear
+_START: Final = "start the producer again, which fixes it"
+_EITHER: Final = f"restore {HEAD} or {END}, whichever does not match the chunks, from a copy"
+_BLOCK_BYTES: Final = 1 << 20  # rows are read in pieces of about this size; larger ones gain nothing
+_BATCH_ROWS: Final = 4096  # checked between two progress reports: at 2 KB per row 8 MB, a few hundredths of a second
 _BATCH_CHUNKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found."""
+    """The result of a verification."""
 
-    native: bool  # whether the stream has a manifest; if not, only rows, names and numbers can be looked at
-    stream_id: str | None  # its identity, None where it has none that can be read
-    samples_per_chunk: int | None  # rows in every chunk but the last, None where there is no chunk to tell
-    retired: int  # chunks of [0, retired) are deleted
-    chunks: int  # chunks of [retired, chunks) are published, and were looked at
-    samples: int  # rows in them, as far as that is known
-    size: int  # bytes in their files, as far as that is known
+    native: bool  # whether the stream has a manifest; if not, only rows, names and numbers can be checked
+    stream_id: str | None  # its identity, None if there is none that can be read
+    samples_per_chunk: int | None  # rows in every chunk but the last, None if there is no chunk
+    retired: int  # the chunks [0, retired) are deleted
+    chunks: int  # the chunks [retired, chunks) are published, and were checked
+    samples: int  # rows in them, as far as known
+    size: int  # bytes in their files, as far as known
     ended: bool
-    running: bool  # whether its producer was at work
-    quick: bool  # whether the rows were left unread
+    running: bool  # whether its producer was running
+    quick: bool  # whether the rows were not read
     findings: tuple[Fault, ...]  # what is wrong, in the order of the chunks
 
     def count(self, severity: Severity) -> int:
-        """Returns how many findings there are of a severity."""
+        """Returns the number of findings of a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
 
@@ -80,13 +79,13 @@ def verify(
     grace_s: float = GRACE_S,
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Verified:
-    """Looks at a stream, by so many processes at a time. What is wrong with its files is returned, not raised.
+    """Checks a stream, with `jobs` processes. Faults in its files are returned, not raised.
 
-    Of a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None for those of its first.
-    `quick` leaves rows unread. A file that a running producer has published may stay invisible for `grace_s` seconds.
-    `report` is told what is done, how many chunks of it are done, and how many there are. Raises StreamMissing,
-    FileInvalid, VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has
-    another samples_per_chunk, or another one took its place meanwhile; ChildProcessError: a process has ended early.
+    For a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None: as many as in its first.
+    `quick` does not read rows. A file that a running producer has published may stay invisible for `grace_s` seconds.
+    `report` is called with the phase, the chunks done, and their total. Raises StreamMissing, FileInvalid,
+    VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has another
+    samples_per_chunk, or another stream replaced it meanwhile; ChildProcessError: a process has ended early.
     """
     until, per_chunk = time.monotonic() + grace_s, samples_per_chunk
     if per_chunk is not None:
@@ -105,7 +104,7 @@ def verify(
         verdicts.update((one.chunk, one) for one in found)
         report("verifying", len(verdicts), len(chunks))
     while files.running and (left := until - time.monotonic()) > 0:
-        # Files get time to appear that a running producer has published, and has not deleted since.
+        # Waits for files that a running producer has published, and has not deleted since, to appear.
         retired = files.retired_now()
         absent = [one for one in chunks if one.chunk >= retired and verdicts[one.chunk].missing is not None]
         if not absent:
@@ -114,13 +113,13 @@ def verify(
         verdicts.update((one.chunk, check_chunk(directory, quick, one)) for one in absent)
     manifest = None if files.manifest is None else read_manifest(directory, None)
     if (now := None if manifest is None else manifest.stream_id) != files.stream_id:
-        what = f"{directory}: the stream was replaced while it was looked at; run the same command again"
+        what = f"{directory}: the stream was replaced while it was checked; run the same command again"
         raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
     return _judge(files, verdicts, per_chunk, quick)
 
 
 def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int | None, quick: bool) -> Verified:
-    """Returns what was found: in the chunks, in names, and what the files say that does not agree."""
+    """Returns the result: faults of chunks and names, and contradictions between the files."""
     there = [one for one in verdicts.values() if one.missing is None]
     if per_chunk is None:
         per_chunk = next((one.samples for one in there if one.samples is not None), None)
@@ -131,7 +130,7 @@ def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int
     findings += [*facts.leftovers(files), *_judge_files(files, rows)]
 
     def place(one: Fault) -> tuple[int, str, int, str]:
-        # The stream itself, then chunk by chunk
+        # The stream itself first, then chunk by chunk
         return -1 if one.chunk is None else one.chunk, one.file, -1 if one.row is None else one.row, one.kind
 
     samples, size = sum(one.samples or 0 for one in there), sum(one.size or 0 for one in there)
@@ -140,7 +139,7 @@ def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int
 
 
 def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | None) -> Iterator[Fault]:
-    """Yields what is wrong with the number of rows in a chunk: only the last one of an ended stream may be short."""
+    """Yields faults in the number of rows of a chunk: only the last one of an ended stream may be short."""
     rows = verdict.samples
     if rows is None or per_chunk is None or rows == per_chunk:
         return
@@ -149,15 +148,15 @@ def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | N
         expected = f"1 to {expected}" if last and files.ended and per_chunk > 1 else expected
         yield Fault("samples", verdict.data, expected, _rows(rows), chunk=verdict.chunk)
     elif not files.ended:
-        way = f"start the producer again, it writes {END}" if files.native else f"if it ends here, `touch {END}`"
+        way = f"start the producer again, which writes {END}" if files.native else f"if it ends here, `touch {END}`"
         yield leftover("unended", verdict.data, f"{expected}, or {END} after fewer", _rows(rows), way, verdict.chunk)
 
 
 def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
-    """Yields what contradicts the chunks, or is missing beside them; the last one has so many rows."""
+    """Yields files that contradict the chunks or are missing; `rows` are those of the last chunk."""
     if not files.native:
         if OWNER in files.names:
-            yield Fault("manifest-missing", MANIFEST, "the manifest", f"no such file, although {OWNER} is there")
+            yield Fault("manifest-missing", MANIFEST, "the manifest", f"no such file, although {OWNER} exists")
         return
     per_chunk = 0 if files.manifest is None else files.manifest.samples_per_chunk
     if files.manifest is None and not files.told(MANIFEST):
@@ -166,18 +165,18 @@ def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
     if mark is not None and files.stream_id not in (None, mark.stream_id):
         yield leftover("other-stream", RETIRED, f"stream {files.stream_id}", f"stream {mark.stream_id}", "remove it")
     elif mark is not None and files.stop <= mark.chunks_before and not files.running:
-        # A running producer may have published and deleted more since the look at its head.
+        # A running producer may have published and deleted more since its head was read.
         yield Fault("retired", RETIRED, "the newest chunk kept", f"all chunks below {mark.chunks_before} deleted")
     yield from _judge_head(files, per_chunk, rows)
     if files.end is not None and per_chunk and rows is not None:
         samples = (files.stop - 1) * per_chunk + rows
         if samples != files.end.samples:
-            yield Fault("end", END, f"{_rows(samples)}, as the seals say", _rows(files.end.samples))
+            yield Fault("end", END, f"{_rows(samples)}, as in the seals", _rows(files.end.samples))
     yield from _judge_consumers(files, files.stop * per_chunk)
 
 
 def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterator[Fault]:
-    """Yields what is wrong with the head, against the end or the chunks, the last of which has so many rows."""
+    """Yields contradictions between the head and the end or the chunks, the last of which has `rows` rows."""
     head, end = files.head, files.end
     if head is None:
         if not files.told(HEAD):
@@ -187,7 +186,7 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
     if per_chunk and not are_whole(head.chunks, head.samples, head.ended, per_chunk):
         yield Fault("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
     elif end is not None:
-        expected = f"{_chunks(end.chunks)} with {_rows(end.samples)}, as {END} says"
+        expected = f"{_chunks(end.chunks)} with {_rows(end.samples)}, as in {END}"
         if head.ended and (head.chunks, head.samples) != (end.chunks, end.samples):
             yield Fault("head", HEAD, expected, says, _EITHER)
         elif head.chunks > end.chunks:
@@ -196,15 +195,15 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
             yield leftover("head-behind", HEAD, expected, f"{says}, so readers wait for more", _START)
     elif head.ended:
         if not files.ended:
-            yield Fault("end-missing", END, f"the end, after {says}, as {HEAD} says", "no such file")
+            yield Fault("end-missing", END, f"the end, after {says}, as in {HEAD}", "no such file")
     elif not files.running:
         sealed = files.stop - (rows is not None and rows < per_chunk)
         if head.chunks < sealed:
-            yield leftover("head-behind", HEAD, f"{sealed} chunks, as the seals say", f"{head.chunks}", _START)
+            yield leftover("head-behind", HEAD, f"{sealed} chunks, as in the seals", f"{head.chunks}", _START)
 
 
 def _judge_consumers(files: StreamFiles, published: int) -> Iterator[Fault]:
-    """Yields the cursors and hints of other streams, and cursors that are ahead of so many published samples."""
+    """Yields cursors and hints of other streams, and cursors that are ahead of the published samples."""
     stream_id, expected = files.stream_id, f"stream {files.stream_id}"
     for file, told in files.cursors:
         forget = f"if that run is over, `lazyshard forget STREAM {shlex.quote(told.consumer)}`"
@@ -232,7 +231,7 @@ def _rows(number: int) -> str:
 
 
 class ChunkVerdict(NamedTuple):
-    """What was found in a chunk: rows and bytes, None where nothing tells; `missing` names a file that is not there."""
+    """The result for a chunk: rows and bytes, None if unknown; `missing` names a file that does not exist."""
 
     chunk: int
     data: str
@@ -243,7 +242,7 @@ class ChunkVerdict(NamedTuple):
 
 
 def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict:
-    """Looks at a chunk; `quick` compares sizes with the seal alone, but counts the rows of a foreign chunk too."""
+    """Checks a chunk; `quick` only compares sizes with the seal, but still counts the rows of a foreign chunk."""
     name, opened = files.data, open_unread if quick else open_file
     samples = size = None
     try:
@@ -256,7 +255,7 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
             samples, size = seal.samples, seal.size
             if (seal.arrays is None) is not (files.arrays is None):
                 told = (FORMAT, FORMAT_WITH_ARRAYS) if files.arrays is None else (FORMAT_WITH_ARRAYS, FORMAT)
-                raise SealInvalid(field="format", expected=f"{told[0]}, as {MANIFEST} says", actual=str(told[1]))
+                raise SealInvalid(field="format", expected=f"{told[0]}, as in {MANIFEST}", actual=str(told[1]))
             rows, side = opened(directory / (name := files.data)), None
             if seal.arrays is not None and files.arrays is not None:
                 size += seal.arrays.size
@@ -272,7 +271,7 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
 
 
 def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
-    """Returns the first bad row of each kind, and how many there are of it. Raises ChunkCorrupt: a file was cut."""
+    """Returns the first bad row of each kind, and their number. Raises ChunkCorrupt: a file was cut."""
     first: dict[tuple[str, str], Fault] = {}
     for row, error in _errors(chunk, sealed=files.seal is not None):
         if isinstance(error, ChunkCorrupt):
@@ -281,11 +280,11 @@ def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
             file, told = os.path.basename(error.file or files.data), (str(error.expected), str(error.actual))
             found = Fault("digest", file, *told, chunk=files.chunk, row=row, byte=error.byte)
         else:
-            # Of a sealed row it is told where in the row, of another one where in the file.
+            # For a sealed row the byte is relative to the row, otherwise to the file.
             start = chunk.offset(row)
             byte = (error.byte or 0) + (start if error.file is None else 0)
             what = f"{str(error.reason).removeprefix('expected a JSON object, found ')} (byte {byte})"
-            fix = f"{facts.RESTORE}, or have its producer make it anew: readers refuse this row"
+            fix = f"{facts.RESTORE}, or have its producer make it again: readers refuse this row"
             found = Fault("row", files.data, "a JSON object on a line", what, fix, files.chunk, row=row, byte=start)
         before = first.get(key := (found.file, found.kind), found)
         first[key] = replace(before, rows=before.rows + 1)
@@ -293,21 +292,21 @@ def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
 
 
 def _errors(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
-    """Yields each bad row with what is wrong with it, or with its file."""
+    """Yields each bad row with its error, or the error of its file."""
     row, budget = 0, _BLOCK_BYTES
     while row < len(chunk):
         try:
             lines = chunk.lines(row, len(chunk), 1, budget)
         except (ChunkCorrupt, RowInvalid) as error:
             yield row, error
-            # The whole block is read again for each bad row in it, so after one they are read singly for a while.
+            # The whole block is read again for each bad row in it, so after one, rows are read singly for a while.
             row, budget = row + 1, 0
             continue
         budget = min(_BLOCK_BYTES, max(2 * budget, 4096))
         checks: list[Callable[[bytes, int], None]] = []
         if chunk.arrays is not None:
             checks.append(partial(_check_arrays, chunk.arrays))
-        # Without digests the reader has held the rows to the rules already.
+        # Without digests the reader has already checked the rows.
         if sealed and not (all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None):
             checks.append(_check_line)
         for at, line in enumerate(lines, row) if checks else ():
@@ -327,7 +326,7 @@ def _check_line(line: bytes, row: int) -> None:
 
 def _check_arrays(arrays: ChunkArrays, line: bytes, row: int) -> None:
     data = arrays.read_rows(row, row + 1)
-    # Of what is no JSON object it was told before.
+    # Lines that are not a JSON object were reported before.
     if may_hold_arrays(line) and parse_lines([line]):
         fill_row(parse_row(line), data)
 
@@ -335,7 +334,7 @@ def _check_arrays(arrays: ChunkArrays, line: bytes, row: int) -> None:
 def check_in_order(
     directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int, alone_s: float = 0.5
 ) -> Iterator[list[ChunkVerdict]]:
-    """Yields what is found in each batch, in order, by at most `jobs` processes, which start after `alone_s`."""
+    """Yields the results of each batch, in order, from at most `jobs` processes, which start after `alone_s`."""
     started, done = time.monotonic(), 0
     while done < len(batches) and (jobs == 1 or time.monotonic() - started < alone_s):
         yield [check_chunk(directory, quick, files) for files in batches[done]]
@@ -345,7 +344,7 @@ def check_in_order(
     try:
         for number in range(jobs):
             workers.append(_start(directory, quick))
-            # One batch more than it works on, so that it need not wait for the next.
+            # One batch more than it works on, so that it need not wait for the next one.
             for batch in batches[done + number :: jobs][:2]:
                 workers[-1][1].send(batch)
         for number in range(done, len(batches)):
@@ -359,7 +358,7 @@ def check_in_order(
     except (EOFError, ConnectionError) as cause:
         raise ChildProcessError("a process has ended early; if memory was short, use fewer --jobs") from cause
     finally:
-        # Unless all is done, nobody wants what they do, and a share that gives no answer would hold them up.
+        # Unless all is done, their results are not needed, and a share that does not answer would block them.
         for process, results in workers:
             process.kill()
             process.join()
@@ -371,7 +370,7 @@ def _start(directory: Path, quick: bool) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(directory, quick, theirs), daemon=True)
-    # What is started meanwhile holds Ctrl-C back as long as it runs; the tracker's own start would let it through.
+    # Processes started now block Ctrl-C while they run; starting the tracker at that time would unblock it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -383,7 +382,7 @@ def _start(directory: Path, quick: bool) -> tuple[BaseProcess, Connection]:
 
 
 def _work(directory: Path, quick: bool, results: Connection) -> None:
-    """Looks at the batches that are sent, one after the other, and ends with the process that has started this one."""
+    """Checks the batches that are sent, one by one, and ends with the process that has started this one."""
     Parent().follow()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

@@ -1,7 +1,7 @@
-"""What a verification finds in the files of the stream itself and in the names of its chunks.
+"""The part of a verification that checks the files of the stream itself and the names of its chunks.
 
-The order of looks keeps a running producer from being taken for a fault: the cursors come before the head, the head
-before the end, the end before the names, so that each later look shows at least what an earlier one speaks of.
+The order of reads keeps a running producer from looking like a fault: the cursors come before the head, the head before
+the end, the end before the names, so that each later read shows at least what an earlier one refers to.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lazyshard.store.files import UrlPath, check_folder, is_there, list_names, r
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import read_retired
 
-# damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
-# leaves behind, and a producer's next start puts right
+# damage: published data has changed since; unchecked: this process could not check it; leftover: left by a crash, and
+# fixed by the producer's next start
 Severity = Literal["damage", "unchecked", "leftover"]
 
 RESTORE: Final = "restore the file from a copy"
-LAGGING: Final = 64  # Newest chunks that are looked for by name even if not listed: on network filesystems it lags
+LAGGING: Final = 64  # newest chunks to look up by name even if not listed: listings of network filesystems lag
 _REMOVED: Final = "nothing to do: the producer's next start removes it"
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a file, of a field, or of `rows` rows, the first at a byte; `docs/checking.md` lists the kinds."""
+    """A fault of a file, a field, or `rows` rows, the first at a byte; `docs/checking.md` lists the kinds."""
 
     kind: str
     file: str
@@ -65,7 +65,7 @@ leftover: Final = partial(Fault, severity="leftover")
 
 
 class ChunkFiles(NamedTuple):
-    """Names of the files of a chunk that is to be looked at; of a foreign one no seal, as its marker says nothing."""
+    """Names of the files of a chunk to check; no seal for a foreign chunk, as its marker is empty."""
 
     chunk: int
     data: str
@@ -92,11 +92,11 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
 
 @dataclass(slots=True)
 class StreamFiles:
-    """What the files of a stream say, but for those of its chunks; None where one is missing or cannot be used.
+    """The content of a stream's files, except those of its chunks; None if one is missing or invalid.
 
-    `native`: a producer of ours fills the directory; `ended`: there is a `stream.end`, whatever it says; `running`: the
-    producer is at work. Chunks have their files by number; those of [first, stop) are to be there, those before it are
-    retired. Where a producer is at work, what lies outside may be in its hands.
+    `native`: whether it is a native stream; `ended`: whether there is a `stream.end`, valid or not; `running`: whether
+    its producer is running. Chunks have their files by number; the chunks [first, stop) must exist, those before are
+    retired. A running producer may be working on other chunks.
     """
 
     directory: Path
@@ -118,11 +118,11 @@ class StreamFiles:
 
     @property
     def stream_id(self) -> str | None:
-        """Its identity."""
+        """The identity of the stream."""
         return None if self.manifest is None else self.manifest.stream_id
 
     def told(self, file: str) -> bool:
-        """Whether there is a finding that a file cannot be used."""
+        """Returns whether there is a finding for a file."""
         return any(found.file == file for found in self.findings)
 
     def retired_now(self) -> int:
@@ -134,7 +134,7 @@ class StreamFiles:
 
 
 def read_files(directory: Path, now: float) -> StreamFiles:
-    """Reads the files and lists the chunks, `now` since 1970. Raises VersionUnsupported: a later format; OSError."""
+    """Reads the files and lists the chunks; `now` is seconds since 1970. Raises VersionUnsupported, OSError."""
     files = StreamFiles(directory, native=any(is_there(directory / name) for name in (records.MANIFEST, records.HEAD)))
     for name in _listed(files, records.CURSORS):
         _read_consumer(files, name)
@@ -156,13 +156,13 @@ def read_files(directory: Path, now: float) -> StreamFiles:
     files.ended = records.END in files.names or files.end is not None
     left = files.native and not files.running and records.TEMPORARY in files.names
     for path in [f"{records.TEMPORARY}/{name}" for name in (_listed(files, records.TEMPORARY) if left else ())]:
-        files.findings.append(leftover("temporary", path, "nothing", "what a producer was writing", _REMOVED))
+        files.findings.append(leftover("temporary", path, "nothing", "an unpublished file of a producer", _REMOVED))
     sort_names(files)
-    # What a running producer has published after the look at its head does not count. Of one that does not run every
+    # Chunks that a running producer has published since its head was read do not count. If it is not running, every
     # seal counts: it may have been killed before it could replace its head.
     files.stop, mark = max(files.seals, default=-1) + 1, files.retired
     if files.told(records.RETIRED):
-        # What is retired is not known; that the mark cannot be used is told.
+        # The retired chunks are unknown; the invalid mark is a finding already.
         files.first = min(files.seals, default=0)
     elif mark is not None and files.stream_id in (None, mark.stream_id):
         files.first = mark.chunks_before
@@ -175,7 +175,7 @@ def read_files(directory: Path, now: float) -> StreamFiles:
 
 
 def _read_consumer(files: StreamFiles, name: str) -> None:
-    # The name of a reading hint would be that of a cursor as well.
+    # The name of a reading hint would also be valid for a cursor.
     hint, file = name.endswith(READING_SUFFIX), f"{records.CURSORS}/{name}"
     consumer = name.removesuffix(READING_SUFFIX if hint else CURSOR_SUFFIX)
     with contextlib.suppress(ValueError):
@@ -186,22 +186,22 @@ def _read_consumer(files: StreamFiles, name: str) -> None:
 
 
 def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: str) -> _T | None:
-    """Returns what a file says, None where it is missing or cannot be used, which is a finding."""
+    """Returns the content of a file, None if it is missing or invalid, which is a finding."""
     try:
         return decode(read_file(files.directory / name), *consumer, name)
     except FileNotFoundError:
         return None
     except (LazyShardError, OSError) as error:
         if name == records.MANIFEST and isinstance(error, errors.VersionUnsupported):
-            # Nothing in the directory may mean what it seems to mean.
+            # Nothing else in the directory can be interpreted reliably.
             error.file = str(files.directory / name)
             error.args = (f"{files.directory}{os.sep}{error}",)
             raise
         found, is_hint = file_fault(name, error), name.endswith(READING_SUFFIX)
-        # These harm nobody: a power cut may leave them empty. Of what is no file at all readers refuse the head too,
-        # and the producer may be unable to replace it.
+        # These are harmless: a power cut may leave them empty. But readers refuse a head that is not a plain file, and
+        # the producer may be unable to replace it.
         if found.kind == "invalid" and (name in (records.HEAD, records.OWNER) or is_hint):
-            who = "its run writes it anew as it reads on" if is_hint else "the producer's next start writes it anew"
+            who = "its run writes it again as it reads on" if is_hint else "the producer's next start writes it again"
             found = replace(found, severity="leftover", remedy=f"nothing to do: {who}")
         files.findings.append(found)
         return None
@@ -221,7 +221,7 @@ def _listed(files: StreamFiles, folder: str) -> list[str]:
 
 
 def sort_names(files: StreamFiles) -> None:
-    """Finds the chunk files among the names, and those that a chunk cannot have; foreign ones have any padding."""
+    """Sorts chunk files from the names, and reports invalid names; foreign chunks may have any padding."""
     every: dict[tuple[int, bool], list[str]] = {}
     has_arrays = files.manifest is not None and files.manifest.arrays
     for name in files.names:
@@ -238,12 +238,12 @@ def sort_names(files: StreamFiles) -> None:
             remedy = "keep the right one and move the other out of the directory"
             files.findings.append(Fault("doubled", best, f"one file for chunk {chunk}", also, remedy, chunk))
         elif files.native and best != right:
-            padding, remedy = "another padding, under which readers do not look", f"rename it: `mv {best} {right}`"
+            padding, remedy = "another padding, which readers do not look for", f"rename it: `mv {best} {right}`"
             files.findings.append(Fault("misnamed", best, f"the name {right}", padding, remedy, chunk))
 
 
 def chunks_to_check(files: StreamFiles) -> list[ChunkFiles]:
-    """Returns what is to be looked at: every chunk of which there is a file, in order."""
+    """Returns the chunks to check: every chunk that has a file, in order."""
     data, seals = files.data, files.seals
     if not files.native:
         sealed = sorted(seals.items())
@@ -257,12 +257,12 @@ def chunks_to_check(files: StreamFiles) -> list[ChunkFiles]:
 
 
 def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str | None]) -> Iterator[Fault]:
-    """Yields a finding for each chunk that lacks a file, and one for a whole run of chunks that are not there at all.
+    """Yields a finding for each chunk that lacks a file, and one for each range of chunks without any file.
 
-    Those below `first` are retired by now. `missing`: of chunks that were opened, the name of a file that is not there.
+    Chunks below `first` are retired by now. `missing`: for chunks that were opened, the name of a missing file.
     """
     if not files.native:
-        # Opening cannot tell: what a marker says is never looked at.
+        # Opening cannot detect this: markers are never read.
         unmarked = (chunk for chunk in files.data if chunk < files.stop and chunk not in files.seals)
         missing = {**missing, **{chunk: files.data[chunk] + SEAL_SUFFIX for chunk in unmarked}}
     listed, seal = files.data.keys() | files.seals.keys(), "seal" if files.native else "marker"
@@ -275,7 +275,7 @@ def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str | None
             yield Fault("seal-missing", name, f"a {seal}", found, fix, chunk)
         else:
             kind, of = ("data", "") if records.parse_arrays_name(name) is None else ("arrays", "arrays of the ")
-            found = f"no such file although a {seal} is there"
+            found = f"no such file although a {seal} exists"
             yield Fault(f"{kind}-missing", name, f"the {of}rows of the chunk", found, RESTORE, chunk)
     there = listed | {chunk for chunk, name in missing.items() if name is None}
     for chunk in [*sorted(chunk for chunk in there if first <= chunk < files.stop), files.stop]:
@@ -288,7 +288,7 @@ def missing_chunks(files: StreamFiles, first: int, missing: dict[int, str | None
 
 
 def leftovers(files: StreamFiles) -> Iterator[Fault]:
-    """Yields a finding for each chunk file outside of what is published."""
+    """Yields a finding for each chunk file outside the published range."""
     for chunk, name in (*files.seals.items(), *files.data.items(), *files.arrays.items()) if not files.running else ():
         if chunk < files.first:
             yield leftover("retired", name, f"no chunk below {files.first}: deleted", "the file", _REMOVED, chunk)
@@ -297,12 +297,12 @@ def leftovers(files: StreamFiles) -> Iterator[Fault]:
             yield Fault("beyond-end", name, f"no chunk from {files.stop} on, by {records.END}", "a seal", remedy, chunk)
         elif chunk >= files.stop and chunk not in files.seals:
             found = "none, so it was never published"
-            mark = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer is to do so"
+            mark = f"if it is complete, mark it: `touch {name}{SEAL_SUFFIX}`; otherwise its producer must do so"
             if files.native:
-                yield leftover("unpublished", name, "a seal beside it", found, _REMOVED, chunk)
+                yield leftover("unpublished", name, "a seal for it", found, _REMOVED, chunk)
             elif not files.ended:
-                yield leftover("unpublished", name, "a marker beside it", found, mark, chunk)
+                yield leftover("unpublished", name, "a marker for it", found, mark, chunk)
             else:
-                # Of a foreign stream the end does not count as long as there is such a file.
-                mark += ". Until then readers do not take the stream for ended"
-                yield Fault("unpublished", name, "a marker beside it", found, mark, chunk)
+                # A foreign stream does not count as ended while there is such a file.
+                mark += ". Until then readers do not treat the stream as ended"
+                yield Fault("unpublished", name, "a marker for it", found, mark, chunk)

@@ -1,7 +1,7 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-`writer` and `reader` are the two sides, `waiting` is how a reader waits, with back-off; `cursor` says how far those are
-who read, `listing` deletes what the producer's limits allow.
+`writer` and `reader` are the two sides; `waiting` makes a reader wait, with back-off; `cursor` records how far each
+consumer is; `listing` deletes chunks within the producer's limits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A published chunk, open for reading: rows by their offsets, each checked against its digest before anybody sees it.
+"""A published chunk, open for reading. Every row is found by its offset and checked against its digest before use.
 
-Of a chunk without a seal, which another program has written, one scan finds the rows. Files are read with `pread`,
-never mapped: a mapped file that is cut short or fails on a network filesystem kills the process with SIGBUS. Arrays are
-read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
+A chunk without a seal, written by another program, is scanned once to find its rows. Files are read with `pread`, never
+mapped: if a mapped file is cut short or fails on a network filesystem, SIGBUS kills the process. Arrays are read with
+`preadv` into memory of their own row. Everything made from it is a view, so nothing is copied again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
-"""Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
-copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
+"""Larger rows are read one by one, and each is parsed before the next is read. Cutting them out of a larger piece takes
+another copy, and holding several touches new memory. Both cost more than a system call."""
 
-OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
-OPEN_ROWS: Final = 1 << 20  # rows of all of them, unless one has more: offsets and digests take 16 bytes a row
+OPEN_CHUNKS: Final = 256  # maximum number of open chunks: a quarter of the usual limit of 1,024 descriptors
+OPEN_ROWS: Final = 1 << 20  # maximum rows in them, unless one chunk has more: offsets and digests take 16 bytes a row
 _SCAN_BYTES: Final = 1 << 20
-_BLANKS: Final = b" \t\r\n"  # what JSON takes for white space
-LEAST_BYTES: Final = 128 << 10  # smaller memory is kept by the C library already (glibc's M_MMAP_THRESHOLD)
+_BLANKS: Final = b" \t\r\n"  # white space in JSON
+LEAST_BYTES: Final = 128 << 10  # the C library keeps smaller blocks already (glibc's M_MMAP_THRESHOLD)
 _PROBE: Final = [np.empty(0, np.uint8)]
-_ALONE: Final = sys.getrefcount(_PROBE[0])  # references to an array that a container alone holds, counted as in `take`
-_OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
-_open_files: dict[str, OpenFile] = {}  # by path, in the order of use
+_ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of an array held only by a container, as seen in `take`
+_OPEN_FILES: Final = 8  # maximum number of open files: as many chunks as workers usually read at a time
+_open_files: dict[str, OpenFile] = {}  # by path, least recently used first
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ _digest = xxhash.xxh3_64_digest
 
 
 def good_until(count: int, check: Callable[[int], object]) -> int:
-    """Returns how many of so many rows, from the first on, pass a check; raises if the first one does not."""
+    """Returns how many of the first `count` rows pass a check, up to the first that fails; raises if row 0 fails."""
     for at in range(count):
         try:
             check(at)
@@ -67,9 +67,9 @@ def good_until(count: int, check: Callable[[int], object]) -> int:
 
 
 class FileOfRows:
-    """An open file of chunk `number`. Raises ChunkCorrupt: it is shorter or longer than the offsets say.
+    """An open file of chunk `number`. Raises ChunkCorrupt if it is shorter or longer than its offsets say.
 
-    `offsets`: row starts and the end of the last one; `digests`: XXH3 of each row, 8 big-endian bytes, None without.
+    `offsets`: row starts and the end of the last row; `digests`: XXH3 of each row, 8 big-endian bytes, or None.
     """
 
     __slots__ = ("_digests", "_file", "_offsets", "number", "path")
@@ -82,10 +82,10 @@ class FileOfRows:
             raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
 
     def _check_size(self, row: int) -> int:
-        """Returns the bytes of a row. Raises ChunkCorrupt: they cannot be read into memory."""
+        """Returns the size of a row in bytes. Raises ChunkCorrupt if it is too large to read into memory."""
         size = self._offsets[row + 1] - self._offsets[row]
         if size > MAX_ROW_BYTES:
-            raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
+            raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"{size} bytes")
         return size
 
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
@@ -100,16 +100,16 @@ class ChunkArrays(FileOfRows):
     _digests: bytes
 
     def size(self, first: int, stop: int) -> int:
-        """Returns the bytes of the rows [first, stop)."""
+        """Returns the size of the rows [first, stop) in bytes."""
         return self._offsets[stop] - self._offsets[first]
 
     def fit(self, first: int, stop: int, at_least: int, budget: int) -> int:
-        """Returns before which row of [first, stop) to stop: after `at_least` rows and what fits into the budget."""
+        """Returns where to stop in [first, stop): after `at_least` rows, and after all rows that fit the budget."""
         fit = bisect_right(self._offsets, self._offsets[first] + budget, first, stop + 1) - 1
         return min(stop, max(first + at_least, fit))
 
     def read_rows(self, first: int, stop: int) -> Bytes:
-        """Reads and checks the bytes of the rows [first, stop), in one system call: u8, the caller's own."""
+        """Reads and checks the bytes of the rows [first, stop) in one system call; returns u8 owned by the caller."""
         offsets = self._offsets
         for row in range(first, stop):
             self._check_size(row)
@@ -125,7 +125,7 @@ class ChunkArrays(FileOfRows):
         return data
 
     def ends(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
-        """Returns before which byte each of the rows [first, stop) ends, counted from the first byte of them."""
+        """Returns the end of each of the rows [first, stop), in bytes from the start of row `first`."""
         return np.array(self._offsets[first + 1 : stop + 1], np.uint64) - np.uint64(self._offsets[first])
 
     def digests(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
@@ -136,7 +136,7 @@ class ChunkArrays(FileOfRows):
 def damaged(
     path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, sealed: bool = True
 ) -> ChunkCorrupt:
-    """Returns the error for a file that was changed since it was published; without a row, for all of it."""
+    """Returns the error for a file that was changed after publishing; without a row, it concerns the whole file."""
     where = "" if row is None else f" row {row} (byte {byte}):"
     was = "sealed" if sealed else "marked complete"
     what = f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was {was}"
@@ -145,7 +145,7 @@ def damaged(
 
 
 class Chunk(FileOfRows):
-    """An open chunk: its data file, its side file, None in a stream whose rows hold no arrays, and how it was dealt."""
+    """An open chunk: data file, side file (None if the stream holds no arrays), and how its rows were dealt by cost."""
 
     arrays: ChunkArrays | None = None
     dealt: DealtByCost | None = None
@@ -154,11 +154,11 @@ class Chunk(FileOfRows):
         return len(self._offsets) - 1
 
     def offset(self, row: int) -> int:
-        """Byte at which a row starts."""
+        """Returns the byte at which a row starts."""
         return self._offsets[row]
 
     def identity(self) -> bytes:
-        """Returns 16 bytes that tell its rows and arrays from others; without digests, where its rows lie alone."""
+        """Returns 16 bytes that identify its rows and arrays; without digests, its path and offsets instead."""
         if self._digests is None:
             return xxhash.xxh3_128_digest(os.fsencode(os.path.abspath(self.path)) + self._offsets.tobytes())
         arrays = b"" if self.arrays is None else self.arrays.digests(0, len(self)).astype("<u8").tobytes()
@@ -167,9 +167,9 @@ class Chunk(FileOfRows):
     def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
         """Reads and checks rows of [first, stop), in one system call unless they are large, and returns their bytes.
 
-        Reads `at_least` rows, of more a multiple of it, and beyond that `budget` bytes at the most. Returns lines from
-        `first` on, their newlines included: fewer than `at_least`, but never none, where a bad row follows, and a
-        single one where rows are large. ChunkCorrupt is raised if row `first` is bad.
+        Reads `at_least` rows; beyond that, multiples of `at_least` up to `budget` bytes. Returns lines from `first` on,
+        newlines included. Returns fewer than `at_least`, but at least one, if a bad row follows, and a single line if
+        rows are large. Raises ChunkCorrupt if row `first` is bad.
         """
         offsets = self._offsets
         start = offsets[first]
@@ -185,7 +185,7 @@ class Chunk(FileOfRows):
             return [self.line(first)]
         data = self._read(start, size)
         if self._digests is not None:
-            # The quick way for good rows: split at newlines, and let the digests say whether those are the rows.
+            # Fast path for good rows: split at newlines, and use the digests to verify that these are the rows.
             lines = BytesIO(data).readlines()
             if b"".join(map(_digest, lines)) == self._digests[8 * first : 8 * stop]:
                 return lines
@@ -193,9 +193,9 @@ class Chunk(FileOfRows):
         return lines[: good_until(len(lines), lambda at: self.check(lines[at], first + at))]
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
-        """Parses checked lines, `first` being the row of the first one, and puts their arrays into the rows.
+        """Parses checked lines, the first of which is row `first`, and puts their arrays into the rows.
 
-        Returns fewer rows than lines, but never none, where a bad one follows. Raises if the first one is bad.
+        Returns fewer rows than lines, but at least one, if a bad row follows. Raises if the first row is bad.
         """
         rows = parse_lines(lines)
         if not rows:
@@ -215,13 +215,13 @@ class Chunk(FileOfRows):
         return rows[: good_until(len(rows), fill)]
 
     def line(self, row: int) -> bytes:
-        """Reads and checks the bytes of one row, its newline included. Raises as `lines` does."""
+        """Reads and checks the bytes of one row, newline included. Raises as `lines` does."""
         line = self._read(self._offsets[row], self._check_size(row))
         self.check(line, row)
         return line
 
     def place(self, row: int) -> RowPlace | None:
-        """Returns where a row lies, for another process; None without digests, and of a store, whose copy may go."""
+        """Returns where another process finds a row; None without digests, or for a store, which may evict its copy."""
         if self._digests is None or isinstance(self.path, UrlPath):
             return None
         start, stop = self._offsets[row : row + 2]
@@ -229,11 +229,11 @@ class Chunk(FileOfRows):
         return RowPlace(os.path.abspath(self.path), self.number, row, start, stop - start, digest)
 
     def read_whole(self) -> bytes:
-        """Reads the whole file. Its rows are not checked yet: see `spans` and `check`."""
+        """Reads the whole file without checking its rows: use `spans` and `check` for that."""
         return self._read(0, self._offsets[-1])
 
     def spans(self, rows: Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Numbers | None]:
-        """Returns where rows, in any order, start and stop in the file, and the bits of their digests if any."""
+        """Returns the start and stop bytes of rows, in any order, and the bits of their digests if there are any."""
         offsets = np.frombuffer(self._offsets, dtype=np.uint64)
         digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
         return offsets[rows], offsets[rows + 1], digests
@@ -247,7 +247,7 @@ class Chunk(FileOfRows):
     def check(self, line: bytes, row: int) -> None:
         """Checks the bytes of a row. Raises as `lines` does."""
         if self._digests is None:
-            # Nobody has checked this row yet, so it is held to what a producer of ours would publish.
+            # This row was never checked, so it must meet the same rules as a row of our own producers.
             self._parse(line, row)
         elif (found := _digest(line)) != (sealed := self._digests[8 * row : 8 * row + 8]):
             raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
@@ -261,7 +261,7 @@ class Chunk(FileOfRows):
     def _invalid(self, cause: RowInvalid, line: bytes, row: int) -> RowInvalid:
         byte, number = self._offsets[row] + (cause.byte or 0), row + 1
         if self._digests is None:
-            # With blank lines before it a row is further down than its own number says.
+            # Blank lines before a row make its line number larger than its row number.
             blanks = line[: len(line) - len(line.lstrip(_BLANKS))]
             byte, number, start = byte + len(blanks), 1 + blanks.count(b"\n"), self._offsets[row]
             for at in range(0, start, _SCAN_BYTES):
@@ -272,13 +272,13 @@ class Chunk(FileOfRows):
 
 def open_sealed(path: Path, seal: Seal) -> Chunk:
     """Opens a chunk that has a seal. Raises as `open_file` and `Chunk`."""
-    # The rows first: who looks for what is missing asks for them first, too.
+    # The rows first: code that searches for a missing file checks for them first, too.
     file = open_file(path)
     return open_copy(file, seal, None if seal.arrays is None else open_file(path.parent / arrays_name(seal.chunk)))
 
 
 def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chunk:
-    """Returns a chunk whose data file, and side file if it has one, are open. Raises as `Chunk` and `ChunkArrays`."""
+    """Returns a chunk from its open data file and side file, if it has one. Raises as `Chunk` and `ChunkArrays`."""
     side = None if arrays is None or seal.arrays is None else ChunkArrays(arrays, seal.chunk, *_known(seal.arrays))
     chunk = Chunk(file, seal.chunk, *_known(seal))
     chunk.arrays, chunk.dealt = side, DealtByCost.read(seal.source)
@@ -286,15 +286,15 @@ def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chu
 
 
 def _known(sealed: Seal | SealedArrays) -> tuple[array[int], bytes]:
-    # array indexes to plain ints three times faster than numpy.
+    # Indexing an array into plain ints is three times faster than with numpy.
     return array("Q", sealed.offsets.astype("=u8").tobytes()), sealed.digests.astype(">u8").tobytes()
 
 
 def open_foreign(path: Path, number: int) -> Chunk:
-    """Opens a chunk with an empty marker: finds its rows by one scan of the file, in bounded memory.
+    """Opens a chunk with an empty marker: finds its rows in one scan of the file, in bounded memory.
 
-    Blank lines count to the row before them, in front of all rows to the first; a byte order mark at the start is
-    skipped. Raises as `open_file`, and ChunkCorrupt: the file has changed meanwhile, or a line has no end.
+    Blank lines belong to the row before them, and those before all rows to the first row. A byte order mark at the
+    start is skipped. Raises as `open_file`, and ChunkCorrupt if the file has changed meanwhile or a line has no end.
     """
 
     def opened() -> Chunk:
@@ -305,7 +305,7 @@ def open_foreign(path: Path, number: int) -> Chunk:
 
 
 def _find_rows(file: OpenFile, number: int) -> array[int]:
-    """Returns where the rows of a file start, and the end of the last one. Raises ChunkCorrupt: a line has no end."""
+    """Returns where the rows of a file start, and the end of the last one. Raises ChunkCorrupt if a line has no end."""
     position = len(codecs.BOM_UTF8) if os.pread(file.fd, 3, 0) == codecs.BOM_UTF8 else 0
     offsets = array("Q", [position])
     blank = True
@@ -321,7 +321,7 @@ def _find_rows(file: OpenFile, number: int) -> array[int]:
         blank = blank and not block[start:].strip(_BLANKS)
         position += len(block)
         if position - offsets[-1] > MAX_ROW_BYTES:
-            # The zeros of a hole, for instance, of which there may be more than can ever be read.
+            # For instance the zeros of a hole, which may be longer than anything that can be read.
             row, expected = len(offsets) - 1, f"a line of at most {MAX_ROW_BYTES} bytes"
             raise damaged(file.path, number, row, offsets[-1], expected, "no end of it", sealed=False)
     if blank:
@@ -332,11 +332,11 @@ def _find_rows(file: OpenFile, number: int) -> array[int]:
 
 
 class OpenChunks(dict[int, Chunk]):
-    """The open chunks of one reader, in the order of use; those that were not used for longest are closed.
+    """The open chunks of one reader, least recently used first; these are closed first.
 
-    Of an object store no more are held than are needed, as each is kept in the cache meanwhile: one at first, and twice
-    as many whenever a chunk has to be opened again that was closed only just before. Several threads may share one, and
-    it may be forked at any time: each step is atomic. (An OrderedDict breaks when the end of a value lets a thread in.)
+    For an object store it holds only as many as needed, since an open chunk occupies the cache: one at first, and twice
+    as many whenever a chunk is opened again that was closed only just before. It may be shared by threads and forked at
+    any time: each step is atomic. (An OrderedDict breaks when the destructor of a value lets another thread run.)
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -348,9 +348,9 @@ class OpenChunks(dict[int, Chunk]):
         self._closed: deque[int] = deque(maxlen=2)
 
     def add(self, chunk: Chunk) -> None:
-        """Takes a chunk that was opened and is about to be used; closes others for it, if there are too many."""
+        """Adds a chunk that was opened and is about to be used; closes others if there are too many."""
         if self._grows and chunk.number in self._closed:
-            # It was closed too early: the reader goes to and fro between more of them.
+            # It was closed too early: the reader alternates between more chunks.
             self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
             self._closed = deque(self._closed, maxlen=2 * self._most)
         self[chunk.number] = chunk
@@ -360,16 +360,16 @@ class OpenChunks(dict[int, Chunk]):
 
 
 def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
-    """Returns how the rows of a published chunk of ours were dealt by cost; None if they were not."""
+    """Returns how the rows of a published native chunk were dealt by cost; None if they were not."""
     return DealtByCost.read(read_seal(directory, chunk).source)
 
 
 class RowMemory:
-    """Memory for the arrays of rows, used again: to touch it for the first time costs more than to read bytes into it.
+    """Reusable memory for the arrays of rows: touching new memory costs more than reading bytes into it.
 
-    Whether somebody looks at it is known from its count of references: every array that shares it holds one, and so
-    does what is made of one, as a tensor, a memoryview or a DLPack capsule. Threads may share it. Beyond `limit` bytes,
-    a batch of 8 rows of 8 MiB, those in use included, the oldest is forgotten.
+    The reference count shows whether a buffer is in use: every array that shares it holds a reference, and so does
+    everything made from such an array, like a tensor, a memoryview or a DLPack capsule. Threads may share it. If more
+    than `limit` bytes are kept (a batch of 8 rows of 8 MiB), including those in use, the oldest buffer is dropped.
     """
 
     def __init__(self, limit: int = 64 << 20) -> None:
@@ -379,18 +379,18 @@ class RowMemory:
         self._buffers: deque[Bytes] = deque()
 
     def take(self, size: int) -> Bytes:
-        """Returns u8 of shape (size,) that nobody else looks at, with anything in it."""
-        # Never waits: a lock that a thread holds while its process forks stays locked in the child for ever.
+        """Returns u8 of shape (size,) that nothing else refers to, uninitialized."""
+        # Never waits: a lock that a thread holds while its process forks stays locked in the child.
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
             return np.empty(size, np.uint8)
         buffers = self._buffers
         try:
-            # Of so many, 3 microseconds at the most, from what was taken last: that is still in the CPU's caches.
+            # At most 24 take at most 3 microseconds. The most recently used is first: it is still in the CPU's caches.
             for _ in range(min(len(buffers), 24)):
                 if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
                     return buffers[-1][:size]
                 buffers.rotate(1)
-            # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
+            # Rounded up by at most an eighth, so that rows of nearly the same size fit into each other's buffers.
             step = 1 << (size.bit_length() - 4)
             made = np.empty(-(-size // step) * step, np.uint8)
             buffers.append(made)
@@ -402,11 +402,11 @@ class RowMemory:
             self._lock.release()
 
 
-ROW_MEMORY: Final = RowMemory()  # this process's
+ROW_MEMORY: Final = RowMemory()
 
 
 class RowPlace(NamedTuple):
-    """A row of a sealed chunk: its absolute data file, number, first byte, bytes with the newline, and their XXH3."""
+    """A row of a sealed chunk: absolute path of the data file, numbers, first byte, size with newline, and XXH3."""
 
     path: str
     chunk: int
@@ -417,8 +417,8 @@ class RowPlace(NamedTuple):
 
 
 def read_place(place: RowPlace) -> bytes:
-    """Reads a row that another process has checked. ChunkMissing, ChunkCorrupt: it is gone or changed."""
-    # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
+    """Reads a row that another process has checked. Raises ChunkMissing or ChunkCorrupt if it is gone or changed."""
+    # Twice: an open file may have been replaced since, or its server may have forgotten it.
     with contextlib.suppress(OSError):
         line = _file_of(place).read(place.start, place.size)
         if _digest(line) == place.digest:
@@ -438,10 +438,10 @@ def _file_of(place: RowPlace) -> OpenFile:
         try:
             file = open_file(Path(place.path))
         except FileNotFoundError as cause:
-            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since"
-            way = "let the producer delete chunks (--retain consumed), it spares those that are still read"
+            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file has since been deleted"
+            way = "let the producer delete chunks (--retain consumed): it keeps chunks that are still being read"
             raise ChunkMissing(f"{what}; {way}", file=place.path, chunk=place.chunk) from cause
-        # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
+        # Closes the least recently used file and deleted files: they take up disk space while they are open.
         for path, other in list(_open_files.items()):
             if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:
                 _open_files.pop(path, None)

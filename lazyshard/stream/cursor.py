@@ -1,10 +1,10 @@
-"""The consumers of a stream: their cursors, written durably and whole by the one run that owns each, and their hints.
+"""The consumers of a stream: their cursors, each written durably and atomically by the one run that owns it, and hints.
 
-Files, in `cursors/`: `NAME.json`, the cursor, read by the run's next start and by producers; `NAME.reading.json`, a
-hint that is never synced; while they are being written `.NAME.TOKEN` and `.NAME.reading.TOKEN`, which a kill may leave
-behind; and `.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that had it last.
-Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the same machine,
-the token in the cursor (`lazyshard.format.state`) any other.
+Files in `cursors/`: `NAME.json`, the cursor, read by the run's next start and by producers; `NAME.reading.json`, a hint
+that is never synced; `.NAME.TOKEN` and `.NAME.reading.TOKEN` while these are being written, which a kill may leave; and
+`.NAME.lock`, which a run locks while it owns the cursor and which holds the token of its last owner. For a stream in an
+object store the lock is a file of this machine. The lock keeps out a second run on the same machine, the token in the
+cursor (`lazyshard.format.state`) a run on any other.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from lazyshard.store.durable import remove, rename, sync_directory, write_new
 from lazyshard.store.files import UrlPath, cache_folder, check_folder, list_names, read_file, read_record, stream_path
 from lazyshard.stream.listing import names_in, read_manifest
 
-_TRIES: Final = 5  # who has put a cursor beside ours is seen at the next one
+_TRIES: Final = 5  # each try notices a cursor that another run has written since
 
-# What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there
+# Errors of a filesystem without locks. A run does not fail for them: the token guards its cursor there
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 _log = logging.getLogger("lazyshard")
-_told: set[str] = set()  # files of which this process has said that they cannot be written
+_told: set[str] = set()  # files for which this process has logged that they cannot be written
 
 
 def write_cursor(
@@ -47,31 +47,31 @@ def write_cursor(
 ) -> None:
     """Replaces a consumer's cursor; returns when the new one is on the device.
 
-    Whenever this process is killed or power is lost, the old cursor or the new one is there, whole. Not guaranteed:
-    that of two processes which write the same consumer's cursor at a time the later one wins; see `CursorOwner`.
+    If this process is killed or power is lost at any time, either the old or the new cursor is there, complete. Not
+    guaranteed: if two processes write the same consumer's cursor at once, that the later one wins; see `CursorOwner`.
 
     Args:
         directory: the stream's directory.
-        cursor: the new cursor; the checkpoint for which it stands must be on the device already.
-        check: is called when only the rename is left to do; what it raises leaves the old cursor.
+        cursor: the new cursor; its checkpoint must already be on the device.
+        check: called right before the rename; if it raises, the old cursor stays.
 
     Raises:
         StreamMissing: there is no such directory.
-        OSError: the filesystem refused; the old cursor may still be the one that counts.
+        OSError: the filesystem refused; the old cursor may still be in effect.
     """
     folder = _make_folder(stream_path(directory))
     if not isinstance(folder, UrlPath):
-        # Always: who has made the folder may have been killed before its name was durable.
+        # Always: the process that made the folder may have been killed before its name was durable.
         sync_directory(folder.parent)
-    _replace(folder / cursor_name(cursor.consumer), cursor.encode(), f".{cursor.consumer}", check)
+    _replace(folder / cursor_name(cursor.consumer), cursor.encode(), check)
 
 
 def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
-    """Returns a consumer's cursor, None if it has not written one; its `stream_id` tells of which stream it is.
+    """Returns a consumer's cursor, None if it has not written one; the cursor's `stream_id` identifies its stream.
 
     Raises:
         FileInvalid, VersionUnsupported, OSError: the file cannot be used or read.
-        ValueError: there can be no consumer of this name.
+        ValueError: the name is not valid for a consumer.
     """
     path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
     try:
@@ -81,26 +81,26 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
 
 
 class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
-    """The right of one run to write the cursor of a consumer. For one thread of the process that made it.
+    """The right of one run to write a consumer's cursor. Use it in one thread of the process that made it.
 
-    A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
-    they are on machines whose locks do not meet or one was told to take over, the one that began later continues, and
-    the other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
-    rename that follows; then the later one writes over that.
+    A killed run leaves nothing that keeps its successor out. If two runs use one name, because they are on machines
+    that do not share locks or because one took the cursor over, the run that began later continues, and the other's
+    next write is refused. Not guaranteed: that a run notices a takeover between its check of the cursor and the rename
+    that follows; it then overwrites the later run's cursor.
 
     Args:
         directory: the stream's directory.
         consumer: the consumer's name.
-        take_over: continue although another run on this machine has the cursor; that one is refused from `begin` on.
+        take_over: continue although another run on this machine has the cursor; that run is refused from `begin` on.
 
     Attributes:
-        begun: whether the cursor with which the run starts is written.
+        begun: whether the run has written its first cursor.
 
     Raises:
         CursorTaken: another run on this machine has the cursor.
         StreamMissing: there is no such directory.
         VersionUnsupported, FileRefused, AccessRefused, OSError: the cursor cannot be used, or the filesystem refused.
-        ValueError: there can be no consumer of this name.
+        ValueError: the name is not valid for a consumer.
     """
 
     def __init__(self, directory: str | os.PathLike[str], consumer: str, *, take_over: bool = False) -> None:
@@ -124,40 +124,40 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
             raise
 
     def put(self, cursor: Cursor) -> None:
-        """Writes the cursor: the first time as `begin` does, then as `write`. Raises as they do."""
+        """Writes the cursor: the first time like `begin`, then like `write`. Raises as they do."""
         (self.write if self.begun else self.begin)(cursor)
 
     def begin(self, cursor: Cursor) -> None:
-        """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
+        """Writes the run's first cursor together with its token: from here on earlier runs are refused.
 
-        It may be before the cursor that is there; its `owner` is filled in.
+        The cursor may be behind the existing one; its `owner` is filled in.
 
         Raises:
-            VersionUnsupported: the cursor that is there is of a later format.
-            ValueError, RuntimeError, OSError: as `write`, or it has begun already.
+            VersionUnsupported: the existing cursor has a later format.
+            ValueError, RuntimeError, OSError: as `write`, or the run has already begun.
         """
         self._check_use(cursor)
         if self.begun:
-            raise RuntimeError(f"{self._path}: this run has begun already; write the cursor with `write`")
+            raise RuntimeError(f"{self._path}: this run has already begun; write the cursor with `write`")
         self._take_turn()
         write_cursor(self.directory, replace(cursor, owner=self._token.text))
         self.begun = True
 
     def write(self, cursor: Cursor) -> None:
-        """Replaces the cursor durably, if no other run has taken it over; its `owner` is filled in.
+        """Replaces the cursor durably unless another run has taken it over; its `owner` is filled in.
 
         Raises:
-            CursorTaken: another run has taken the cursor over. Nothing was written, and never will be.
-            OSError: the filesystem refused; may be called again.
-            ValueError: it is another consumer's cursor.
-            RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
+            CursorTaken: another run has taken the cursor over. Nothing was written, and this run cannot write again.
+            OSError: the filesystem refused; the call may be repeated.
+            ValueError: the cursor belongs to another consumer.
+            RuntimeError: the run has not begun, was closed, or this is a fork of the process that owns the cursor.
         """
         self._check_use(cursor)
         if not self.begun:
             raise RuntimeError(f"{self._path}: this run has not begun; write its first cursor with `begin`")
         if self._holder is not None:
             raise self._fenced(self._holder)
-        # Who has taken over gets the lock once the other one has let go of it.
+        # A run that has taken over gets the lock once the other run has released it.
         self._try_lock()
         owned = replace(cursor, owner=self._token.text)
         if isinstance(self.directory, UrlPath):
@@ -166,7 +166,7 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
             write_cursor(self.directory, owned, check=self._judge)
 
     def close(self) -> None:
-        """Lets the next run in. The cursor stays as it is. Does nothing in a fork, and when called again."""
+        """Lets the next run in; the cursor stays. Does nothing in a fork or if called again."""
         if os.getpid() == self._pid:
             self._closed = True
             self._lock.release()
@@ -175,24 +175,24 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         self.close()
 
     def _judge(self, read: Callable[[], Cursor | None] | None = None) -> None:
-        """Looks whether the cursor that is there is still ours. Raises CursorTaken: it is not."""
+        """Checks that the existing cursor is still ours. Raises CursorTaken if it is not."""
         try:
             found = self._read(read)
         except VersionUnsupported as later:
             raise self._fenced("a run with a later release of lazyshard") from later
         if found is not None and found.owner != self._token.text:
             other = CursorToken.parse(found.owner)
-            # A lower turn is that of a run which looked before we began and wrote after: its next look refuses it.
+            # A lower turn is from a run that checked before we began and wrote after; its next check refuses it.
             if other is None or other.turn >= self._token.turn:
                 raise self._fenced(str(other or "a program that gives no name"))
 
     def _read(self, read: Callable[[], Cursor | None] | None = None) -> Cursor | None:
-        """Returns the cursor that is there, or that `read` returns; None where there is none that can be read."""
+        """Returns the existing cursor, or the one `read` returns; None if there is none that can be read."""
         try:
             return read() if read else read_cursor(self.directory, self.consumer)
         except FileInvalid as error:
             if not self._told:
-                _log.warning("%s; this run writes it anew", error)
+                _log.warning("%s; this run writes it again", error)
             self._told = True
             return None
 
@@ -208,21 +208,21 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
                 done = store.put_matching(key, data, tag)
             if done:
                 return
-        what = f"{target}: it was replaced by somebody else at each of {_TRIES} tries to write it; see who that is"
+        what = f"{target}: another program replaced it at each of {_TRIES} tries to write it; find out which"
         raise errors.StoreUnavailable(what, url=str(target))
 
     def _take_turn(self) -> None:
-        """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
+        """Takes a turn above all known ones, and records it for processes that find the lock held."""
         cursor = self._read()
-        # That beside the lock outlives a cursor which was torn or removed.
+        # The token in the lock file outlives a cursor that was torn or removed.
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         self._token = replace(self._token, turn=max(0 if other is None else other.turn for other in known) + 1)
-        # Without it others have no name to tell, and no more. In place, since the lock is on the file, not on its name.
+        # If this fails, others only lack a name to report. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
             write_new(self._path, f"{self._token.text}\n".encode(), over=True)
 
     def _try_lock(self) -> bool:
-        """Returns whether no other run has the lock, as far as this machine can tell."""
+        """Returns whether no other run holds the lock, as far as this machine can tell."""
         try:
             if not self._lock.is_locked:
                 self._lock.acquire()
@@ -235,17 +235,17 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
 
     def _check_use(self, cursor: Cursor) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork")
+            raise RuntimeError(f"{self._path}: the cursor belongs to process {self._pid}; this process is a fork of it")
         if self._closed:
             raise RuntimeError(f"{self._path}: the owner of this cursor was closed")
         if cursor.consumer != self.consumer:
-            raise ValueError(f"a cursor of {self.consumer!r} is written here, got one of {cursor.consumer!r}")
+            raise ValueError(f"expected a cursor of {self.consumer!r}, got one of {cursor.consumer!r}")
 
     def _fenced(self, holder: str) -> CursorTaken:
         self._holder = holder
-        # Whoever has taken over may have it now.
+        # The run that has taken over may have it now.
         self._lock.release()
-        what = "so the producer may delete what only this run needs. Stop one of the two, or give it another name"
+        what = "so the producer may delete chunks that only this run needs. Stop one of them or give it another name"
         return self._taken(holder, f"has taken over the cursor of {self.consumer!r}, {what}")
 
     def _taken(self, holder: str, what: str) -> CursorTaken:
@@ -253,17 +253,12 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         return CursorTaken(f"{where}: {holder} {what}", directory=where, consumer=self.consumer, holder=holder)
 
 
-def _replace(
-    target: Path, data: bytes, prefix: str, check: Callable[[], object] = lambda: None, *, durable: bool = True
-) -> None:
-    """Replaces a file of a consumer's; `check` is called right before that. Not `durable`: a hint, tried once.
-
-    A file is written under a name of this prefix, of which nothing is left after an error.
-    """
+def _replace(target: Path, data: bytes, check: Callable[[], object] = lambda: None, *, durable: bool = True) -> None:
+    """Replaces a file of a consumer; calls `check` right before. Not `durable`: a hint, tried once."""
     if isinstance(target, UrlPath):
         check()
         return target.store.put(target.key, data, patience_s=None if durable else 0)
-    temporary = target.with_name(f"{prefix}.{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{target.stem}.{secrets.token_hex(8)}")
     try:
         write_new(temporary, data, durable=durable)
         check()
@@ -277,7 +272,7 @@ def _replace(
 
 
 def _make_folder(directory: Path) -> Path:
-    """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet."""
+    """Returns the folder of a stream's cursors and makes it if needed; its name is not durable yet."""
     folder = directory / CURSORS
     if not isinstance(folder, UrlPath):
         try:
@@ -289,7 +284,7 @@ def _make_folder(directory: Path) -> Path:
 
 
 def _lock_of(directory: Path, consumer: str) -> filelock.BaseFileLock:
-    """Returns the lock, a file in the stream; of a stream in an object store, one of this machine."""
+    """Returns the lock: a file in the stream, or on this machine if the stream is in an object store."""
     path = directory / CURSORS / f".{check_consumer(consumer)}.lock"
     if isinstance(directory, UrlPath):
         path = cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{path.name}'.encode())}.lock"
@@ -304,27 +299,27 @@ def _read_signature(path: Path) -> CursorToken | None:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What a consumer has told of itself. With a problem it is done with nothing."""
+    """The state of a consumer, as it has reported it. A consumer with a problem has finished no chunk."""
 
     name: str
-    cursor: Cursor | None  # how far its durable checkpoints are; None where it has none that counts
-    reading: ReadingHint | None  # a hint of what it needs to read on, None where it has not told, or of another stream
-    problem: str | None  # why its cursor does not count, in words
+    cursor: Cursor | None  # how far its durable checkpoints are; None if there is no valid one
+    reading: ReadingHint | None  # what it needs to read on; None if there is no hint, or it is for another stream
+    problem: str | None  # why its cursor is not valid, in words
 
     @property
     def chunks_before(self) -> int:
-        """It is done with the chunks of the half-open range [0, chunks_before); without a cursor, with none."""
+        """The consumer has finished the chunks [0, chunks_before); without a cursor, none."""
         return 0 if self.cursor is None else self.cursor.chunks_before
 
 
 def list_consumers(directory: str | os.PathLike[str], published_chunks: int | None = None) -> tuple[Consumer, ...]:
     """Returns the consumers that have a cursor or a reading hint, by name.
 
-    A cursor that is torn, unreadable, of another stream, or ahead of the `published_chunks`, if they are given, never
-    raises: it is a `problem` of its consumer, whose chunks must be kept.
+    A cursor that is torn, unreadable, of another stream, or ahead of `published_chunks` (if given) never raises: it is
+    a `problem` of its consumer, whose chunks must be kept.
 
     Raises:
-        AccessRefused, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
+        AccessRefused, OSError: the folder of cursors cannot be listed, so the consumers are unknown.
         FileInvalid, VersionUnsupported: `stream.json` cannot be used.
     """
     stream, found = stream_path(directory), set()
@@ -352,21 +347,21 @@ def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: 
 
 
 def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chunks: int | None) -> str | None:
-    """Returns why a cursor that can be read does not count, None where it does."""
+    """Returns why a readable cursor is not valid, None if it is."""
     path, chunks = stream / CURSORS / cursor_name(cursor.consumer), cursor.chunks_before
     if cursor.stream_id != stream_id:
         was, now = (f"stream {one}" if one else "a stream without stream.json" for one in (cursor.stream_id, stream_id))
-        return f"{path}: of {was}, in the directory is {now}"
+        return f"{path}: belongs to {was}, but the directory holds {now}"
     if published_chunks is not None and chunks > published_chunks:
-        return f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
+        return f"{path}: has finished {chunks:,} chunks, but only {published_chunks:,} are published"
     return None
 
 
 def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
-    """Removes a consumer's cursor, reading hint and lock file; returns, once durable, whether there was any.
+    """Removes a consumer's cursor, reading hint and lock file; returns, once durable, whether any existed.
 
-    From then on nothing is kept for it. One that is still alive registers again with its next checkpoint. Raises
-    ValueError: there can be no consumer of this name. OSError: the filesystem refused.
+    From then on no chunk is kept for it. A consumer that is still running registers again with its next checkpoint.
+    Raises ValueError: the name is not valid for a consumer. OSError: the filesystem refused.
     """
     stream = stream_path(directory)
     folder, own = check_folder(stream / CURSORS), (reading_name(name), cursor_name(name))
@@ -374,16 +369,16 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
         found = set(list_names(folder))
     except FileNotFoundError:
         return False
-    # What a kill has left half written is the consumer's too.
+    # Files that a kill has left half written are the consumer's too.
     left = filter(re.compile(rf"\.{re.escape(name)}\.(reading\.)?[0-9a-f]{{16}}").fullmatch, found)
-    # The cursor last: as long as it is there the consumer is known, and this can be repeated.
+    # The cursor last: while it exists the consumer is known, and this call can be repeated.
     for path in [folder / entry for entry in (*left, *own)]:
         if isinstance(path, UrlPath):
             path.store.delete(path.key)
         else:
             remove(path)
     lock = _lock_of(stream, name)
-    # Unless a run holds it: without the file it would lock out nobody.
+    # Not if a run holds it: without its file the lock would exclude no other run.
     with contextlib.suppress(filelock.Timeout, OSError):
         if os.path.lexists(lock.lock_file):
             with lock:
@@ -394,21 +389,21 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
 
 
 def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
-    """Replaces a consumer's reading hint, whole; returns whether it was written.
+    """Replaces a consumer's reading hint atomically; returns whether it was written.
 
-    Reading continues without it, so an error of the filesystem is logged, once in each process for each file. Not
-    guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
+    Reading continues without it, so a filesystem error is logged, once per process and file. Not guaranteed: that the
+    hint survives a power cut, or that the higher of two hints stays if two processes write at once.
     """
     stream = stream_path(directory)
     target = stream / CURSORS / reading_name(hint.consumer)
     try:
         _make_folder(stream)
-        _replace(target, hint.encode(), f".{hint.consumer}.reading", durable=False)
+        _replace(target, hint.encode(), durable=False)
     except OSError as error:
         if str(target) not in _told:
             refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             remedy = f"; let uid {os.geteuid()} write to {target.parent}" if refused else ""
-            what = "so the producer is not told how far this run reads, and may hold back what it waits for"
+            what = "so the producer cannot see how far this run reads, and may hold back chunks that it waits for"
             _log.warning(f"%s: cannot be written (%s), {what}%s", target, error.strerror or error, remedy)
         _told.add(str(target))
         return False
@@ -416,9 +411,9 @@ def write_reading(directory: str | os.PathLike[str], hint: ReadingHint) -> bool:
 
 
 def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingHint | None:
-    """Returns a consumer's reading hint, None if there is none that can be used: it is a hint.
+    """Returns a consumer's reading hint, None if there is none that can be used: it is only a hint.
 
-    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
+    Compare its `stream_id` with the stream that is in the directory now.
     """
     path = stream_path(directory) / CURSORS / reading_name(consumer)
     try:

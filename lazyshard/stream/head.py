@@ -1,7 +1,7 @@
-"""`head.json`: what a writer tells its readers there, and what these make of it: when to look again, and words.
+"""`head.json`: what a writer reports in it, when readers poll it, and how they describe the producer.
 
-A process number alone is given again, and containers may share the name of a machine. So a producer also tells which
-start of which kernel it runs on, in which process namespace, and when it was started (`man 5 proc_pid_stat`).
+Process ids are reused, and containers may share a host name. So a producer also records the boot of the kernel it runs
+on, its process namespace, and its start time (`man 5 proc_pid_stat`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerS
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
 
-FIRST_POLL_S: Final = 0.005  # the shortest pause between two looks
-# The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
-# that a prefix of a bucket answers. 1,000 nodes ask so often together
+FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
+# The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers
+# only some thousands per second, which is what 1,000 nodes send at this pause
 FIRST_REQUEST_S: Final = 0.2
-STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
+STALE_HEARTBEAT_S: Final = 15.0  # producers send one every 5 s while rows arrive; three missed ones are worth a report
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-_STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot
+_STARTED: Final = 19  # field of `/proc/PID/stat` after the program's name: its start, in clock ticks since boot
 
 
 class Announcer:
-    """Writes `head.json`, on a full disk too: room for one head is reserved as long as there is some.
+    """Writes `head.json`, even on a full disk: it reserves room for one head as long as there is some.
 
-    That is no promise where what is overwritten is copied, or room is not given in advance. `told_at`: monotonic clock.
+    This is no guarantee on filesystems that copy on write or do not allocate room in advance. `told_at`: when the head
+    was last written, by the monotonic clock.
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class Announcer:
         self._taken, self._row_at = samples, 0.0
 
     def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
-        """Replaces the head, durably at the end; `taken`: rows so far, unpublished included; they tell the rate."""
+        """Replaces the head, durably at the end. `taken`: rows so far, including unpublished ones; gives the rate."""
         self.told_at, now = time.monotonic(), self._clock()
         if taken != self._taken:
             self._taken, self._row_at = taken, now
         ended = state == "finished"
-        # A partial chunk is the last one: no head names it before `stream.end` is there.
+        # A partial chunk is the last one: no head counts it before `stream.end` exists.
         partial = 0 if ended else samples % self._samples_per_chunk
         chunks, samples, rate = chunks - bool(partial), samples - partial, self._rate(self.told_at, taken)
-        # One that stops drops the rows of its open chunk.
+        # A producer that stops drops the rows of its open chunk.
         rows, at = (taken - samples - partial, self._row_at) if state in ("running", "waiting") else (0, 0.0)
         head = Head(chunks, samples, ended, state, rate, updated_at=now, note=note, open=rows, row_at=at, **self._who)
         try:
@@ -68,9 +69,9 @@ class Announcer:
             publish_bytes(head.encode(), self._path, self._reserve, durable=ended, reserved=True)
             remove(self._temporary)
         if not self._reserved and not ended:
-            # After a publish: where the reserve was used, the room of the head before is free now.
+            # After publishing: if the reserve was used, the room of the previous head is free now.
             try:
-                # A head with a note has some hundred bytes. Filesystems give room by pages of this size.
+                # A head with a note has a few hundred bytes. Filesystems allocate pages of this size.
                 write_new(self._reserve, bytes(4096))
                 self._reserved = True
             except OSError as cause:
@@ -79,7 +80,7 @@ class Announcer:
                     raise
 
     def close(self) -> None:
-        """Gives the reserved room back."""
+        """Frees the reserved room."""
         with contextlib.suppress(OSError):
             remove(self._reserve)
 
@@ -87,7 +88,7 @@ class Announcer:
         """Returns exponentially weighted samples per second; 0 until time has passed."""
         last, before = self._metered
         if (elapsed := now - last) > 0:
-            # This time constant rides over one slow chunk, and follows a change within a minute.
+            # This time constant smooths over one slow chunk and follows a change within a minute.
             fade = math.exp(-elapsed / 30.0)
             self._sum = self._sum * fade + (count - before) / elapsed * (1 - fade)
             self._weight = self._weight * fade + (1 - fade)
@@ -96,20 +97,20 @@ class Announcer:
 
 
 def check_state(state: ProducerState) -> ProducerState:
-    """Returns a state that a producer may claim, or raises ValueError: "finished" is for the end of the stream."""
+    """Returns a state that a producer may set, or raises ValueError: only the end of the stream sets "finished"."""
     if state not in STATES or state == "finished":
         raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
     return state
 
 
 def own_process() -> str:
-    """Returns what tells this process from all others: boot, process namespace and start; "" where it is not known."""
+    """Returns a string that identifies this process: boot, process namespace and start; "" if these are unknown."""
     place, started = _place(), _started(os.getpid())
     return f"{place} {started}" if place and started else ""
 
 
 def process_gone(head: Head) -> bool | None:
-    """Returns whether a producer's process is not to be seen on this machine, None where it runs on another one."""
+    """Returns whether a producer's process does not exist on this machine; None if it runs on another machine."""
     if head.host != socket.gethostname() or head.pid < 1:
         return None
     try:
@@ -122,7 +123,7 @@ def process_gone(head: Head) -> bool | None:
 
 
 def process_ended(head: Head) -> bool:
-    """Returns whether a producer's process is known to have ended: it ran where its number means what it means here."""
+    """Returns whether a producer's process has certainly ended: only if it had the boot and namespace of this one."""
     place, _, started = head.process.rpartition(" ")
     return bool(place) and place == _place() and _started(head.pid) not in (None, started)
 
@@ -136,68 +137,68 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Returns when a process was started, "" if there is none that runs, None where that is not known."""
+    """Returns when a process was started, "" if no such process runs, None if unknown."""
     try:
-        # The name of the program, in parentheses, may hold any character.
+        # The name of the program, in parentheses, may contain any character.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        # Where processes of others are hidden (hidepid), so is the first one, and nothing is known either.
+        # If processes of other users are hidden (hidepid), so is process 1, and the state is unknown.
         return "" if Path("/proc/1/stat").exists() else None
     except OSError:
         return None
     if len(fields) <= _STARTED:
         return None
-    # One that nobody has waited for yet has ended all the same.
+    # A zombie has ended, too.
     return "" if fields[0] in (b"Z", b"X") else fields[_STARTED].decode("ascii", "replace")
 
 
 def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
-    """Returns the pause before the next look; `expected`: wait by the producer's rate, None where unknown."""
-    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share. Not above 5 s, the
-    # longest that a chunk can lie unseen, which keeps a job of thousands of waiting processes from loading a metadata
-    # server (4,000 of them on as many nodes: 800 opens a second).
+    """Returns the pause before the next poll; `expected`: the wait by the producer's rate, None if unknown."""
+    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share. At most 5 s, which
+    # bounds how long a chunk stays unseen and keeps thousands of waiting processes from overloading a metadata server
+    # (4,000 processes on as many nodes: 800 opens per second).
     return min(5.0, max(least, (waited if expected is None else max(expected, waited / 10)) / 10))
 
 
 def next_report(last: float) -> float:
-    """Returns after how many seconds of waiting to report; `last`: when the last report was due, 0 for none yet."""
-    # After 10 s, 20 s later, 40 s later and so on, at least every ten minutes.
+    """Returns after how many seconds of waiting to report; `last`: when the last report was due, 0 before the first."""
+    # After 10 s, 20 s later, 40 s later and so on, but at least every ten minutes.
     return last + min(600.0, last + 10.0)
 
 
 def expected_wait(samples: int, published: Published) -> float | None:
-    """Returns in how many seconds so many samples should be published at the producer's rate, None where unknown."""
+    """Returns in how many seconds `samples` should be published at the producer's rate, None if unknown."""
     head = published.head
     if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
         return None
     left = max(0, samples - published.samples)
-    # A rate that has faded while no row came, towards zero where a division by it overflows, promises nothing.
+    # A rate that has faded because no row came predicts nothing; near zero the division would overflow.
     return left / head.rate if left < head.rate * 30 * 86400 else None
 
 
 def describe_producer(
     published: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None
 ) -> str:
-    """Returns in words what the producer is doing, and when to expect so many samples; `gone`: it has no process."""
+    """Describes what the producer is doing, and when to expect `samples`; `gone`: its process does not exist."""
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
-        gap += f"; the newest chunk holds only {published.short:,} rows, so it counts once stream.end says so"
+        gap += f"; the newest chunk holds only {published.short:,} rows, so it counts only once stream.end exists"
     if (head := published.head) is None:
         chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks:,} chunks are"
-        return f"{chunks} complete, nothing is known of the producer{gap}"
+        return f"{chunks} complete, nothing is known about the producer{gap}"
     age = heartbeat_age(published, now) or 0.0
     expected = expected_wait(samples, published)
-    # The rate was told with the last heartbeat, so what has passed since then counts.
+    # The rate is as old as the last heartbeat, so the time since then counts.
     left = None if expected is None else expected - age
     soon = left is not None and left < 1
     silence = describe_silence(head, now, 1.0 if soon else STALE_HEARTBEAT_S, open_rows)
     rate = f"is {head.state} at {head.rate:,.1f} samples/s, so"
     if gone:
-        doing = "is not there any more, and did not say that it stops: killed? Start it again"
+        doing = "no longer runs and did not report a stop (was it killed?); start it again"
     elif left is not None and not soon:
         doing = f"{rate} expect it in about {format_seconds(left)}" + (f", though it {silence}" if silence else "")
     elif silence:
-        # A rate that was says nothing of a producer that has no row now.
+        # The past rate predicts nothing while a producer has no row.
         doing = f"is {head.state}, but {silence}"
     elif soon and not head.note:
         doing = f"{rate} it should be there by now"
@@ -209,7 +210,7 @@ def describe_producer(
         doing += f" ({printable(head.note)})"
     if age > STALE_HEARTBEAT_S:
         doing += f"; its last heartbeat is {format_seconds(age)} old"
-    # A writer that waits for one slow row does not beat either, so the word for it comes later.
+    # A writer that waits for one slow row sends no heartbeat either, so this is reported later.
     if age > 60 and head.state in ("running", "waiting") and not gone:
         doing += ", it may be dead"
     who = f"the producer (pid {head.pid} on {printable(head.host)})"
@@ -217,17 +218,20 @@ def describe_producer(
 
 
 def is_silent(head: Head, now: float) -> bool:
-    """Returns whether a running producer has told of no row for so long that its rate says nothing any more."""
-    # At its own rate it would have told of five rows.
+    """Returns whether a running producer has reported no row for so long that its rate predicts nothing."""
+    # At its own rate it would have reported five rows.
     return head.rate > 0 and bool(describe_silence(head, now, max(STALE_HEARTBEAT_S, 5 / head.rate)))
 
 
 def describe_silence(head: Head, now: float, least: float, open_rows: bool | None = None) -> str:
-    """Returns since when a running producer has told of no row, "" below `least` s; `open_rows`: if it has some."""
+    """Describes how long a running producer has reported no row, "" if below `least` seconds.
+
+    `open_rows`: whether its open chunk has rows, None if unknown.
+    """
     silent = now - min(head.row_at or head.updated_at, head.updated_at)
     if head.state != "running" or silent < least:
         return ""
-    told = f"has told of no new row for {format_seconds(silent)}"
+    told = f"has reported no new row for {format_seconds(silent)}"
     if not head.open and open_rows is False:
         return f"{told}, and shows no row in its open chunk"
     rows = f"{head.open:,} row{'s' if head.open > 1 else ''} or more"
@@ -237,18 +241,18 @@ def describe_silence(head: Head, now: float, least: float, open_rows: bool | Non
 
 
 def failure_words(note: str) -> str:
-    """Returns why a producer has failed, by the note of its head, and what to do: what the note advises, if it does."""
+    """Returns why a producer has failed, from the note of its head, and what to do, unless the note says so itself."""
     told = printable(note)
-    return told if " again" in told else f"{told}; start it again when that is fixed"
+    return told if " again" in told else f"{told}; fix that, then start it again"
 
 
 def heartbeat_age(published: Published, now: float) -> float | None:
-    """Returns how many seconds ago the producer last gave a sign, None where it gives none. Clocks may differ."""
+    """Returns the age of the producer's last heartbeat in seconds, None if it sends none. Clocks may differ."""
     return None if published.head is None else max(0.0, now - published.head.updated_at)
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a duration for people: 3 s, 2 min 5 s, 1 h 20 min, no limit."""
+    """Formats a duration: 3 s, 2 min 5 s, 1 h 20 min, no limit."""
     if seconds == float("inf"):
         return "no limit"
     whole = round(seconds)

@@ -1,12 +1,12 @@
-"""What lies in a stream's directory, or under its URL: the manifest, and chunks by listing it; how chunks are deleted.
+"""The contents of a stream's directory or URL: the manifest, a listing of the chunks, and how chunks are deleted.
 
-Listing is O(chunks): for writers, and where head.json is lost.
+Listing is O(chunks): it is for writers, and for readers if head.json is lost.
 
-The order of steps is the guarantee of a deletion. First `retired.json` is durable: from then on the chunks below its
-number are gone for everybody. Then come the files, for each chunk its seal, its data and its side file, in this order,
-so that no moment shows a seal without data; the directory is synced once at the end. A kill in between, or a power cut
-that brings deleted files back, leaves files below the number, which the next start of a producer removes. The newest
-chunk never goes: its seal holds the position from which a producer continues.
+The order of steps makes deletion safe. First `retired.json` becomes durable: from then on the chunks below its number
+are gone for all processes. Then the files are deleted, for each chunk its seal, its data and its side file in this
+order, so that there is never a seal without data; the directory is synced once at the end. A kill in between, or a
+power cut that restores deleted files, leaves files below the number, which the next start of a producer removes. The
+newest chunk is never deleted: its seal holds the position from which a producer continues.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from lazyshard.store.files import UrlPath, check_folder, list_names, read_record
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published at one moment: the chunks of the half-open range [0, chunks)."""
+    """What is published at one time: the chunks [0, chunks)."""
 
     chunks: int
     samples: int
-    ended: bool  # nothing will follow
+    ended: bool  # whether the stream has ended
     head: Head | None = None
-    gap: int | None = None  # a chunk that lacks its data or its marker although it should have both
-    short: int | None = None  # rows of the newest chunk of a foreign stream, which counts only once that has ended
+    gap: int | None = None  # a chunk that lacks its data or its marker although a later one is complete
+    short: int | None = None  # rows of a foreign stream's newest chunk, which counts only once the stream has ended
 
 
 def are_whole(chunks: int, samples: int, ended: bool, size: int) -> bool:
-    """Returns whether so many chunks of so many samples each, but of the last one at an end, hold so many in all."""
+    """Returns whether `chunks` chunks of `size` samples hold `samples`; the last may hold fewer if the stream ended."""
     short = chunks * size - samples
     return 0 <= short < size and (ended or not short)
 
 
 def invalid(directory: Path | str, what: str, chunk: int | None = None) -> StreamInvalid:
-    """Returns the error of a directory whose files contradict each other."""
+    """Returns the error for a directory whose files contradict each other."""
     return StreamInvalid(f"{directory}: {what}", directory=str(directory), chunk=chunk)
 
 
 def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
-    """Returns a stream's manifest, None where there is none; the directory may not be there.
+    """Returns a stream's manifest, None if there is none; the directory need not exist.
 
     Raises:
-        StreamMismatch: the stream has another number of samples per chunk than the caller asks for, if not None.
+        StreamMismatch: `samples_per_chunk` is not None, and the stream has another number of samples per chunk.
         FileInvalid, VersionUnsupported, OSError: the manifest cannot be used or read.
-        ValueError: samples_per_chunk is impossible.
+        ValueError: `samples_per_chunk` is invalid.
     """
     if samples_per_chunk is not None:
         check_samples_per_chunk(samples_per_chunk)
@@ -70,32 +70,33 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
         error.args = (f"{error}; restore it from a copy",)
         raise
     if samples_per_chunk not in (None, size := manifest.samples_per_chunk):
-        what = f"{directory}: the stream has {size} samples per chunk, which never changes, asked for"
+        what = f"{directory}: the stream has {size} samples per chunk, which never changes; got"
         told = {"directory": str(directory), "expected": str(samples_per_chunk), "actual": str(size)}
         raise StreamMismatch(f"{what} {samples_per_chunk}. Use {size}, or another directory", **told)
     return manifest
 
 
 def stream_missing(directory: Path) -> StreamMissing:
-    """Returns the error of a directory that is none of a stream, and none at all maybe."""
-    what = f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file; see whether the path is right"
+    """Returns the error for a directory that holds no stream, or does not exist."""
+    what = f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file; check the path"
     return StreamMissing(f"{what}, and start its producer", directory=str(directory))
 
 
-def how_to_mark(directory: Path) -> str:
-    """Returns in words what to do with chunk files that have no markers."""
-    what = "a producer makes an empty marker when its chunk is complete (`touch chunk_00000.jsonl.completed`); if none"
-    source = shlex.quote(f"{directory}/chunk_*.jsonl")
-    return f"{what} is to come, run `lazyshard-producer run --source {source} --out NEW --samples-per-chunk N`"
+def stream_unsealed(directory: Path, count: int) -> FileInvalid:
+    """Returns the error for a foreign directory of `count` chunk files without any marker."""
+    what = f"{directory}: {count} chunk files but no {records.SEAL_SUFFIX} marker, so it is unknown which are complete"
+    way = "a producer makes an empty marker when its chunk is complete (`touch chunk_00000.jsonl.completed`); if no"
+    command = f"lazyshard-producer run --source {shlex.quote(f'{directory}/chunk_*.jsonl')} --out NEW"
+    return FileInvalid(f"{what}; {way} producer runs, use `{command} --samples-per-chunk N`", directory=str(directory))
 
 
 def manifest_lost(directory: Path, beside: str) -> StreamInvalid:
-    """Returns the error of a stream without its manifest; by the file `beside` it is known for one of ours."""
+    """Returns the error for a native stream without its manifest; the file `beside` shows that it is native."""
     return invalid(directory, f"there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy")
 
 
 def other_files(names: Iterable[str]) -> str:
-    """Returns some of the names in a directory, for people; nothing if it is empty, or one may be of a stream."""
+    """Returns some names of a directory for a message; "" if it is empty or a name may belong to a stream."""
     seen = sorted(names)
     if any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in seen):
         return ""
@@ -103,44 +104,44 @@ def other_files(names: Iterable[str]) -> str:
 
 
 def path_hint(directory: Path) -> str:
-    """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
+    """Returns a hint if the directory, which a producer makes, does not exist yet, or holds something else."""
     try:
         found = "" if isinstance(directory, UrlPath) else other_files(list_names(directory))
     except FileNotFoundError:
-        return "; there is no such directory yet, so see whether the path is right"
+        return "; there is no such directory yet, so check the path"
     except OSError:
         found = ""
-    return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""
+    return f"; the directory holds other files ({found}), so check the path" if found else ""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The chunk files of a directory, by chunk number. Those below `first` are retired."""
+    """The chunk files of a directory, by chunk number. Chunks below `first` are retired."""
 
     data: dict[int, str]
     seals: dict[int, str]
     arrays: dict[int, str] = field(default_factory=dict)
-    tokens: list[tuple[int, str]] = field(default_factory=list)  # lengths that an earlier release has left
+    tokens: list[tuple[int, str]] = field(default_factory=list)  # files of lengths, written by an earlier release
     first: int = 0
     leftovers: list[str] = field(default_factory=list)  # files of retired chunks, markers before data
 
     @cached_property
     def sealed(self) -> int:
-        """The chunks of the half-open range [first, sealed) have a marker."""
+        """The chunks [first, sealed) have a marker."""
         return next(chunk for chunk in itertools.count(self.first) if chunk not in self.seals)
 
     @cached_property
     def complete(self) -> int:
-        """The chunks of the half-open range [first, complete) have marker and data."""
+        """The chunks [first, complete) have a marker and data."""
         return next(chunk for chunk in itertools.count(self.first) if not (chunk in self.seals and chunk in self.data))
 
     @property
     def gap(self) -> int | None:
-        """The first chunk that is not complete although a later one has a marker; None if there is no such chunk."""
+        """The first chunk that is incomplete although a later one has a marker, or None."""
         return self.complete if len(self.seals) > self.complete - self.first else None
 
     def starting_at(self, first: int) -> Listing:
-        """Returns the listing of the chunks from `first` on, those below it being retired."""
+        """Returns the listing of the chunks from `first` on; chunks below it are retired."""
         if first == self.first:
             return self
         leftovers, kept = [name for chunk, name in sorted(self.tokens) if chunk < first], []
@@ -152,15 +153,15 @@ class Listing:
 
 
 def list_chunks(directory: Path) -> Listing:
-    """Lists the chunk files of a directory; of a stream of ours take `list_kept`, which knows what was deleted.
+    """Lists the chunk files of a directory. For a native stream use `list_kept`, which leaves out retired chunks.
 
-    Raises StreamInvalid: two files have the same number, padded differently. AccessRefused, OSError.
+    Raises StreamInvalid if two files have the same number with different padding; AccessRefused, OSError.
     """
     return sort_names(names_in(directory), directory)
 
 
 def names_in(directory: Path) -> list[str]:
-    """Returns the names in a directory. Raises AccessRefused: this process may not list it."""
+    """Returns the names in a directory. Raises AccessRefused if this process may not list it."""
     try:
         return list_names(directory)
     except PermissionError as cause:
@@ -168,12 +169,12 @@ def names_in(directory: Path) -> list[str]:
 
 
 def names_of(chunk: int, *, arrays: bool) -> list[str]:
-    """Returns the names of the files that a published chunk of ours has, its seal first."""
+    """Returns the names of the files of a published chunk of a native stream, its seal first."""
     return [name(chunk) for name in (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + arrays]]
 
 
 def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
-    """Returns whether a producer that runs has begun a file under `.tmp/` of a chunk behind these; None: not known."""
+    """Returns whether a running producer has a file under `.tmp/` of a chunk from `chunks` on; None if unknown."""
     if isinstance(directory, UrlPath):
         return None
     try:
@@ -185,13 +186,13 @@ def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
 
 
 def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
-    """Returns which chunks of [first, stop) of a stream of ours lack a file in the listing, which may be old."""
+    """Returns which of the native chunks [first, stop) lack a file in the listing, which may be outdated."""
     listed = set(os.listdir(directory))
     return [chunk for chunk in range(first, stop) if not listed.issuperset(names_of(chunk, arrays=arrays))]
 
 
 def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
-    """Returns the listing of a place that holds files of these names. Raises StreamInvalid as `list_chunks`."""
+    """Returns the listing of files with these names. Raises StreamInvalid as `list_chunks` does."""
     found = Listing({}, {})
     for name in listed:
         if (parsed := records.parse_chunk_name(name)) is not None:
@@ -208,10 +209,10 @@ def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
 
 
 def read_retired(directory: Path, stream_id: str | None = None) -> int:
-    """Returns how many chunks of a stream are retired: those of the half-open range [0, n).
+    """Returns how many chunks of a stream are retired: the chunks [0, n).
 
-    Costs one failed open as long as nothing was ever deleted. Without `stream_id` the manifest is read. Raises
-    FileInvalid, VersionUnsupported, OSError: a file cannot be used or read.
+    Costs one failed open if nothing was ever deleted. Without `stream_id` the manifest is read. Raises FileInvalid,
+    VersionUnsupported, OSError if a file cannot be used or read.
     """
     try:
         mark = read_record(directory / RETIRED, Retired.decode)
@@ -219,24 +220,24 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
         return 0
     if stream_id is None and (manifest := read_manifest(directory, None)) is not None:
         stream_id = manifest.stream_id
-    # Who removes a stream to make another one in its place may overlook this file. It must not delete the new chunks.
+    # A user who replaces a stream by a new one may overlook this file. It must not delete the new chunks.
     return mark.chunks_before if mark.stream_id == stream_id else 0
 
 
 def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = True) -> Listing:
-    """Lists the chunks of a stream of ours, those that are retired left out. Raises as `list_chunks`, `read_retired`.
+    """Lists the chunks of a native stream that are not retired. Raises as `list_chunks` and `read_retired` do.
 
-    Without `arrays` what has the name of a side file is none of the stream's: it is not listed, nor a leftover.
+    Without `arrays`, files named like side files do not belong to the stream: they are neither listed nor leftovers.
     """
     found = list_chunks(directory)
     if not arrays:
         found = replace(found, arrays={})
-    # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
+    # After the listing: the mark precedes each deletion, so every chunk that was missing above is below it now.
     return found.starting_at(read_retired(directory, stream_id))
 
 
 def complete_retirement(directory: Path, listing: Listing) -> None:
-    """Removes what is still there, or there again, of retired chunks. The caller holds the writer's lock."""
+    """Removes files of retired chunks that still exist, or exist again. The caller holds the writer's lock."""
     for name in listing.leftovers:
         remove(directory / name)
     if listing.leftovers:
@@ -246,19 +247,19 @@ def complete_retirement(directory: Path, listing: Listing) -> None:
 def retire(
     directory: Path, chunks_before: int, published_chunks: int, *, check: Callable[[], Path | None] = lambda: None
 ) -> int:
-    """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one; returns how many.
+    """Deletes the chunks [0, chunks_before), but never the newest one; returns how many were deleted.
 
-    What was begun by an earlier call and has failed is completed; after an OSError, by the next call or start.
+    Completes an earlier call that failed. After an OSError, the next call or start completes this one.
 
     Args:
         directory: the stream's directory, whose writer's lock the caller holds.
         chunks_before: no consumer needs the chunks below this number.
-        published_chunks: how many chunks have ever been published, the retired ones included.
-        check: is called before anything is changed; raises if the stream is another producer's now, and returns the
-            directory from which this one may publish. None for who keeps others away by himself.
+        published_chunks: how many chunks have ever been published, including retired ones.
+        check: called before anything is changed; raises if the stream belongs to another producer now, and returns the
+            directory from which this one may publish. None if the caller excludes other producers itself.
     """
     if (manifest := read_manifest(directory, None)) is None:
-        raise invalid(directory, f"there is no {MANIFEST}, so this is no stream of which chunks can be deleted")
+        raise invalid(directory, f"there is no {MANIFEST}, so this is not a stream whose chunks can be deleted")
     marked = read_retired(directory, manifest.stream_id)
     first, target = marked, max(marked, min(chunks_before, published_chunks - 1))
     while first and _is_there(directory, first - 1, manifest.arrays):
@@ -269,7 +270,7 @@ def retire(
     if target > marked:
         _write_mark(directory, folder, Retired(manifest.stream_id, target, time.time()))
     else:
-        # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
+        # The mark may be from a call that failed after the rename: visible, but not on the device yet.
         sync_directory(directory)
     for chunk in range(first, target):
         for name in (records.tokens_name(chunk), *names_of(chunk, arrays=manifest.arrays)):

@@ -1,18 +1,19 @@
-"""How a writer comes by its stream: the right to write, the manifest, found or made, and what a crash has left.
+"""How a writer opens its stream: the right to write, finding or creating the manifest, and recovery after a crash.
 
-One writer a stream: a lock against a second producer on the same machine, fencing against one anywhere. Files:
+A stream has one writer: a lock keeps out a second producer on the same machine, fencing one on any machine. Files:
 `.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.records`), and
-`.tmp/EPOCH.TOKEN/`, a producer's own directory for what is not published yet; epoch and token are its fencing token.
+`.tmp/EPOCH.TOKEN/`, a producer's own directory for unpublished files; epoch and token are its fencing token.
 
-Whatever a producer makes appear in a stream, or takes out of it, it renames from or into its own directory. So one that
-takes a stream over fences all before it by destroying their directories: a rename that has not happened by then never
-will. No look before the rename could give that, since a process may be stopped between any two calls. It takes that a
-rename is one step; that a directory which was removed is gone for whoever has used it; and that who makes a directory
-and then lists the one that holds it sees all that were made before: of two that start at once the lower one gives up.
+A producer adds files to a stream, and removes files from it, by renaming them from or into its own directory. So a
+producer that takes a stream over fences all earlier ones by destroying their directories: a rename that has not
+happened by then will never happen. A check before the rename could not guarantee that, since a process may be stopped
+between any two calls. This requires that a rename is atomic; that a removed directory is gone for all processes that
+have used it; and that a process which makes a directory and then lists the parent sees all directories made before: if
+two start at once, the one with the lower name gives up.
 
-A crash can leave a file under `.tmp/`, or a data file or a side file with no seal; none was ever published. It can also
-leave seals that are visible but not yet durable, so the directory is synced before any of them is believed. Chunks
-below the retired mark may be missing; those that are still there, or there again after a power cut, are removed.
+A crash can leave a file under `.tmp/`, or a data file or side file without a seal; none of them was published. It can
+also leave seals that are visible but not yet durable, so the directory is synced before any seal is trusted. Chunks
+below the retired mark may be missing; if some still exist, or exist again after a power cut, they are removed.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ from lazyshard.stream.head import Announcer
 from lazyshard.stream.listing import Listing, Published, complete_retirement, invalid, list_kept, read_manifest
 from lazyshard.stream.publishing import publish_end
 
-REMEMBERED_S: Final = 60.0  # how long network filesystems may remember what was removed; settings are 3 to 60 s
-LISTING_S: Final = 60.0  # how long a listing may stay behind; as long
+REMEMBERED_S: Final = 60.0  # how long network filesystems may cache removed names; settings are 3 to 60 s
+LISTING_S: Final = 60.0  # how long a listing may be outdated, for the same reason
 _NAME: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{16})(\.gone)?")
-# Added to the name of a directory that is being destroyed: from there on its owner does not find it
+# Added to the name of a directory that is being destroyed, so that its owner no longer finds it
 _GONE: Final = ".gone"
-_UNSEEN: Final = "another producer has created a stream here, which is not visible yet; start again in a minute"
+_UNSEEN: Final = "another producer has created a stream here that is not visible yet; start again in a minute"
 _log = logging.getLogger("lazyshard")
 
 
 def open_for_writing(
     directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
 ) -> tuple[records.Manifest, WriterLock, Announcer, Published, Any]:
-    """Opens a stream for writing, made if it is not there, and tells the readers. Raises as `ChunkWriter` does.
+    """Opens a stream for writing, creates it if needed, and notifies the readers. Raises as `ChunkWriter` does.
 
-    Returns what is published, too, and the position behind that.
+    Also returns what is published, and the position after that.
     """
-    # Refuses what can be refused before anything is made, and before another producer is fenced.
+    # Refuses what can be refused before anything is created and before another producer is fenced.
     find_manifest(directory, samples_per_chunk, arrays, encoding)
     directory.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(directory, clock())
@@ -74,20 +75,20 @@ def open_for_writing(
         found, last = recover(directory, manifest, lock)
         chunks, samples, source = found.chunks, found.samples, None if last is None else last.source
         announcer = Announcer(directory, lock.path, manifest.samples_per_chunk, samples, clock)
-        # The last chunk is a partial one, so only `stream.end` is missing.
+        # If the last chunk is a partial one, only `stream.end` is missing.
         if closing := not found.ended and last is not None and last.samples < manifest.samples_per_chunk:
             publish_end(directory, chunks, samples, source, lock.path(END))
         if found.ended or closing:
             announcer.tell(chunks, samples, samples, "finished")
             what = f"{directory}: the stream has ended with {samples:,} samples; write a new one to another directory"
             raise StreamEnded(what, directory=str(directory), samples=samples)
-        # Looking through a long stream takes its time: another producer may have come meanwhile.
+        # Recovering a long stream takes time: another producer may have taken over meanwhile.
         lock.check()
         announcer.tell(chunks, samples, samples, "running")
         return manifest, lock, announcer, found, source
     except BaseException as cause:
         try:
-            # An error may come of another producer: a listing may be older than what that one has done.
+            # Another producer may have caused the error: a listing may be older than that producer's changes.
             fenced = lock.lost() if isinstance(cause, OSError | LazyShardError) else None
         finally:
             lock.release()
@@ -99,15 +100,15 @@ def open_for_writing(
 def find_manifest(
     directory: Path, samples_per_chunk: int | None, arrays: bool = False, encoding: Encoding | None = None
 ) -> records.Manifest | None:
-    """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
+    """Returns a stream's manifest, None if there is none yet and it can be created. Changes nothing.
 
     Raises:
-        StreamMismatch: the stream has another number of samples per chunk, or was made with other rows in mind.
-        StreamInvalid: the directory holds chunks that somebody else made, or a manifest not to be seen yet.
-        ValueError: samples_per_chunk is impossible, or missing for a new stream.
+        StreamMismatch: the stream has another number of samples per chunk, other `arrays`, or another encoding.
+        StreamInvalid: the directory holds chunks of another program, or a manifest that is not visible yet.
+        ValueError: samples_per_chunk is invalid, or missing for a new stream.
     """
     manifest = read_manifest(directory, samples_per_chunk)
-    # Made since by another producer, or what a network filesystem remembers as missing.
+    # Another producer has created it since, or a network filesystem has cached it as missing.
     unseen = manifest is None and not _is_new(directory, samples_per_chunk)
     if unseen and (manifest := read_manifest(directory, samples_per_chunk)) is None:
         raise invalid(directory, _UNSEEN)
@@ -117,18 +118,18 @@ def find_manifest(
 
 
 def _check_same(directory: Path, manifest: records.Manifest, arrays: bool, encoding: Encoding | None) -> None:
-    was, what, way = manifest.encoding, "", "continue with the encoding of before"
+    was, what, way = manifest.encoding, "", "continue with the original encoding"
     expected, actual = map(_named, (encoding, was))
     if was is not None and encoding is not None and (found := records.differences(was, encoding)):
-        what = f"its rows are encoded otherwise: {'; '.join(found)}"
+        what = f"its rows are encoded differently: {'; '.join(found)}"
     elif (was is None) != (encoding is None):
-        what = f"its rows are {'not ' * (was is None)}encoded, and those to come are{' not' * (was is not None)}"
+        what = f"its rows are {'not ' * (was is None)}encoded, but new rows are{' not' * (was is not None)}"
     if not what and manifest.arrays != arrays:
-        what = f"it was made {'to hold arrays' if manifest.arrays else 'without arrays'}"
+        what = f"it was created {'to hold arrays' if manifest.arrays else 'without arrays'}"
         way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True"
         expected, actual = f"arrays={arrays}", f"arrays={manifest.arrays}"
     if what:
-        what = f"{directory}: {what}. That never changes for a stream: {way}, or take another directory"
+        what = f"{directory}: {what}. This never changes for a stream: {way}, or use another directory"
         raise StreamMismatch(what, directory=str(directory), expected=expected, actual=actual)
 
 
@@ -137,7 +138,7 @@ def _named(encoding: Encoding | None) -> str:
 
 
 def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
-    """Returns whether a stream can be made there; False where a manifest is listed."""
+    """Returns whether a stream can be created there; False if a manifest is listed."""
     if samples_per_chunk is None:
         raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
     with contextlib.suppress(FileNotFoundError):
@@ -147,18 +148,18 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
         if listing.data or listing.seals:
             if HEAD in names:
                 raise listings.manifest_lost(directory, HEAD)
-            what = f"holds chunk files but no {MANIFEST}, so somebody else made them; choose another directory"
+            what = f"holds chunk files but no {MANIFEST}, so another program made them; choose another directory"
             command = f"lazyshard-producer run --source {shlex.quote(str(directory))}"
-            raise invalid(directory, f"{what}, to which `{command}` takes their rows")
+            raise invalid(directory, f"{what}, and run `{command}` to copy their rows there")
     return True
 
 
 def _create_stream(directory: Path, manifest: records.Manifest, temporary: Path) -> None:
-    """Publishes a new stream's manifest, once the names of all directories above are durable: some may be new."""
+    """Publishes a new stream's manifest after making the names of all parent directories durable: some may be new."""
     path = directory.absolute()
     while not os.path.ismount(path):
         path = path.parent
-        # One that this process may not even list is none that it has made.
+        # This process has not made a directory that it may not even list.
         with contextlib.suppress(PermissionError):
             sync_directory(path)
     try:
@@ -168,9 +169,9 @@ def _create_stream(directory: Path, manifest: records.Manifest, temporary: Path)
 
 
 def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tuple[Published, Seal | None]:
-    """Clears what was never published and returns what was, and the last seal. The caller holds the writer's lock.
+    """Removes unpublished files and returns what is published, and the last seal. The caller holds the writer's lock.
 
-    Another producer may publish it meanwhile, so it is taken out in a way in which only the owner can.
+    Another producer may publish such a file meanwhile, so each is removed by a rename that only the owner can do.
     """
     sync_directory(directory)
     listing = _list(directory, manifest, lock)
@@ -178,10 +179,10 @@ def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tu
     sealed, size, last, short = listing.sealed, manifest.samples_per_chunk, None, 0
     if sealed > listing.first:
         last = read_seal(directory, sealed - 1, listing.seals[sealed - 1])
-        # Which looks whether its files are as long as sealed.
+        # This also checks that its files have the sealed sizes.
         open_sealed(directory / listing.data[sealed - 1], last)
         if (short := size - last.samples) < 0:
-            what = f"chunk {last.chunk} holds {last.samples} samples, the stream has {size} a chunk"
+            what = f"chunk {last.chunk} holds {last.samples} samples, the stream has {size} per chunk"
             raise invalid(directory, what, last.chunk)
     samples, end = sealed * size - short, None
     with contextlib.suppress(FileNotFoundError):
@@ -195,9 +196,9 @@ def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tu
 
 
 def _list(directory: Path, manifest: records.Manifest, lock: WriterLock) -> Listing:
-    """Lists the stream, and waits where the listing is older than what can be seen by name.
+    """Lists the stream; waits while the listing is older than what is visible by name.
 
-    By an old one a chunk that another machine's producer has sealed meanwhile would be deleted as never published.
+    With an old listing, a chunk that a producer on another machine has just sealed would be deleted as unpublished.
     """
     started, told = time.monotonic(), False
     while True:
@@ -209,7 +210,7 @@ def _list(directory: Path, manifest: records.Manifest, lock: WriterLock) -> List
         lock.check()
         name, waited = records.seal_name(unlisted), time.monotonic() - started
         if waited > LISTING_S:
-            what = f"{name} is there, but no listing has shown it for {waited:.0f} s; start again when one does"
+            what = f"{name} exists, but no listing has shown it for {waited:.0f} s; start again when one does"
             raise invalid(directory, f"{what}, or mount the filesystem with shorter caches", unlisted)
         if not told:
             _log.warning("%s/%s: is there, but not listed yet; waiting for the filesystem to list it", directory, name)
@@ -218,14 +219,14 @@ def _list(directory: Path, manifest: records.Manifest, lock: WriterLock) -> List
 
 
 def check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
-    """Raises StreamInvalid where a chunk between the first that is not retired and the newest lacks a file."""
+    """Raises StreamInvalid or ChunkMissing if a chunk from the first that is not retired to the newest lacks a file."""
     sealed, missing = listing.sealed, ""
     if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
-        missing = f" although {listing.seals[min(beyond)]} is there"
+        missing = f" although {listing.seals[min(beyond)]} exists"
     elif sealed == listing.first > 0:
-        missing = ", the first that retired.json says was not deleted"
+        missing = ", the first that retired.json lists as not deleted"
     if missing:
-        way = "restore it from a copy, a producer continues from the position in the last of all seals"
+        way = "restore it from a copy: a producer continues from the position in the newest seal"
         raise invalid(directory, f"{records.seal_name(sealed)} is missing{missing}; {way}", sealed)
     kinds = [("data file", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
     for chunk in range(listing.first, sealed):
@@ -242,24 +243,24 @@ def _clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
         for chunk, name in names.items():
             if chunk not in listing.seals:
                 lock.take_out(directory / name)
-    # What was written there by versions that had no directories of their own.
+    # Written by releases in which producers had no directories of their own.
     clear_folder(directory / TEMPORARY)
 
 
 def make_workplace(temporary: Path, least: int, token: str) -> int:
-    """Makes the directory `EPOCH.TOKEN` in `.tmp`, of a higher epoch than all there and at least `least`; returns that.
+    """Makes the directory `EPOCH.TOKEN` in `.tmp` and returns its epoch: at least `least`, and above all existing ones.
 
-    A network filesystem may remember `.tmp` although a producer elsewhere has removed it, which is waited for.
+    If a network filesystem still shows a `.tmp` that a producer elsewhere has removed, waits until it does not.
     """
     started = time.monotonic()
     while True:
-        # Not `exist_ok`, which refuses one that another producer removes at this moment.
+        # Not `exist_ok`: it fails if another producer removes the directory at this moment.
         with contextlib.suppress(FileExistsError):
             temporary.mkdir()
         check_folder(temporary)
         try:
             epoch = max(least, *(found + 1 for found, _ in list_workplaces(temporary)), 1)
-            with contextlib.suppress(FileExistsError):  # the answer to a request that was sent twice
+            with contextlib.suppress(FileExistsError):  # the response to a request that was sent twice
                 (temporary / f"{epoch}.{token}").mkdir()
             return epoch
         except FileNotFoundError:
@@ -275,13 +276,13 @@ def list_workplaces(temporary: Path) -> dict[tuple[int, str], str]:
 
 
 def destroy(directory: Path) -> None:
-    """Removes another producer's directory for good, if it is there, whatever that one does meanwhile."""
+    """Removes another producer's directory permanently, if it exists, even while that producer uses it."""
     gone = directory.with_name(directory.name.removesuffix(_GONE) + _GONE)
     if gone != directory:
         with contextlib.suppress(FileNotFoundError):
             os.rename(directory, gone)
     started, left = time.monotonic(), False
-    # What is left is open in a process of this machine, and kept by NFS for that: by this name it does not find it.
+    # If files stay, NFS keeps them because a process of this machine has them open; it cannot find them by this name.
     while not left:
         try:
             left = clear_folder(gone)
@@ -290,16 +291,16 @@ def destroy(directory: Path) -> None:
         except FileNotFoundError:
             return
         except OSError as cause:
-            # A client of NFS that works by handles may still find its way in, until the directory itself is gone.
+            # An NFS client that works by handles may still find its way in until the directory itself is gone.
             if cause.errno not in (errno.ENOTEMPTY, errno.EEXIST) or time.monotonic() - started > REMEMBERED_S:
                 raise
 
 
 class WriterLock:
-    """The right to write to a stream; files get into it, and out of it, by way of `place` only, our own directory.
+    """The right to write to a stream. Files are added and removed only by way of `place`, this producer's directory.
 
-    Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on. Raises
-    ProducerFenced: a producer on this machine is running on the stream, or another one takes it at this moment.
+    Takes the lock of this machine, then the ownership from its previous holder, which can change nothing from then on.
+    Raises ProducerFenced: a producer on this machine is running on the stream, or another one is taking it over now.
     FileRefused, OSError: as `make_workplace`.
     """
 
@@ -321,15 +322,15 @@ class WriterLock:
             self._mine = make_workplace(temporary, before.epoch + 1 if before else 1, token), token
             self.place = temporary / f"{self._mine[0]}.{token}"
             try:
-                # In this order: who has left before the first look has been the owner by the second.
+                # In this order: a producer that is gone by the first look is the owner by the second.
                 others, mine = list_workplaces(temporary), self._mine
                 if (found := self._read()) is not None:
-                    # By its name too: a listing may be old.
+                    # The owner's directory is added by name: a listing may be outdated.
                     others.setdefault((found.epoch, found.token), f"{found.epoch}.{found.token}")
                 if max(others, default=mine) > mine:
                     raise self._fenced(found)
                 for other, name in sorted(others.items()):
-                    # The owner's file may hold anything.
+                    # The owner file may contain anything.
                     if other != mine and _NAME.fullmatch(name):
                         destroy(temporary / name)
                 self._owner = records.Owner(*mine, socket.gethostname() or "unknown", os.getpid(), now)
@@ -342,11 +343,11 @@ class WriterLock:
             undo.pop_all()
 
     def path(self, name: str) -> Path:
-        """Returns under which name to write the file that is to be called `name`."""
+        """Returns the path at which to write the file that will be published as `name`."""
         return self.place / name
 
     def is_gone(self) -> bool:
-        """Whether our directory is not there any more. Asks the server, not what this machine remembers."""
+        """Returns whether our directory is gone. Asks the server, not the cache of this machine."""
         try:
             os.close(os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
         except OSError as cause:
@@ -354,7 +355,7 @@ class WriterLock:
         return False
 
     def take_out(self, path: Path) -> None:
-        """Removes a file of the stream if it is there. Raises FileNotFoundError: somebody has taken the stream over."""
+        """Removes a file of the stream if it exists. Raises FileNotFoundError if another producer has taken over."""
         try:
             rename(path, self.path(path.name))
         except FileNotFoundError:
@@ -364,9 +365,9 @@ class WriterLock:
             remove(self.path(path.name))
 
     def check(self, *, closely: bool = False) -> None:
-        """Raises ProducerFenced if another producer has taken the stream over, or its owner's file is gone.
+        """Raises ProducerFenced if another producer has taken the stream over, or the owner file is gone.
 
-        `closely`, as after an error, it looks at our directory too, which who takes over removes first.
+        `closely`, as after an error, also checks for our directory, which a producer that takes over removes first.
         """
         if (found := self._read()) is None:
             what = f"{self._path}: is gone or torn: the stream is being removed, or the file was changed. If the stream"
@@ -376,7 +377,7 @@ class WriterLock:
             raise self._fenced(found)
 
     def lost(self) -> ProducerFenced | None:
-        """Returns the error of `check`, closely, None where the stream is ours or the filesystem does not tell."""
+        """Returns the error of a close `check`; None if the stream is still ours or the filesystem fails."""
         with contextlib.suppress(OSError):
             try:
                 self.check(closely=True)
@@ -385,7 +386,7 @@ class WriterLock:
         return None
 
     def release(self) -> None:
-        """Lets the next producer in, and removes what is not published."""
+        """Lets the next producer in, and removes unpublished files."""
         if not self._released:
             self._released = True
             self._remove_place()
@@ -399,7 +400,7 @@ class WriterLock:
             os.rmdir(self.place.parent)
 
     def _fenced(self, found: records.Owner | None) -> ProducerFenced:
-        """Returns the error of one that has to stop; `found` is the owner, which may still be the one of before."""
+        """Returns the error for this producer; `found` is the owner, which may still be the previous one."""
         later = found is not None and found != self._owner and (found.epoch, found.token) >= self._mine
         holder = str(found) if later else None
         who = f"{holder} has taken this stream over" if holder else "another producer is taking this stream over"
@@ -407,8 +408,8 @@ class WriterLock:
         return ProducerFenced(f"{self._directory}: {who}; {way}", directory=str(self._directory), holder=holder)
 
     def _read(self) -> records.Owner | None:
-        # An owner file that a power cut has emptied says as much as none: the lock of this machine is what keeps a
-        # second producer out here, and whoever comes next writes a new one.
+        # An owner file that a power cut has emptied counts as none: the lock of this machine keeps a second producer
+        # out here, and the next producer writes a new one.
         try:
             return read_record(self._path, records.Owner.decode)
         except (FileNotFoundError, FileInvalid):

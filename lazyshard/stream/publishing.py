@@ -1,9 +1,9 @@
 """The chunk that a writer is filling, and how it and the stream's end are published.
 
-Rows, and the side file of their arrays if they have one, go to files under `.tmp/`, created with the first row, so that
-a reader can see that there are rows which are not published. The order of steps is the guarantee: these files are
-synced, renamed, and the directory synced; then the same for the seal. The seal is the commit: before it nothing of the
-chunk counts, after it nothing of it changes.
+Rows, and the side file of their arrays if any, go to files under `.tmp/`. These are created with the first row, so that
+a reader can see that there are unpublished rows. The order of steps gives the guarantee: the files are synced and
+renamed, and the directory synced; then the same for the seal. The seal is the commit: before it, nothing of the chunk
+counts; after it, nothing of the chunk changes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from lazyshard.store.files import MAX_PLAIN_BYTES
 if TYPE_CHECKING:
     from lazyshard.stream.lock import WriterLock
 
-# Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory
+# Bytes of rows that may wait for the thread: what the caller makes while a chunk is synced, little next to other memory
 _BACKLOG_BYTES: Final = 8 << 20
-BUFFER_BYTES: Final = 1 << 20  # pieces are of this size; more gains nothing, less costs calls
-PIECE_BYTES: Final = 64 << 10  # what comes together and is as large is a piece by itself: copying it would cost more
+BUFFER_BYTES: Final = 1 << 20  # size of the pieces written; larger ones gain nothing, smaller ones take more calls
+PIECE_BYTES: Final = 64 << 10  # data of at least this size is written as its own piece: copying it would cost more
 
 _digest = xxhash.xxh3_64_intdigest
 
 
 class WriteSteps:
-    """Does what touches files, in order: at once, or with `overlap` in a thread that lives until `stop`."""
+    """Runs the steps that touch files, in order: at once, or with `overlap` in a thread that runs until `stop`."""
 
     def __init__(self, *, overlap: bool = False) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lazyshard-writer") if overlap else None
@@ -51,7 +51,7 @@ class WriteSteps:
         self._stopped = None if overlap else True
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
-        """Does a step that holds so many bytes, or has it done; returns its number. Raises what a step has raised."""
+        """Runs or schedules a step that holds `size` bytes; returns its number. Raises what a step has raised."""
         if self._executor is None:
             step()
             return 0
@@ -64,18 +64,18 @@ class WriteSteps:
         except RuntimeError as cause:
             if "shutdown" not in str(cause):  # no thread can be started
                 raise
-            # The interpreter is ending, in an `atexit` function for instance: its threads are gone, their work is done.
+            # The interpreter is exiting, for instance in an `atexit` function: its threads have finished.
             self.wait()
             self._run(step)
         return self._number
 
     def wait(self, number: int | None = None) -> None:
-        """Returns when the steps up to that number are done, all of them if it is None. Raises as `do`."""
+        """Returns when the steps up to `number` are done, or all of them if it is None. Raises as `do`."""
         while self._pending and (number is None or self._pending[0][0] <= number):
             self._take()
 
     def stop(self) -> bool:
-        """Waits until no step is left, does none from then on; returns False where an interrupt has ended the wait."""
+        """Waits for all steps and accepts no more; returns False if an interrupt has ended the wait."""
         if self._executor is not None and self._stopped is None:
             self._stopped = False
             self._executor.shutdown(wait=True)
@@ -99,15 +99,15 @@ class WriteSteps:
 
 
 class RowFile:
-    """The file to which rows, or their arrays, are appended. Memory: one buffer, and 16 bytes a row."""
+    """The file to which rows, or their arrays, are appended. Memory: one buffer, and 16 bytes per row."""
 
     def __init__(self, path: Path, steps: WriteSteps) -> None:
         self.path, self._steps = path, steps
         self.offsets, self.digests = array("Q", [0]), array("Q")
         self._buffer = bytearray()
-        self._limit = 1  # bytes in the buffer for which something is to be done: creating the file, then passing on
+        self._limit = 1  # buffered bytes that trigger the next action: creating the file, then passing the buffer on
         self._fd: int | None = None
-        self._written = self._begun = 0  # `_begun`: bytes that are on their way to the device
+        self._written = self._begun = 0  # `_begun`: bytes whose write-back to the device has started
 
     def append(self, row: bytes) -> None:
         """Adds the bytes of a row."""
@@ -116,7 +116,7 @@ class RowFile:
         self._add(row)
 
     def extend(self, data: bytes, ends: npt.NDArray[np.uint64], digests: npt.NDArray[np.uint64]) -> None:
-        """Adds the bytes of rows that end before these bytes."""
+        """Adds the bytes of rows; `ends` are relative to these bytes."""
         self.offsets.frombytes((ends + np.uint64(self.offsets[-1])).tobytes())
         self.digests.frombytes(digests.tobytes())
         self._add(data)
@@ -126,7 +126,7 @@ class RowFile:
         return np.asarray(self.offsets, dtype=np.uint64), np.asarray(self.digests, dtype=np.uint64)
 
     def pass_on(self, more: bytes = b"") -> None:
-        """Hands what is left in memory to the steps, and more bytes behind that."""
+        """Hands the buffered bytes to the steps, followed by `more`."""
         pieces: tuple[bytes | bytearray, ...] = self._buffer, more
         self._buffer = bytearray()
         for piece in pieces:
@@ -134,12 +134,12 @@ class RowFile:
                 self._steps.do(functools.partial(self._write, piece), len(piece))
 
     def finish(self) -> None:
-        """A step: brings the file onto the device and closes it; an empty one if there was no piece."""
+        """A step: syncs and closes the file; creates an empty one if there was no piece."""
         sync(self._create())
         self._close()
 
     def discard(self, *, remove: bool = True) -> None:
-        """A step, or when all of them are done: closes the file, and removes it if it can."""
+        """A step, or called after all steps: closes the file, and removes it if possible."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ class OpenChunk:
         return len(self.rows.digests)
 
     def append(self, line: bytes, arrays: bytes, tokens: int | None) -> None:
-        """Adds a row, its newline included, with the bytes of its arrays."""
+        """Adds a row, newline included, with the bytes of its arrays."""
         if self.arrays is not None:
             self.arrays.append(arrays)
         if tokens is not None:
@@ -200,7 +200,7 @@ class OpenChunk:
         self.rows.append(line)
 
     def extend(self, rows: CheckedLines) -> None:
-        """Adds rows."""
+        """Adds a batch of checked rows."""
         if rows.tokens is not None:
             self._tokens.frombytes(rows.tokens.astype(np.uint32).tobytes())
         if self.arrays is not None and rows.arrays is not None:
@@ -211,7 +211,7 @@ class OpenChunk:
         self.rows.extend(rows.data, rows.ends, rows.digests)
 
     def finish(self) -> None:
-        """A step: brings the rows onto the device and closes the files. After an OSError they must be written anew."""
+        """A step: syncs the rows and closes the files. After an OSError the rows must be written again."""
         for file in self.files:
             file.finish()
 
@@ -221,25 +221,25 @@ class OpenChunk:
             file.discard(remove=remove)
 
     def seal(self, source: Any, now: float) -> Seal:
-        """Returns the seal of the rows so far; lengths only if every row has one."""
+        """Returns the seal of the rows so far, with lengths only if every row has one."""
         tokens = np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None
         side = None if self.arrays is None else SealedArrays(*self.arrays.sealed())
         return Seal(self.number, *self.rows.sealed(), tokens, source, now, side)
 
 
 def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lock: WriterLock) -> None:
-    """Publishes a chunk, all of whose rows were passed on. It is published if and only if this returns.
+    """Publishes a chunk whose rows were all passed on. It is published if and only if this returns.
 
-    The lock is looked at before each step that shows. Raises ProducerFenced: another producer has taken the stream
-    over, or has published this chunk all the same.
+    Checks the lock before each visible step. Raises ProducerFenced: another producer has taken the stream over, or has
+    published this chunk.
     """
     target = directory / seal_name(chunk.number)
     chunk.finish()
     lock.check()
     if os.path.lexists(target):
-        # By a producer that has taken over since the look before, most likely.
+        # Most likely by a producer that has taken over since the last check.
         lock.check()
-        what = f"{target}: somebody else has published this chunk; this producer stops, nothing was changed"
+        what = f"{target}: another program has published this chunk; this producer stops, nothing was changed"
         raise ProducerFenced(what, directory=str(directory))
     if chunk.arrays is not None:
         rename(chunk.arrays.path, directory / arrays_name(chunk.number))
@@ -251,7 +251,7 @@ def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lo
 
 
 def publish_end(directory: Path, chunks: int, samples: int, source: Any, temporary: Path) -> None:
-    """Ends the stream after so many published chunks; `source` is the position behind all that was read."""
-    # Readers refuse a file that is too large, and can do without the position.
+    """Ends the stream after `chunks` published chunks; `source` is the position after everything that was read."""
+    # Readers refuse a file that is too large, and do not need the position.
     data = next(data for one in (source, None) if len(data := End(chunks, samples, one).encode()) <= MAX_PLAIN_BYTES)
     publish_bytes(data, directory / END, temporary)

@@ -1,6 +1,7 @@
-"""From the state of a run to its course and on: the same history as kept values (`format`) and as arithmetic (`plan`).
+"""Converts the state of a run to its course and back: the same history as stored values (`format`) and in `plan`.
 
-No I/O; it is here because neither of the two may import the other. States are values: each function returns a new one.
+No I/O. It is here because neither of the two packages may import the other. States are immutable: each function returns
+a new one.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ _MAX_SAMPLES_OF_STEPS: Final = 20_000_000  # that may be left out: each is looke
 
 
 def course_of(state: RunState) -> Course:
-    """Returns the course that a state tells."""
+    """Returns the course that a state describes."""
     return Course(Rules(state.unit, state.window, state.seed), state.parts)
 
 
 def draws_of(state: RunState, consumed: int) -> int:
-    """Returns the draws of a lane of the current part after so many samples. ValueError: before it, or in a step."""
+    """Returns the draws of a lane in the current part after `consumed` samples. ValueError: before it, or in a step."""
     part = state.parts[-1]
     before = state.consumed - part.dp * part.draws
     draws, more = divmod(consumed - before, part.dp)
     if draws < 0:
-        raise ValueError(f"consumed is at least {before}, what was trained when the run continued last, got {consumed}")
+        raise ValueError(f"consumed is at least {before}, what was trained when the run last continued, got {consumed}")
     if more:
         raise ValueError(f"consumed is {before} and whole steps of all ranks, a multiple of {part.dp}, got {consumed}")
     return draws
 
 
 def with_consumed(state: RunState, consumed: int) -> RunState:
-    """Returns the state after so many samples since the run began, over all ranks. Raises ValueError as `draws_of`."""
+    """Returns the state `consumed` samples after the run began, over all ranks. Raises ValueError as `draws_of`."""
     current = replace(state.parts[-1], draws=draws_of(state, consumed))
     return replace(state, parts=(*state.parts[:-1], current), consumed=consumed)
 
 
 def resumed_parts(parts: Parts, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> Parts:
-    """Returns the parts of a run that continues with these ranks: the same if nothing changes, else a new one behind.
+    """Returns the parts of a run that continues with these ranks: unchanged if nothing differs, else with a new part.
 
-    `draws_per_step`: 0 where it is not known. `step`: steps trained so far; None to count them by the part that ends.
+    `draws_per_step`: 0 if unknown. `step`: steps trained so far; None to derive them from the part that ends.
     """
     part = parts[-1]
     if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
@@ -57,36 +58,36 @@ def resumed_parts(parts: Parts, dp: int, batch_size: int, *, draws_per_step: int
 
 
 def steps_of(part: Part) -> int:
-    """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
+    """Returns how many steps were trained by the end of a part; if that is unknown, by its beginning."""
     if not part.trained or not part.draws_per_step:
         return part.first_step
     return part.first_step + part.draws // part.draws_per_step
 
 
 def parts_without(parts: Parts, ranges: Iterable[tuple[int, int]]) -> Parts:
-    """Returns the parts of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
+    """Returns the parts of a run that skips these half-open ranges of samples from here on, in all epochs."""
     skip, part = Gaps(ranges).ranges, parts[-1]
     after = replace(part, draws=0, epoch=None, skip=skip, first_step=steps_of(part))
     return _behind(parts, after) if skip else parts
 
 
 def parts_behind_steps(parts: Parts, start: int, stop: int) -> Parts:
-    """Returns the parts of a run that passes over the next steps, [start, stop), as a part that is not trained.
+    """Returns the parts of a run that skips the next steps, [start, stop), as a part that is not trained.
 
-    The first step is step 1. ValueError: others come next, the range is empty, or the parts do not know their steps.
+    The first step is step 1. ValueError: these steps are not next, the range is empty, or the parts do not have steps.
     """
     part = parts[-1]
     now, first, last = _draws_of_steps(part, start, stop)
     if start != now:
-        raise ValueError(f"steps {start}:{stop}: expected those from the next one on, {now}; name samples instead")
+        raise ValueError(f"steps {start}:{stop}: expected steps from the next one on, {now}; give samples instead")
     out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now - 1)
     return _behind(_behind(parts, out), replace(part, draws=0, epoch=None, skip=(), first_step=now - 1))
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
-    """Returns what the steps [start, stop) will train: half-open ranges of sample numbers; to leave later steps out.
+    """Returns what the steps [start, stop) will train, as half-open ranges of sample numbers, to skip later steps.
 
-    `total`: the end of the stream, or None. ValueError: already trained, too many, or the steps are not known.
+    `total`: the end of the stream, or None. ValueError: already trained, too many, or the steps are unknown.
     """
     _, first, last = _draws_of_steps(state.parts[-1], start, stop)
     dp = state.parts[-1].dp
@@ -101,16 +102,16 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
 
 
 def check_fits(state: RunState, now: RunState, where: str) -> None:
-    """Refuses a state that does not belong to the stream and the settings at hand; ranks and micro batches may differ.
+    """Refuses a state that does not fit the stream and the settings; ranks and micro batches may differ.
 
-    `now`: that of a run which would begin anew here. Raises StateMismatch, naming what differs, and the way out.
+    `now`: the state of a new run with these settings. Raises StateMismatch with the field that differs and a remedy.
     """
     ways = {
-        "stream_id": "it belongs to another stream: give the directory of that one, or start anew without the state",
+        "stream_id": "it belongs to another stream: give that stream's directory, or start again without the state",
         "samples_per_chunk": "the same sample would be in another chunk: give samples_per_chunk as it was",
-        "unit": 'the deal would be another: give unit as it was, or "auto"',
-        "window": "the order would be another: give shuffle_window as it was",
-        "seed": "the order would be another: give seed as it was",
+        "unit": 'the deal would differ: give unit as it was, or "auto"',
+        "window": "the order would differ: give shuffle_window as it was",
+        "seed": "the order would differ: give seed as it was",
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
     }
     for field, way_out in ways.items():
@@ -123,7 +124,7 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
 def _draws_of_steps(part: Part, start: int, stop: int) -> tuple[int, int, int]:
     """Returns the number of the next step, and where the draws of steps begin and end in the current part."""
     if not part.draws_per_step:
-        raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
+        raise ValueError("the state does not say how many samples a step has, so steps cannot be given; give samples")
     now = steps_of(part) + 1
     if not now <= start < stop:
         expected = f"FIRST:STOP with {now} <= FIRST < STOP"
@@ -132,7 +133,7 @@ def _draws_of_steps(part: Part, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def _behind(parts: Parts, part: Part) -> Parts:
-    """Returns the parts with another current one; one that has drawn nothing is not kept, only what it leaves out."""
+    """Appends a part; if the current part has drawn nothing, replaces it and keeps only what it skips."""
     ended = parts[-1]
     if ended.draws:
         return (*parts, part)

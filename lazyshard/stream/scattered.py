@@ -1,4 +1,4 @@
-"""Rows that lie scattered over a few chunks, as those of a shuffled window do."""
+"""Reads rows that are scattered over a few chunks, like the rows of a shuffled window."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
 
 HELD_BYTES: Final = 64 << 20
-"""Bytes of chunks that a `ScatteredReader` holds. Where those of a window are more, rows are read one by one."""
+"""Maximum bytes of chunks that a `ScatteredReader` holds. If a window has more, its rows are read one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Samples whose chunks are held, and where their rows lie."""
+    """Samples whose chunks are held, and the places of their rows."""
 
     samples: Numbers
     row_bytes: int  # the mean size of their rows, at least 1
-    spans: Numbers  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
-    digests: bytes | None  # 8 bytes of each row; None where nobody took any
+    spans: Numbers  # of shape (3, samples): chunk, first byte of the row, byte at which it ends (exclusive)
+    digests: bytes | None  # 8 bytes of each row; None for a foreign stream
     chunks: frozenset[int]
 
 
 class ScatteredReader:
-    """Reads rows that lie scattered over a few chunks, as those of a shuffled window do.
+    """Reads rows that are scattered over a few chunks, like the rows of a shuffled window.
 
-    A system call for each row is what makes that slow. So chunks of which a good part will be read soon are **held**:
-    read whole, and cut into rows, checked each time. Safe under fork; several threads may share one.
+    One system call per row makes such reads slow. So chunks that will soon be read in large part are **held**: read
+    whole and cut into rows, which are checked each time. Safe under fork; may be shared by threads.
     """
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
-        self._held: dict[int, bytes] = {}  # whole chunks, only ever replaced: no thread changes what another one reads
+        self._held: dict[int, bytes] = {}  # whole chunks; only ever replaced, so no thread changes what another reads
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self._reader, "_held": {}}
 
     def prepare(self, samples: Numbers) -> Held | None:
-        """Says which published samples will be read soon, at least one; returns what `lines` reads.
+        """Takes the published samples, at least one, that will be read soon; returns the argument for `lines`.
 
-        None, and what is held is let go, unless their chunks fit into `HELD_BYTES`, a quarter of them at least is to be
-        read, their rows are not large, and each chunk can be opened: who comes to its rows is told.
+        Returns None, and releases the held chunks, unless the chunks fit into `HELD_BYTES`, at least a quarter of their
+        bytes will be read, their rows are not large, and each chunk can be opened: reading its rows reports the error.
         """
         with contextlib.suppress(LazyShardError, OSError):
             if (found := self._find(samples)) is not None:
@@ -78,17 +78,17 @@ class ScatteredReader:
         return Held(samples, row_bytes, spans, digests.tobytes() if self._reader.stream_id else None, chunks)
 
     def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
-        """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.
+        """Returns the checked lines of the samples at the places [first, stop) of what `prepare` returned.
 
-        Fewer, but never none, where a bad row follows; their chunks are held from now on. Raises ChunkCorrupt,
-        RowInvalid: the first one is bad; or as `StreamReader.lines_published`.
+        Returns fewer, but at least one, if a bad row follows; their chunks are held from now on. Raises ChunkCorrupt,
+        RowInvalid: the first row is bad; or as `StreamReader.lines_published`.
         """
         numbers, starts, stops = held.spans[:, first:stop].tolist()
         whole = self._held
         try:
             lines = [whole[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
         except KeyError:
-            whole = {}  # kept here, what is not wanted any more would take its room until the others are read
+            whole = {}  # a reference here would keep chunks that are no longer needed while others are read
             whole = self._hold(held, numbers)
             spans = takewhile(lambda span: span[0] in whole, zip(numbers, starts, stops, strict=True))
             lines = [whole[number][start:end] for number, start, end in spans]
@@ -100,9 +100,9 @@ class ScatteredReader:
         return lines[: good_until(len(lines), lambda at: self._reader.chunk(rows[at][0]).check(lines[at], rows[at][1]))]
 
     def _hold(self, held: Held, numbers: list[int]) -> dict[int, bytes]:
-        """Holds chunks up to the first that is bad; raises if that is the first of all."""
+        """Holds chunks up to the first bad one; raises if that is the first of all."""
         whole = {number: data for number, data in self._held.items() if number in held.chunks}
-        self._held = whole.copy()  # what is not wanted any more makes room
+        self._held = whole.copy()  # releases chunks that are no longer needed
         for number in dict.fromkeys(numbers):
             if number not in whole:
                 try:

@@ -1,7 +1,7 @@
-"""Which sequences the rows of streams make, one window after the other, by their lengths in tokens alone.
+"""Which sequences the rows of streams make, window by window, from their lengths in tokens alone.
 
-Rows are numbered in the order in which one rank draws them, of one stream or of a blend. Training makes its sequences
-by this; who traces a run makes the same ones again.
+Rows are numbered in the order in which one rank draws them, from one stream or a blend. Training makes its sequences
+this way, and tracing a run makes the same ones again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.stream import ChunkLengths
 
-ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # One stream is a blend of one
+ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # a single stream is a blend of one
 _Numbers = npt.NDArray[np.int64]
 _Lengths = npt.NDArray[np.uint32]
-_Limit = int | None  # the most samples, None for all
+_Limit = int | None  # maximum number of samples, None for all
 _Meet = Callable[[int, int, int], None]
 _Made = tuple[list[SplitSequence], Cut]
 
 
 class RowDraws(NamedTuple):
-    """Of each of some rows that follow each other: the stream, and epoch and sample there."""
+    """The stream, and the epoch and sample in it, of each of some consecutive rows."""
 
     streams: _Numbers
     epochs: _Numbers
@@ -44,16 +44,16 @@ class RowDraws(NamedTuple):
 
 
 class RowOrder(NamedTuple):
-    """Which streams give the rows of an epoch, one after the other, and which samples each of them draws."""
+    """Which streams give the rows of an epoch, in order, and which samples are drawn from each of them."""
 
     blend: BlendCourse
     courses: Sequence[Course]
 
 
 class SequenceRows:
-    """The rows of an epoch in their order, in windows of so many; `name` is how a state calls the streams.
+    """The rows of an epoch in order, in windows of `rows` rows; `name` is the name of the streams in a state.
 
-    There are `samples` rows; if that is None, as many as `stopping` says. `limits`: the most samples of each stream.
+    There are `samples` rows; if that is None, `stopping` decides. `limits`: the maximum samples of each stream.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class SequenceRows:
         self._known: dict[tuple[int, int], tuple[RowDraws, _Lengths]] = {}
 
     def order(self, epoch: int) -> RowOrder:
-        """Returns what gives the rows of an epoch."""
+        """Returns the order of the rows of an epoch."""
         raise NotImplementedError
 
     def total(self, stream: int, position: int, epoch: int) -> int | None:
-        """Returns the samples of a stream, None if its end is open, waiting until what it draws there is certain."""
+        """Returns the samples of a stream, None if its end is open, waiting until the draw at `position` is certain."""
         needed, limit = self.order(epoch).courses[stream].needed(position), self._limits[stream]
         self.readers[stream].wait_for(needed if limit is None else min(needed, limit))
         return self._total_seen(stream)
 
     def lengths(self, window: int, epoch: int) -> _Lengths:
-        """Returns the lengths of a window's rows, fewer at their end. Waits, and raises, as a draw does."""
+        """Returns the lengths of a window's rows; fewer at the end. Waits, and raises, as a draw does."""
         return self.window(window, epoch)[1]
 
     def place(self, row: int, epoch: int) -> tuple[int, int]:
-        """Returns the stream and the sample of a row, by its number in an epoch."""
+        """Returns the stream and the sample of row number `row` of an epoch."""
         window, within = divmod(row, self.rows)
         found = self.window(window, epoch)[0]
         return int(found.streams[within]), int(found.samples[within])
 
     def draws(self, first: int, stop: int, epoch: int) -> RowDraws:
-        """Returns what the rows [first, stop) are, waiting until that is certain."""
+        """Returns the draws of the rows [first, stop), waiting until they are certain."""
         blend, courses = self.order(epoch)
         streams = np.array(blend.streams_of(first, stop) if stop > first else [], np.int64)
         found = RowDraws(streams, np.zeros_like(streams), np.zeros_like(streams))
@@ -97,7 +97,7 @@ class SequenceRows:
         return found
 
     def ended(self, epoch: int) -> int | None:
-        """Returns how many rows there are if that is known without a look."""
+        """Returns how many rows there are if that is known without polling."""
         if self._samples is not None or len(self.readers) > 1:
             return self._samples
         total = self._total_seen(0)
@@ -109,7 +109,7 @@ class SequenceRows:
         return total if seen.ended or total == limit else None
 
     def window(self, window: int, epoch: int) -> tuple[RowDraws, _Lengths]:
-        """Returns what the rows of a window are, and their lengths. Waits, and raises, as `lengths`."""
+        """Returns the draws of a window's rows, and their lengths. Waits, and raises, as `lengths`."""
         if (found := self._known.get((epoch, window))) is not None:
             return found
         first = window * self.rows
@@ -122,14 +122,14 @@ class SequenceRows:
         for own in np.split(order, np.flatnonzero(borders) + 1) if len(order) else ():
             stream, chunk = int(drawn.streams[own[0]]), int(chunks[own[0]])
             lengths[own] = self._lengths[stream].of(chunk)[rows[own]]
-        # What is left over of a window is needed with the next one.
+        # Rows left over from a window are needed with the next one.
         if len(self._known) >= 4:
             del self._known[next(iter(self._known))]
         self._known[epoch, window] = found = drawn, lengths
         return found
 
     def _stop(self, first: int, epoch: int) -> int:
-        """Returns the row behind a window, waiting until it is certain that the rows do not end before."""
+        """Returns the row after a window, waiting until it is certain whether the rows end before."""
         if self._samples is not None:
             return max(first, min(first + self.rows, self._samples))
         window = range(first, first + self.rows)
@@ -138,15 +138,15 @@ class SequenceRows:
         return first + bisect_left(window, True, key=lambda row: not self._goes_on(row, epoch))
 
     def _goes_on(self, row: int, epoch: int) -> bool:
-        """Returns whether the rows do not end before one, by `stopping`."""
+        """Returns whether there are rows up to and including `row`, by `stopping`."""
         blend = self.order(epoch).blend
-        # Where one that has ended is exhausted, the others need not be waited for.
+        # If a stream that has ended is exhausted, there is no need to wait for the others.
         streams = sorted(range(len(self.readers)), key=lambda stream: not self.readers[stream].seen.ended)
         counts = blend.counts(row + 1)
         over = (self._exhausted(stream, counts[stream], epoch) for stream in streams)
         if self._stopping == "first_exhausted":
             return not any(over)
-        # Waits until what is drawn up to there is certain. An epoch counts as drawn once the next one would begin.
+        # Waits until all draws up to there are certain. An epoch counts as drawn once the next one would begin.
         list(over)
         counts = blend.counts(row)
         return not all(self._exhausted(stream, counts[stream] + 1, epoch) for stream in streams)
@@ -157,9 +157,9 @@ class SequenceRows:
 
 
 class PlannedWindow(NamedTuple):
-    """The sequences of a window, whose pieces name rows by their numbers.
+    """The sequences of a window; their pieces name rows by number.
 
-    `after` is where the next window begins, None at the end of the stream; `dropped` rows of it are in no sequence.
+    `after` is where the next window begins, None at the end of the stream; `dropped` counts rows in no sequence.
     """
 
     place: WindowPlace
@@ -169,14 +169,14 @@ class PlannedWindow(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Sequences of the epoch up to the end of this window."""
+        """The number of sequences of the epoch up to the end of this window."""
         return self.place.before + len(self.sequences)
 
 
 class SequencePlanner:
-    """Makes the sequences of any window; `meet` is told of rows that are too long, of each window the first.
+    """Makes the sequences of any window; calls `meet` for the first row that is too long in each window.
 
-    `skips` returns for an epoch which samples of the only stream are in no sequence from the one of a number on.
+    `skips` returns for an epoch which samples of the only stream are left out, each from a sequence number on.
     """
 
     def __init__(self, rows: SequenceRows, form: Form, seed: int | None, where: str, meet: _Meet | None = None) -> None:
@@ -185,9 +185,9 @@ class SequencePlanner:
         self._meet_too_long = meet or (lambda row, epoch, tokens: None)
 
     def plan(self, place: WindowPlace, epoch: int, skips: Sequence[tuple[int, Gaps]] | None = None) -> PlannedWindow:
-        """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
+        """Returns the sequences of a window, waiting until all of it is published or the rows have ended.
 
-        Raises what `meet` does; StateMismatch: the rows have ended before; or as their lengths do.
+        Raises what `meet` raises; StateMismatch: the rows have ended before the window; or as `lengths`.
         """
         size, first = self._source.rows, self.first_window(place)
         windows, skip = range(first, place.window + 1), place.position - first * self._source.rows
@@ -201,11 +201,11 @@ class SequencePlanner:
             if not fits.all():
                 self._meet_too_long(int(rows[~fits][0]), epoch, int(lengths[~fits][0]))
             kept &= fits
-        # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
+        # A window that is not full is the last one. A full one may be, too: planning the next one shows it.
         last = len(self._source.lengths(place.window, epoch)) < size
         dropped = int(np.count_nonzero(~kept[place.window * size - place.position :]))
         made = _Making(rows, lengths, self._form, last)
-        # The row in which to continue has tokens: it is the first of these.
+        # The row in which to continue has tokens, so it is the first of these.
         sequences, cut = made.of(np.flatnonzero(kept), place.offset, begun=place.before > 0)
         for number, gaps in self.skips(epoch) if skips is None else skips:
             begin = max(number - place.before, 0)
@@ -220,45 +220,45 @@ class SequencePlanner:
         return PlannedWindow(place, sequences, after, dropped)
 
     def digest(self, place: WindowPlace, epoch: int, consumed: int) -> str:
-        """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
+        """Returns the digest of the lengths that matter to a run that has consumed `consumed` sequences."""
         windows = range(self.first_window(place), place.window + (consumed > place.before))
         lengths = [self._source.lengths(window, epoch).astype("<u4").tobytes() for window in windows]
         return xxhash.xxh3_64_hexdigest(b"".join(lengths))
 
     def first_window(self, place: WindowPlace) -> int:
-        """Returns the first window that a run needs which continues at a place."""
+        """Returns the first window that is needed to continue at a place."""
         return place.position // self._source.rows
 
     def check(self, state: SequenceState) -> None:
-        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not."""
+        """Raises StateMismatch: a state has sequences of other lengths, or has consumed sequences that do not exist."""
         place, epoch, consumed = state.place, state.epoch, state.consumed
         begin = place.window * self._source.rows
         possible, most = place.position <= begin, consumed
         if not isinstance(self._form, Split):
-            # Whole rows leave nothing over for the next window, and make no more sequences than they are.
+            # Whole rows leave nothing over for the next window, and make at most one sequence per row.
             possible, most = (place.position, place.offset) == (begin, 0), begin
         if place.before > most:
-            raise self._beyond(place.before, f"the {begin} rows before make no more than as many")
+            raise self._beyond(place.before, f"the {begin} rows before make at most that many")
         for reader in self._source.readers:
             reader.refresh()
         self._check_begins(place, epoch)
         if not possible or self.digest(place, epoch, consumed) != state.lengths:
             if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
-                raise self._beyond(consumed, f"all else in it says {place.before}")
-            why = f"has other lengths of the rows from {place.position} on: take the stream of before, or a new epoch"
+                raise self._beyond(consumed, f"the rest of the state says {place.before}")
+            why = f"has other lengths of the rows from {place.position} on: use the original stream, or a new epoch"
             raise misfit(self._where, why, "lengths", state.lengths, "others")
         if consumed > place.before and consumed > (planned := self.plan(place, epoch, skips_of(state.parts))).stop:
             ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
     def in_order(self, window: int, epoch: int) -> _Numbers:
-        """Returns the rows of a window, in the order in which its sequences are made of them."""
+        """Returns the rows of a window, in the order in which they are made into sequences."""
         count = len(self._source.lengths(window, epoch))
         order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
         return window * self._source.rows + order
 
     def length_of(self, row: int, epoch: int) -> int:
-        """Returns how many tokens a row has as sealed, of a window that was planned."""
+        """Returns the sealed length in tokens of a row of a planned window."""
         window, within = divmod(row, self._source.rows)
         return int(self._source.lengths(window, epoch)[within])
 
@@ -268,19 +268,19 @@ class SequencePlanner:
             raise self._beyond(place.before, f"the next begin with row {begin}, and the stream has ended with {total}")
 
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
-        why = f"stands behind {consumed} sequences of its epoch, but {reason}. Was the state changed, or the stream cut"
-        way = "or restored from an older copy? Continue with both as they were saved, or begin an epoch anew"
+        why = f"has consumed {consumed} sequences of its epoch, but {reason}. Was the state changed, or the stream cut"
+        way = "or restored from an older copy? Continue with both as they were saved, or start a new epoch"
         return misfit(self._where, f"{why} {way}", "consumed", reason, consumed)
 
 
 def skips_of(parts: Sequence[Part]) -> list[tuple[int, Gaps]]:
-    """Returns what the parts of a run leave out in an epoch, each from the number of its first sequence on."""
+    """Returns what the parts of a run skip in an epoch, each with the number of its first sequence."""
     begins = accumulate((part.dp * part.draws for part in parts), initial=0)
     return [(begin, Gaps(part.skip)) for begin, part in zip(begins, parts, strict=False) if part.skip]
 
 
 class _Making(NamedTuple):
-    """Makes sequences of some rows of a window, by their places in it; `last` if no row follows."""
+    """Makes sequences of some rows of a window, given by their indices; `last` if no row follows."""
 
     rows: _Numbers
     lengths: _Numbers
@@ -291,7 +291,7 @@ class _Making(NamedTuple):
         names = self.rows[own].tolist()
         lengths, start = self.lengths[own].tolist(), Cut(0, offset)
         made, (document, offset) = make_sequences(lengths, self.form, start, last=self.last, begun=begun)
-        # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
+        # `_replace` takes three times as long, and most of these rows belong to other ranks.
         sequences = [
             SplitSequence(tuple([Piece(names[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
             for pieces, bos, eos in made
@@ -299,7 +299,7 @@ class _Making(NamedTuple):
         return sequences, Cut(int(own[document]) if document < len(own) else len(self.rows), offset)
 
     def without(self, made: _Made, begin: int, start: Cut, kept: npt.NDArray[np.bool_], *, begun: bool) -> _Made:
-        """Returns the same of the rows that are kept, from the sequence `begin` on; those before stay as they are."""
+        """Remakes the sequences from number `begin` on from the rows in `kept`; those before stay as they are."""
         (sequences, cut), own = made, np.flatnonzero(kept)
         before = sequences[:begin]
         if begin and isinstance(self.form, Split):
@@ -315,13 +315,13 @@ class _Making(NamedTuple):
         return [*before, *again], cut
 
 
-_PLACES: Final = 1024  # windows whose beginning a walk remembers
+_PLACES: Final = 1024  # windows whose beginnings a walk keeps
 
 
 class SequenceWalk:
-    """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met.
+    """Walks forward through the sequences of an epoch; `total` is their number, None until the end was reached.
 
-    `places` are where the last windows began, in order, also those that were let go of, and where the next one does.
+    `places` are the beginnings of the last windows, in order, including released ones, and of the next window.
     """
 
     def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
@@ -333,27 +333,27 @@ class SequenceWalk:
         self.dropped = 0
 
     def sequences(self, first: int, stop: int) -> list[SplitSequence]:
-        """Returns the sequences [first, stop) of the epoch, waiting for them; fewer where it ends before.
+        """Returns the sequences [first, stop) of the epoch, waiting for them; fewer if the epoch ends before.
 
-        `first` lies neither before the place where the walk began, nor before one that was let go of.
+        `first` is neither before the place where the walk began nor before one given to `let_go`.
         """
         self._plan_up_to(stop)
         windows = ((window.sequences, window.place.before) for window in self._windows)
         return [one for made, before in windows for one in made[max(0, first - before) : max(0, stop - before)]]
 
     def let_go(self, first: int) -> None:
-        """Forgets the windows that end before a sequence."""
+        """Releases the windows that end before a sequence."""
         while self._windows and self._windows[0].stop <= first and self._windows[0].after is not None:
             self._windows.popleft()
 
     def window_of(self, number: int) -> PlannedWindow:
-        """Returns the window of a sequence that is held; the last one for what is behind the end."""
+        """Returns the window that holds a sequence; the last window for a number after the end."""
         return next((window for window in self._windows if window.stop > number), self._windows[-1])
 
     def place_of(self, number: int) -> WindowPlace:
-        """Returns the place from which a sequence from that of `places[0]` on, or the first behind the last, is made.
+        """Returns the place from which to make a sequence: any from `places[0]` on, or the first after the last.
 
-        Waits no longer than until the sequence before it is known.
+        Waits at most until the sequence before it is known.
         """
         self._plan_up_to(number)
         return self.places[max(bisect_right(self.places, number, key=lambda place: place.before) - 1, 0)]
@@ -366,7 +366,7 @@ class SequenceWalk:
             if window.after is None:
                 self.total = window.stop
             else:
-                # Of each window that is held, too: a micro batch may be made of more of them.
+                # At least one for each window that is held: a micro batch may span several of them.
                 self.places = [*self.places[-max(_PLACES, len(self._windows)) :], window.after]
 
 

@@ -1,7 +1,7 @@
-"""The two kinds of stream directory, which of them a directory is, and what is in it now.
+"""The two kinds of stream directory, which of them a directory is, and what it holds now.
 
-`NativeStream` has a manifest and seals. `ForeignStream` reads what other people's scripts make: `chunk_*.jsonl` beside
-empty `.completed` files, closed by an empty `stream.end` or not.
+`NativeStream` has a manifest and seals. `ForeignStream` reads the output of other programs: `chunk_*.jsonl` with empty
+`.completed` files, with or without an empty `stream.end`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 _MANY: Final = 1000
 _OURS: Final = (MANIFEST, HEAD, OWNER)
 _Lengths = npt.NDArray[np.uint32]
-Stream: TypeAlias = "NativeStream | ForeignStream"  # A stream directory, or what is under a URL, for reading
+Stream: TypeAlias = "NativeStream | ForeignStream"  # a stream directory or URL, open for reading
 
 
 def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None:
-    """Opens what is in a directory, or returns None if there is no stream in it yet.
+    """Opens the stream in a directory, or returns None if there is none yet.
 
     Args:
         directory: the stream's directory.
-        samples_per_chunk: needed for a foreign directory; otherwise None or what the manifest says.
+        samples_per_chunk: needed for a foreign directory; otherwise None or the value in the manifest.
 
     Raises:
         StreamMismatch: the manifest has another samples_per_chunk.
-        FileInvalid: chunk files without any marker.
-        StreamInvalid: files of a producer of ours, but no manifest.
-        ValueError: samples_per_chunk is needed or impossible.
-        FileRefused, AccessRefused, OSError: it is a file, or cannot be read.
+        FileInvalid: there are chunk files but no marker.
+        StreamInvalid: there are files of a native stream but no manifest.
+        ValueError: samples_per_chunk is missing or invalid.
+        FileRefused, AccessRefused, OSError: the path is a file, or cannot be read.
     """
     try:
         manifest = read_manifest(directory, samples_per_chunk)
@@ -57,16 +57,16 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
 
 def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
-    """Opens what is in a directory now, a foreign one by its first chunk. Raises as `open_stream`; StreamMissing."""
+    """Opens the stream in a directory, a foreign one by its first chunk. Raises as `open_stream`; StreamMissing."""
     if (stream := open_stream(directory, samples_per_chunk or rows_of_first_chunk(directory))) is None:
         raise listing.stream_missing(directory)
     return stream
 
 
 def rows_of_first_chunk(directory: Path) -> int | None:
-    """Returns how many rows the first chunk of a foreign directory has; None if it is none, or has no marker at all.
+    """Returns the number of rows in the first chunk of a foreign directory; None if it is not foreign or has no marker.
 
-    One with an owner counts as none: it may be ours. StreamInvalid: its first chunk is not complete, or has no rows.
+    A directory with an owner file may be native, so None. StreamInvalid: the first chunk is incomplete or empty.
     """
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):
@@ -81,30 +81,29 @@ def rows_of_first_chunk(directory: Path) -> int | None:
         if rows := len(open_foreign(directory / found.data[0], 0)):
             return rows
         what = f"{found.data[0]} holds no rows"
-    raise invalid(directory, f"{what}, so nothing tells how many samples a chunk has; give their number", 0)
+    raise invalid(directory, f"{what}, so the number of samples per chunk is unknown; give it", 0)
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
     of_store, ours = isinstance(directory, UrlPath), (_is_there(directory / name) for name in _OURS)
-    # With the first chunk under its usual names, and no file of ours, a directory need not be listed to be read.
+    # If the first chunk has its usual names and no file is native, the directory can be read without listing it.
     if samples_per_chunk is not None and not of_store and _is_complete(directory, _NOTHING, 0) and not any(ours):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
     except FileNotFoundError:
         return None
-    # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
+    # A listed manifest was created just now, or the filesystem has cached it as missing.
     if MANIFEST in found.ours or not (found.data or found.seals):
         return None
-    # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
+    # Earlier releases could leave an owner file in a foreign directory; callers that give the numbers may read it.
     for beside in (HEAD, OWNER) if samples_per_chunk is None else (HEAD,):
         if beside in found.ours:
             raise listing.manifest_lost(directory, beside)
     if not found.seals:
-        what = f"{directory}: {found.data} chunk files, but no .completed marker, so nothing tells which are complete"
-        raise FileInvalid(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
+        raise listing.stream_unsealed(directory, found.data)
     if of_store:
-        what = f"there is no {MANIFEST}, and of an object store only streams of ours are read. Copy it into a directory"
+        what = f"there is no {MANIFEST}, and only native streams can be read from a store. Copy it into a directory"
         raise invalid(directory, f"{what}, and make a stream of that: `lazyshard-producer run --source DIR --out URL`")
     if samples_per_chunk is None:
         what = "so samples_per_chunk must be given: how many rows every chunk but the last holds"
@@ -114,16 +113,16 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is known of a foreign directory: numbers instead of names."""
+    """What is known about a foreign directory, as numbers instead of names."""
 
-    complete: int = 0  # the chunks of the half-open range [0, complete) have marker and data
+    complete: int = 0  # the chunks [0, complete) have a marker and data
     data: int = 0
     seals: int = 0
-    odd: dict[int, str] = field(default_factory=dict)  # data files that are not named as `chunk_name` says
-    ours: frozenset[str] = frozenset()  # names of files that only producers of ours write
+    odd: dict[int, str] = field(default_factory=dict)  # data files whose names differ from `chunk_name`
+    ours: frozenset[str] = frozenset()  # names of files that only native producers write
     ended: bool = False  # whether there was an end before it was listed
-    listed: int = 0  # how many chunks were complete when it was listed, before others were looked up; 0 if it was not
-    again_at: float = 0.0  # when it may be listed again, in seconds of `time.monotonic`
+    listed: int = 0  # complete chunks in the last listing, without chunks looked up since; 0 if it was not listed
+    again_at: float = 0.0  # when it may be listed again, by `time.monotonic`
 
     @property
     def gap(self) -> int | None:
@@ -139,15 +138,15 @@ _NOTHING: Final = Scan()
 
 
 def look_foreign(directory: Path) -> Scan:
-    """Returns whether there is an end, and what is listed after that look. Raises as `list_chunks`."""
+    """Checks for an end, then lists the directory. Raises as `list_chunks`."""
     started = time.monotonic()
-    # What is in an object store is refused, or not there yet.
+    # A foreign directory in an object store is refused, or does not exist yet.
     ended = not isinstance(directory, UrlPath) and _is_there(directory / END)
     listed = names_in(directory)
     found, now = sort_names(listed, directory), time.monotonic()
     odd = {chunk: name for chunk, name in found.data.items() if name != chunk_name(chunk)}
     ours = frozenset(_OURS).intersection(listed)
-    # Listing may take a twentieth of the time; who waits lists again after a minute at the latest.
+    # Listing may take a twentieth of the time; a waiting reader lists again after at most a minute.
     again_at = now + min(20 * (now - started), 60.0)
     return Scan(found.complete, len(found.data), len(found.seals), odd, ours, ended, found.complete, again_at)
 
@@ -161,13 +160,13 @@ def _is_complete(directory: Path, known: Scan, chunk: int) -> bool:
 
 
 class ForeignStream:
-    """A directory that somebody else fills. A chunk is looked up, and scanned once when it is opened.
+    """A directory that another program fills. A chunk is looked up by name, and scanned once when it is opened.
 
-    Only a listing tells exactly how many chunks are there: others may make them in any order, and leave gaps. It takes
-    0.9 s among 200,000 chunks of a local disk. So while nobody waits for more than is known, names are looked up: by
-    doubling steps at first, then one by one. A gap that is overlooked so is found when its chunk is opened, and counts
-    from then on. Rows that lie behind an end would be dropped in silence: an end that appears is believed by a listing,
-    one that was there from the start when the last chunk is opened, or by `check_end` where nobody will open it.
+    Only a listing shows exactly how many chunks exist: other programs may make them in any order and leave gaps. It
+    takes 0.9 s for 200,000 chunks on a local disk. So unless a reader waits for more chunks than are known, names are
+    looked up: in doubling steps at first, then one by one. A gap that this overlooks is found when its chunk is opened,
+    and counts from then on. Rows after an end would be lost silently. So an end that appears is confirmed by a listing;
+    an end that existed from the start is confirmed when the last chunk is opened, or by `check_end` if it never is.
     """
 
     arrays = False
@@ -176,18 +175,18 @@ class ForeignStream:
     def __init__(self, directory: Path, samples_per_chunk: int, found: Scan = _NOTHING) -> None:
         self.directory, self.samples_per_chunk = directory, samples_per_chunk
         self._known = found
-        self._newest = (-1, 0)  # a chunk, and its rows
+        self._newest = (-1, 0)  # a chunk and its number of rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind when to list again: another machine has another clock."""
+        """Leaves out when to list again: another machine has another clock."""
         return self.__dict__ | {"_known": replace(self._known, again_at=0.0)}
 
     def published(self, wanted: int | None = None) -> Published:
-        """Looks how many chunks are complete, and counts the rows of the newest one; without `wanted` it lists."""
+        """Polls how many chunks are complete, and counts the rows of the newest one; lists if `wanted` is None."""
         self._known = known = self._look(wanted)
         gap, size, chunks, short = known.gap, self.samples_per_chunk, known.complete, None
         if known.ended and gap is None and known.data > chunks:
-            # Rows that were written but never marked complete: the end must not drop them in silence.
+            # Rows that were written but never marked complete: the end must not drop them silently.
             gap = chunks
         ended, newest = known.ended and gap is None, chunks - 1
         try:
@@ -198,10 +197,10 @@ class ForeignStream:
                 self._newest = newest, rows
             rows = self._newest[1] if chunks else size
         except FileNotFoundError:
-            # Listed, but the filesystem still remembers that it was not there.
+            # Listed, but the filesystem has cached it as missing.
             chunks, ended, gap, rows = newest, False, newest, size
         if rows < size and not ended:
-            # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
+            # The marker of the last chunk precedes `stream.end`; until that exists, a short chunk does not count.
             chunks, short, rows = newest, rows, size
         return Published(chunks, chunks * size - (size - rows), ended, gap=gap, short=short)
 
@@ -209,19 +208,19 @@ class ForeignStream:
         """Does nothing: a foreign stream has no identity."""
 
     def check_end(self) -> None:
-        """Lists the directory if an end was believed without that. Raises StreamInvalid: there is more, or less."""
+        """Lists the directory if an end was not yet confirmed. Raises StreamInvalid: there is more, or less."""
         known = self._known
         if not known.ended or known.listed:
             return
         found = look_foreign(self.directory)
         if found.gap is not None or max(found.data, found.complete) != known.complete:
-            what = f"there is an end, and {known.complete} chunks were found by their names, but a listing shows"
-            more = f"{found.data} files of rows and {found.seals} markers; complete chunk {found.complete}, start again"
+            what = f"there is an end, and {known.complete} chunks were found by name, but a listing shows"
+            more = f"{found.data} data files and {found.seals} markers; complete chunk {found.complete}, start again"
             raise invalid(self.directory, f"{what} {more}", found.complete)
         self._known = found
 
     def open_chunk(self, chunk: int) -> Chunk:
-        """Opens a published chunk and finds its rows. Raises, if it is the last one, as `check_end`."""
+        """Opens a published chunk and finds its rows. If it is the last one, raises as `check_end`."""
         if chunk == self._known.complete - 1:
             self.check_end()
         return self._open(chunk)
@@ -229,7 +228,7 @@ class ForeignStream:
     def _open(self, chunk: int) -> Chunk:
         try:
             if chunk >= self._known.listed:
-                # Among those that were looked up by doubling steps one may still be written.
+                # A chunk that was looked up in doubling steps may still be incomplete.
                 os.stat(self.directory / seal_name(chunk))
             return open_foreign(self.directory / self._known.data_name(chunk), chunk)
         except FileNotFoundError:
@@ -239,7 +238,7 @@ class ForeignStream:
         return open_foreign(self.directory / self._known.data_name(chunk), chunk)
 
     def retired(self) -> int:
-        """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
+        """Returns 0: a foreign stream has no rule by which a reader could know of deleted chunks."""
         return 0
 
     def _look(self, wanted: int | None) -> Scan:
@@ -247,16 +246,16 @@ class ForeignStream:
         if wanted is None:
             return look_foreign(self.directory)
         ended = _is_there(self.directory / END)
-        # Chunks that come one by one are looked up one by one: they may come out of order.
+        # Chunks that arrive one by one are looked up one by one: they may arrive out of order.
         complete, step, growth = known.complete, 1, 1 if known.complete else 2
         while _is_complete(self.directory, known, complete + step - 1):
             complete, step = complete + step, growth * step
-        # The first that is missing is less than `step` further on.
+        # The first missing chunk is less than `step` further on.
         while step := step // 2:
             complete += step * _is_complete(self.directory, known, complete + step - 1)
         if complete > known.complete:
             found = replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
-        # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms.
+        # A smaller directory that has an end is listed at once: that takes 2 ms.
         if known is _NOTHING and found.complete >= _MANY:
             return replace(found, ended=ended)
         missing = wanted > found.complete * self.samples_per_chunk and time.monotonic() >= known.again_at
@@ -266,7 +265,7 @@ class ForeignStream:
 
 
 class NativeStream:
-    """A stream with a manifest. Looking costs one open and one read, or one request, however long the stream."""
+    """A stream with a manifest. A poll takes one open and one read, or one request, regardless of its length."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self.samples_per_chunk = directory, manifest.samples_per_chunk
@@ -274,7 +273,7 @@ class NativeStream:
         self.stream_id: str | None = manifest.stream_id
         self.mirror: Mirror | None = None
         if isinstance(directory, UrlPath):
-            # The machinery of object stores, which readers of directories need not import.
+            # Code for object stores that readers of directories need not import.
             from lazyshard.store.mirror import Mirror
 
             self.mirror = Mirror(directory, manifest.stream_id, self.check_identity)
@@ -287,7 +286,7 @@ class NativeStream:
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def published(self, wanted: int | None = None) -> Published:
-        """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
+        """Polls what is published, from `head.json`, or if that is lost by listing the seals."""
         try:
             head = read_record(self.directory / HEAD, Head.decode)
         except (FileNotFoundError, FileInvalid):
@@ -311,28 +310,28 @@ class NativeStream:
         else:
             return self._checked(END, Published(end.chunks, end.samples, True))
         if chunks > found.first:
-            # The last seal may be that of a partial chunk whose stream.end is still to come.
+            # The last seal may be of a partial chunk whose stream.end does not exist yet.
             try:
                 chunks -= len(self.open_chunk(chunks - 1)) < size
             except FileNotFoundError:
-                # Listed, but the filesystem still remembers that it was not there.
+                # Listed, but the filesystem has cached it as missing.
                 chunks = gap = chunks - 1
         return Published(chunks, chunks * size, False, gap=gap)
 
     def check_identity(self) -> None:
-        """Compares the manifest. Raises StreamMismatch: another stream is in its place."""
+        """Compares the manifest. Raises StreamMismatch: another stream has taken its place."""
         found = read_record(self.directory / MANIFEST, Manifest.decode).stream_id
         if found != self.stream_id:
             what = f"{self.directory}: stream {self.stream_id} was replaced by stream {found}; open the directory again"
             raise StreamMismatch(what, directory=str(self.directory), expected=str(self.stream_id), actual=found)
 
     def check_end(self) -> None:
-        """Does nothing: the end says how much there is."""
+        """Does nothing: the end states how many chunks there are."""
 
     def open_chunk(self, chunk: int) -> Chunk:
-        """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened.
+        """Opens a published chunk by its seal, after checking that the stream is still the one that was opened.
 
-        Raises FileNotFoundError: a file of it is not there (yet). ChunkCorrupt, SealInvalid, FileRefused, OSError.
+        Raises FileNotFoundError: a file of it does not exist (yet). ChunkCorrupt, SealInvalid, FileRefused, OSError.
         """
         try:
             if self.mirror is not None:
@@ -344,9 +343,9 @@ class NativeStream:
                     self._manifest_file = found
                 opened = open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
             if (opened.arrays is not None) is not self.arrays:
-                # Of another format than the manifest: its rows would be read wrongly.
+                # Its format contradicts the manifest, so its rows would be read incorrectly.
                 path = str(self.directory / seal_name(chunk))
-                expected, actual = f"{FORMAT + self.arrays}, as {MANIFEST} says", str(FORMAT + (not self.arrays))
+                expected, actual = f"{FORMAT + self.arrays}, as in {MANIFEST}", str(FORMAT + (not self.arrays))
                 what = f"{path}: field 'format': expected {expected}, found {actual}"
                 raise SealInvalid(what, file=path, field="format", expected=expected, actual=actual, chunk=chunk)
         except SealInvalid as error:
@@ -355,17 +354,17 @@ class NativeStream:
         return opened
 
     def retired(self) -> int:
-        """Reads which chunks were deleted by the stream's own rules: those of the half-open range [0, n)."""
+        """Returns which chunks the producer has retired: the chunks [0, n)."""
         return listing.read_retired(self.directory, self.stream_id)
 
 
 def read_lengths(stream: Stream, samples: int) -> _Lengths:
-    """Returns the tokens of so many published samples, u32. Raises LengthUnknown: not known of a chunk, or deleted.
+    """Returns the tokens of the first `samples` samples, u32. Raises LengthUnknown: a chunk has none, or was deleted.
 
-    Of each chunk its seal is read, some 30 bytes a row; every process that asks reads them all.
+    Reads the seal of each chunk, some 30 bytes per row, in every process that calls this.
     """
     directory = stream.directory
-    # In place: of a long stream there is no room for all of them twice.
+    # In place: a long stream leaves no room for a second copy.
     lengths = np.zeros(samples, np.uint32)
     for chunk, begin in enumerate(range(0, samples, stream.samples_per_chunk)):
         try:
@@ -373,7 +372,7 @@ def read_lengths(stream: Stream, samples: int) -> _Lengths:
         except FileNotFoundError:
             if chunk >= stream.retired():
                 raise
-            what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
+            what = f"{directory}: the producer has deleted chunk {chunk}, and the lengths of its samples with it"
             raise LengthUnknown(what, directory=str(directory), chunk=chunk) from None
         lengths[begin : begin + len(part)] = part
     return lengths
@@ -386,7 +385,7 @@ def _tokens(directory: Path, seal: Seal) -> _Lengths:
 
 
 class ChunkLengths:
-    """Reads lengths chunk by chunk, as somebody needs them. LengthUnknown: the stream is foreign."""
+    """Reads lengths chunk by chunk, on demand. LengthUnknown: the stream is foreign."""
 
     def __init__(self, reader: StreamReader) -> None:
         if reader.stream_id is None:
@@ -395,7 +394,7 @@ class ChunkLengths:
         self._kept: dict[int, _Lengths] = {}
 
     def of(self, chunk: int) -> _Lengths:
-        """Returns u32 of shape (rows,), waiting until the chunk is published; of none behind the end of the stream."""
+        """Returns u32 of shape (rows,), waiting until the chunk is published; empty after the end of the stream."""
         if (lengths := self._kept.get(chunk)) is None:
             first, size = chunk * self._reader.samples_per_chunk, self._reader.samples_per_chunk
             rows = min(size, self._reader.wait_for(first + size).samples - first)
@@ -406,24 +405,24 @@ class ChunkLengths:
         return lengths
 
     def source(self, chunk: int) -> Any:
-        """Returns the field `source` of the seal of a published chunk: what its producer says of its own place."""
+        """Returns the field `source` of a published chunk's seal: the producer's position."""
         return self._seal(chunk).source
 
     def _seal(self, chunk: int) -> Seal:
         try:
             return read_seal(self._reader.directory, chunk)
         except FileNotFoundError:
-            # Waits until its files are to be seen, or says what has become of them.
+            # Waits until its files are visible, or raises what has become of them.
             self._reader.chunk(chunk)
             return read_seal(self._reader.directory, chunk)
 
 
 def lengths_missing(directory: object, chunk: int | None = None) -> LengthUnknown:
-    """Returns the error for a chunk of which nobody has said how long its rows are; None: another program fills all."""
-    who = "another program fills it" if chunk is None else f"the producer of chunk {chunk} did not say so"
-    what = f"{directory}: how long its samples are in tokens is not known: {who}. Make a stream of its rows that does:"
+    """Returns the error for a chunk without lengths; None: for a whole stream that another program fills."""
+    who = "another program fills it" if chunk is None else f"the producer of chunk {chunk} did not seal them"
+    what = f"{directory}: the lengths of its samples in tokens are unknown: {who}. Make a stream that has them:"
     command = f"lazyshard-producer run --source {shlex.quote(str(directory))} --out NEW --samples-per-chunk N"
     way = f"`{command} --measure TOKENIZER` (the folder of a tokenizer, swift, or MODULE:FUNCTION)"
     if chunk is not None:
-        way += "; or have them sealed as it is produced, by --measure, --encode, or `ChunkWriter.write(row, tokens=N)`"
+        way += "; or have the producer seal them with --measure, --encode, or `ChunkWriter.write(row, tokens=N)`"
     return LengthUnknown(f"{what} {way}", directory=str(directory), chunk=chunk)

@@ -1,16 +1,17 @@
-"""What a reader does while a filesystem gives no answer, and while a producer has nothing new for it.
+"""How a reader waits for a filesystem that does not answer, and for a producer that has nothing new.
 
-A reader polls, with a back-off; `Waker`, the call from the local filesystem, is a shortcut only: inotify never fires
-for another machine's writes. `Watchdog` says what somebody is stuck in; `Parent` is the process that is worked for.
+A reader polls, with back-off. `Waker`, a notification from the local filesystem, is only a shortcut: inotify never
+reports writes of another machine. `Watchdog` reports calls that hang; `Parent` is the process that this one works for.
 
-Single-flight polling per node, `NodePoll`: one process asks the filesystem for a stream's news, the others reuse its
-answer. Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told
-(`NodeFile`): an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a
-little later the next time, so the one that asks continues to. Where several would ask at once, a record lock on the
-slot decides; one that keeps the lock for long (a filesystem that hangs, a stopped process) is not waited for.
+Single-flight polling per node, `NodePoll`: one process polls the filesystem for a stream, the others reuse its answer.
+There is no election. Each process keeps its own interval, and before it polls it reads the answers of the others
+(`NodeFile`): an answer no older than the interval is as good as its own. A process that reuses an answer polls a little
+later the next time, so the one that polls continues to do so. If several would poll at once, a record lock on the slot
+decides; if a process keeps the lock for long (a hanging filesystem, a stopped process), the others do not wait for it.
 
-Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one of some KB for each stream that is waited for.
-Who waits holds a shared flock on it; the last one to leave removes it, and who makes one those that nobody holds.
+Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), with one file of some KB per stream that is waited for.
+Each waiting process holds a shared flock on the file. The last one to finish removes it, and a process that creates a
+file removes those that no process holds.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
     from watchdog.observers.api import BaseObserver
 
-_FOLLOW_S: Final = 2.0  # how often to look whether the process worked for is there
-_STUCK_S: Final = 10.0  # how long after its end this one may still be at work
-NO_ANSWER_S: Final = 60.0  # far longer than a device, a network or a function takes that works
+_FOLLOW_S: Final = 2.0  # how often to check that the parent exists
+_STUCK_S: Final = 10.0  # how long this process may go on working after the parent has ended
+NO_ANSWER_S: Final = 60.0  # far longer than a working device, network or function takes
 
-# Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR
+# Node-local memory on every Linux; a fixed place, since processes of one job may differ in TMPDIR
 MEMORY: Final = "/dev/shm"  # noqa: S108
 SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
 
-_HEADER: Final = struct.Struct("<8xdI")  # behind a digest: when the answer came, and how many bytes it has
+_HEADER: Final = struct.Struct("<8xdI")  # after a digest: when the answer came, and its size in bytes
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
-# How much later than due a process comes that lives on another's answers, but of a short pause a quarter
+# How much later than due a process polls that reuses another's answers; for a short pause, a quarter of it
 LATER_S: Final = 0.02
-# How long the answer of another process that is just asking is waited for: that of a busy server takes less
+# How long to wait for the answer of another process that is polling: a busy server takes less
 ASKING_S: Final = 2.0
-_SOON_S: Final = 0.001  # no pause is shorter; what is due within it is due
+_SOON_S: Final = 0.001  # the shortest pause; a poll that is due within it is due now
 HEAD_SLOT: Final = 0  # the bytes of `head.json`
-RETIRED_SLOT: Final = 1  # how many chunks are deleted, in decimal digits
+RETIRED_SLOT: Final = 1  # the number of retired chunks, in decimal digits
 
 _Clock = Callable[[], float]
 _log = logging.getLogger("lazyshard")
@@ -75,12 +76,12 @@ class _Asked:
 
 
 class Watchdog:
-    """Waits for answers together with those who ask, and says so when one takes too long, from a thread of its own.
+    """Reports calls that take too long, from its own thread.
 
     Args:
-        tell: is told, from that thread, after `no_answer_s`.
-        again: tell again after twice as long, and so on; otherwise once for each question.
-        advice: stands behind what is told of one that takes too long.
+        tell: called from that thread with the report, after `no_answer_s`.
+        again: report again after twice as long, and so on; otherwise once per call.
+        advice: appended to each report of a call that takes too long.
     """
 
     def __init__(self, tell: Callable[[str], object] = str, *, again: bool = False, advice: str = "") -> None:
@@ -90,23 +91,23 @@ class Watchdog:
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew, without a thread: in a fork there is none, and nobody waits there."""
+        """Resets to the state without a thread: a fork has none, and nothing waits there."""
         self._asked: dict[int, _Asked] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def ask(self, what: Callable[[], str]) -> None:
-        """Notes that this thread asks for something, one thing at a time; `what` is called from the other thread."""
+        """Records that this thread starts a call, one at a time; `what` describes it and runs in the other thread."""
         self._asked[threading.get_ident()] = _Asked(what, self._clock(), self.no_answer_s)
 
     def answered(self) -> None:
-        """Notes that it has come, or has failed."""
+        """Records that the call has returned or failed."""
         asked = self._asked.pop(threading.get_ident(), None)
         if asked is not None and asked.told:
             self._tell(f"answered after {self._clock() - asked.since:.0f} s: {asked.what()}")
 
     def look(self) -> None:
-        """Tells of what takes too long."""
+        """Reports calls that take too long."""
         now = self._clock()
         for asked in list(self._asked.values()):
             if now - asked.since >= asked.due_s:
@@ -115,14 +116,14 @@ class Watchdog:
                 asked.due_s = 2 * asked.due_s if self._again else math.inf
 
     def start(self) -> None:
-        """Begins to look now and then, if it does not already."""
+        """Starts the thread that checks from time to time, unless it runs already."""
         if self._thread is None:
-            # A daemon: what it tells of may keep the process from ending, this must not.
+            # A daemon: a hanging call may keep the process from exiting, this thread must not.
             self._thread = threading.Thread(target=self._run, name="lazyshard-watchdog", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Ends that. May be called twice."""
+        """Stops the thread. May be called twice."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -133,20 +134,20 @@ class Watchdog:
             self.look()
 
 
-READERS: Final = Watchdog(_log.warning, again=True, advice="; the filesystem hangs, or its server is away")
-"""That of all readers of this process."""
+READERS: Final = Watchdog(_log.warning, again=True, advice="; the filesystem hangs, or its server does not respond")
+"""The watchdog of all readers of this process."""
 
 os.register_at_fork(after_in_child=READERS.forget)
 
 
-# What watchdog reports as an error whenever an observer is stopped: its thread finds itself stopped.
+# watchdog reports this error whenever an observer is stopped, because its thread finds itself stopped.
 logging.getLogger("watchdog.observers.inotify").addFilter(lambda told: "thread is inactive" not in told.getMessage())
 
 
 class Waker(contextlib.AbstractContextManager["Waker"]):
-    """Wakes a sleeper when the head, the end or a marker of a stream is written. Nobody is woken by an object store.
+    """Wakes a sleeper when the head, the end or a marker of a stream is written. Never wakes for an object store.
 
-    Starts watching at the first sleep that finds the directory there; as a context manager it ends the thread.
+    Starts watching at the first sleep after the directory exists; as a context manager it stops the thread.
     """
 
     _refused: ClassVar[bool] = False
@@ -158,7 +159,7 @@ class Waker(contextlib.AbstractContextManager["Waker"]):
         self._tried = isinstance(directory, UrlPath)
 
     def sleep(self, seconds: float) -> bool:
-        """Sleeps, or until something is written; returns whether to look: at once where it has just begun to watch."""
+        """Sleeps until something is written or time is up; returns whether to poll: at once if watching just began."""
         if not self._tried and self._start():
             return True
         if woken := self._woken.wait(seconds):
@@ -166,22 +167,22 @@ class Waker(contextlib.AbstractContextManager["Waker"]):
         return woken
 
     def dispatch(self, event: FileSystemEvent) -> None:
-        """Called by watchdog's thread, whose event handler this is."""
+        """Called by watchdog's thread: this object is the event handler."""
         paths, told = (str(event.src_path), str(event.dest_path)), (f"/{HEAD}", f"/{END}", SEAL_SUFFIX)
         if event.event_type not in ("opened", "closed_no_write") and any(path.endswith(told) for path in paths):
             self._woken.set()
 
     def _events(self) -> list[type[FileSystemEvent]] | None:
-        """Returns which events are asked for; None: all."""
+        """Returns the events to watch for; None: all."""
         return None
 
     def _start(self) -> bool:
-        # Where no inotify instance is left, or another platform's observer fails, polling alone will do. It is not
-        # tried again, since watchdog up to 6 loses three descriptors each time.
+        # If no inotify instance is left, or another platform's observer fails, polling alone is enough. It is not tried
+        # again, since watchdog up to version 6 leaks three descriptors each time.
         if Waker._refused or not self._directory.is_dir():
             return False
         self._tried = True
-        # Who never waits need not import it.
+        # Processes that never wait need not import it.
         from watchdog.observers import Observer
 
         try:
@@ -195,7 +196,7 @@ class Waker(contextlib.AbstractContextManager["Waker"]):
 
     def __exit__(self, *_: object) -> None:
         if self._observer is not None:
-            # One that failed to start has to be stopped too: it holds descriptors, and a thread in watchdog 7.
+            # An observer that failed to start must be stopped too: it holds descriptors, and in watchdog 7 a thread.
             self._observer.stop()
             if self._observer.is_alive():
                 self._observer.join()
@@ -204,16 +205,16 @@ class Waker(contextlib.AbstractContextManager["Waker"]):
 class Parent:
     """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
 
-    `pid` None is for an unknown parent: then make this soon after this process has begun, since of a parent that was
-    gone before, `os.getppid` tells nothing. `done`: whether the parent wants nothing more of this process.
+    `pid` None: the parent is unknown. Then create this object soon after this process has started, since `os.getppid`
+    cannot detect a parent that was gone before. `done`: whether the parent needs nothing more from this process.
     """
 
     def __init__(self, pid: int | None = None, done: Callable[[], bool] | None = None) -> None:
         self.done = done or (lambda: False)
         self._pid = os.getppid() if pid is None else pid
         started_by = multiprocessing.parent_process()
-        # A fork server starts processes for another one, of which only multiprocessing's pipe tells whether it lives.
-        # Otherwise the number is surer: the pipe's other end is inherited by whatever is forked later.
+        # A fork server starts processes for another one; only multiprocessing's pipe shows whether that one is alive.
+        # Otherwise the process id is more reliable: processes forked later inherit the pipe's other end.
         self._served = None if started_by is None or started_by.pid == self._pid else started_by
 
     def gone(self) -> bool:
@@ -221,9 +222,9 @@ class Parent:
         return os.getppid() != self._pid or (self._served is not None and not self._served.is_alive())
 
     def follow(self) -> None:
-        """Has this process end soon after the other one has, wherever it may be stuck then.
+        """Ends this process soon after the parent has ended, even if it is stuck.
 
-        Where one worker was killed with the lock of the queue that all share, the others would wait for it for ever.
+        If a worker was killed while it held the lock of a shared queue, the others would wait for the lock forever.
         """
         threading.Thread(target=self._follow, name="lazyshard-parent", daemon=True).start()
 
@@ -234,13 +235,13 @@ class Parent:
         os._exit(1)
 
     def leave_if_gone(self) -> bool:
-        """Ends this process by SystemExit if the other one has ended, without a word: there is nobody to hear it.
+        """Ends this process with SystemExit if the parent has ended, without logging: no process would read it.
 
-        Returns whether the other one wants nothing more of it.
+        Returns whether the parent needs nothing more from this process.
         """
         if not self.gone():
             return self.done()
-        # If that does not end it (raised in a thread, caught, flushing a pipe that nobody reads), a timer does.
+        # If that does not end it (raised in a thread, caught, flushing a pipe that is not read), a timer does.
         timer = threading.Timer(1.0, os._exit, (1,))
         timer.daemon = True
         timer.start()
@@ -249,37 +250,37 @@ class Parent:
 
 @dataclass(slots=True)
 class _Slot:
-    """What a wait knows of one slot."""
+    """The state of one slot in one wait."""
 
-    at: float = -math.inf  # since when
-    own: bool = True  # by the filesystem's word, not by that of another process
-    asking: bool = False  # whether another process is just asking
-    refused_at: float = math.inf  # since when it is
+    at: float = -math.inf  # when the answer came
+    own: bool = True  # whether this process polled, not another one
+    asking: bool = False  # whether another process is polling
+    refused_at: float = math.inf  # since when it has been polling
 
 
 class NodePoll:
-    """What one wait shares with those of other processes; nothing without a stream's identity.
+    """The state that one wait shares with waits of other processes; shares nothing without a stream's identity.
 
-    `identify` returns the status of its directory; `clock` gives seconds of CLOCK_MONOTONIC.
+    `identify` returns the status of the stream's directory; `clock` returns seconds of CLOCK_MONOTONIC.
     """
 
     def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: _Clock) -> None:
         self._stream_id, self._identify, self._clock = stream_id, identify, clock
-        self._tries = 0 if stream_id is None else 3  # how often to try whether there can be a file
+        self._tries = 0 if stream_id is None else 3  # remaining attempts to open the file
         self._file: NodeFile | None = None
         self._slots = (_Slot(), _Slot())
 
     def close(self) -> None:
-        """Closes the file, for good."""
+        """Closes the file permanently."""
         self._tries = 0
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def renew(self, slot: int, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
-        """Sees to it that what is known is not older than `age` seconds; if another process is just asking, not yet.
+        """Ensures that the answer is at most `age` seconds old, unless another process is polling for it now.
 
-        `ask` asks the filesystem, and returns the answer for others, if any; `adopt` takes theirs, or returns False.
+        `ask` polls the filesystem and returns the answer for others, if any; `adopt` uses theirs, or returns False.
         """
         known = self._slots[slot]
         known.asking = False
@@ -300,26 +301,26 @@ class NodePoll:
             return
         known.refused_at = math.inf
         try:
-            # Somebody may have asked since.
+            # Another process may have polled since.
             if not self._take(slot, file, age, adopt):
                 self._ask(slot, ask)
         finally:
             file.unlock(slot)
 
     def pause(self, slot: int, age: float) -> float:
-        """Returns in how many seconds to come again, if what is known may be so many seconds old."""
+        """Returns in how many seconds to call `renew` again, if the answer may be `age` seconds old."""
         known, now, later = self._slots[slot], self._clock(), min(LATER_S, age / 4)
         if known.asking:
             return max(_SOON_S, later, (now - known.refused_at) / 10)
         return max(_SOON_S, known.at - now + age + (0.0 if known.own else later))
 
     def _take(self, slot: int, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
-        """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
+        """Uses a newer answer of another process if there is one; returns whether the answer is recent enough."""
         known, answer = self._slots[slot], None
         with contextlib.suppress(OSError):
             answer = file.read(slot)
         now = self._clock()
-        # One from the future was written under another clock.
+        # An answer from the future was written under another clock.
         if answer is not None and known.at < answer[0] <= now and adopt(answer[1]):
             known.at, known.own, known.refused_at = answer[0], False, math.inf
         return now < known.at + age - _SOON_S
@@ -328,12 +329,12 @@ class NodePoll:
         data, known = ask(), self._slots[slot]
         known.at, known.own = self._clock(), True
         if self._file is not None and data is not None:
-            # Where that fails, each of the others asks.
+            # If this fails, each of the others polls.
             with contextlib.suppress(OSError):
                 self._file.write(slot, (known.at, data))
 
 
-Answer = tuple[float, bytes]  # when it came, by CLOCK_MONOTONIC, one clock for all processes of a node; and what it is
+Answer = tuple[float, bytes]  # when it came, by CLOCK_MONOTONIC (one clock for all processes of a node); and the data
 
 
 def encode_answer(answer: Answer, name: str) -> bytes:
@@ -343,7 +344,7 @@ def encode_answer(answer: Answer, name: str) -> bytes:
 
 
 def decode_answer(slot: bytes, name: str) -> Answer | None:
-    """Reads a slot, which may hold more behind the answer; None where it holds none that is whole."""
+    """Decodes a slot, which may hold more bytes after the answer; None if it holds no complete answer."""
     if len(slot) < _HEADER.size:
         return None
     at, size = _HEADER.unpack_from(slot)
@@ -352,13 +353,13 @@ def decode_answer(slot: bytes, name: str) -> Answer | None:
 
 
 def file_name(stream_id: str, directory: os.stat_result) -> str:
-    """Returns the name of a stream's file; a copy of the stream or another mount of it has another one."""
-    # Of other slots than these it would begin with another number.
+    """Returns the name of a stream's file; a copy of the stream, or another mount of it, has another name."""
+    # The number is the version: a file with other slots would start with another one.
     return xxhash.xxh3_128_hexdigest(f"1 {stream_id} {directory.st_dev} {directory.st_ino}".encode())
 
 
 class NodeFile:
-    """The file of one stream, open, and made if need be. Raises OSError: it cannot be had, or is not this user's."""
+    """The file of one stream, created if needed. Raises OSError: it cannot be opened, or belongs to another user."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -366,9 +367,9 @@ class NodeFile:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(0o700)
         found = folder.lstat()
-        # Who cannot write here cannot plant anything in it either.
+        # Other users cannot write here, so they cannot plant anything.
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "is not of the user's own making", str(folder))
+            raise PermissionError(errno.EPERM, "was not created by this user, or others may write to it", str(folder))
         self._file = self._open(folder / name)
         if os.fstat(self._file.fd).st_size == 0:
             for path in folder.iterdir():
@@ -377,16 +378,16 @@ class NodeFile:
                         self._remove(OpenFile(open_own(path, 0), path, 0))
 
     def read(self, slot: int) -> Answer | None:
-        """Returns the answer of a slot, None where there is none. Raises OSError where it cannot be read."""
+        """Returns the answer of a slot, None if there is none. Raises OSError if it cannot be read."""
         return decode_answer(os.pread(self._file.fd, SLOT_BYTES, slot * SLOT_BYTES), self.name)
 
     def write(self, slot: int, answer: Answer) -> None:
-        """Puts an answer into a slot, unless it is too long for one. Raises OSError where there is no room for it."""
+        """Writes an answer into a slot, unless it is too long. Raises OSError if there is no room for it."""
         if len(data := encode_answer(answer, self.name)) <= SLOT_BYTES:
             os.pwrite(self._file.fd, data, slot * SLOT_BYTES)
 
     def lock(self, slot: int) -> bool:
-        """Takes the right to ask for the answer of a slot; returns whether it was free."""
+        """Locks a slot, which is the right to poll for its answer; returns whether it was free."""
         try:
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
         except OSError:
@@ -394,25 +395,25 @@ class NodeFile:
         return True
 
     def unlock(self, slot: int) -> None:
-        """Gives that right back."""
+        """Unlocks a slot."""
         with contextlib.suppress(OSError):
             fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
     def close(self) -> None:
-        """Leaves; removes the file if nobody else has it open."""
+        """Closes the file, and removes it if no other process has it open."""
         with contextlib.suppress(OSError):
             self._remove(self._file)
         del self._file
 
     def _open(self, path: Path) -> OpenFile:
-        for _ in range(3):  # one that is being removed when it is opened is made anew
+        for _ in range(3):  # a file that is being removed when it is opened is created again
             file = OpenFile(open_own(path), path, 0)
-            # From the lock on nobody removes it; somebody may have done so before.
+            # Once it is locked no process removes it, but one may have done so before.
             if lock(file.fd, shared=True) and os.fstat(file.fd).st_nlink:
                 return file
-        raise BlockingIOError(errno.EAGAIN, "is being removed again and again", str(path))
+        raise BlockingIOError(errno.EAGAIN, "is removed each time it is opened", str(path))
 
     def _remove(self, file: OpenFile) -> None:
-        # The name may be that of a newer file.
+        # The name may already belong to a newer file.
         if lock(file.fd, shared=False) and os.path.samestat(os.fstat(file.fd), file.path.lstat()):
             file.path.unlink()

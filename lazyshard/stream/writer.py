@@ -1,4 +1,4 @@
-"""`ChunkWriter`: rows into chunks, one after the other, filled, published when full, and told to the readers."""
+"""`ChunkWriter` writes rows into chunks, publishes each full chunk, and notifies the readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lazyshard.stream.lock import open_for_writing
 from lazyshard.stream.publishing import OpenChunk, WriteSteps
 
 HEARTBEAT_S: Final = 5.0
-"""How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
+"""Maximum age of `head.json` while rows arrive. Readers only report its age; nothing acts on less than a minute."""
 
 _MAX_TOKENS: Final = 2**32 - 1
 
@@ -34,42 +34,42 @@ _log = logging.getLogger("lazyshard")
 class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     """Writes rows into a stream, `samples_per_chunk` to a chunk, and publishes each chunk when it is full.
 
-    Opening a stream that is there continues after its last published chunk: give it the rows after the first
-    `published_samples`. Rows of an unfinished chunk are dropped when the process dies or the writer is closed with
-    ``end=False``, and have to be given again. Feed the same rows and the chunks come out the same.
+    If the stream exists, the writer continues after its last published chunk: give it the rows after the first
+    `published_samples`. Rows of an unfinished chunk are dropped if the process dies or the writer is closed with
+    ``end=False``, and must be given again. The same rows make the same chunks.
 
-    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed. One
-    writer is for one thread, and for the process that opened it. Not guaranteed: that two producers on two machines are
-    told from each other on a filesystem that does not keep what `lazyshard.stream.lock` asks for.
+    As a context manager it ends the stream on success; after an exception it leaves the stream resumable. Use a writer
+    in one thread only, in the process that opened it. Not guaranteed: that two producers on two machines are kept apart
+    on a filesystem that does not meet the requirements of `lazyshard.stream.lock`.
 
     Args:
-        directory: the stream's directory; made if it is not there.
-        samples_per_chunk: rows in a chunk. Needed for a new stream; for one that is there it must be the same, or None.
+        directory: the stream's directory; created if it does not exist.
+        samples_per_chunk: rows in a chunk. Needed for a new stream; for an existing one it must be the same, or None.
         clock: returns seconds since 1970.
-        overlap: write and publish in a thread, while the caller makes the next rows. A call that fills a chunk then
-            returns before that is published, with one such chunk on its way at most; what the filesystem refuses is
-            raised by a later call, `close` at the latest. The order of steps is the same.
-        arrays: rows may hold numpy arrays, kept in a side file for each chunk; see docs/arrays.md. For a stream that is
-            there it must be what it was made with.
-        encoding: what all rows are encoded with, plain facts by name (see docs/encoding.md); kept in the manifest.
-            None for rows that are not encoded. Needs `arrays`.
+        overlap: write and publish in a thread while the caller makes the next rows. A call that fills a chunk then
+            returns before the chunk is published; at most one such chunk is in progress. Filesystem errors are raised
+            by a later call, at the latest by `close`. The order of steps is the same.
+        arrays: rows may hold numpy arrays, stored in a side file per chunk; see docs/arrays.md. For an existing stream
+            it must be the value it was created with.
+        encoding: how all rows are encoded, as plain facts by name (see docs/encoding.md); stored in the manifest. None
+            if rows are not encoded. Needs `arrays`.
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
         published_chunks: chunks sealed so far.
         published_samples: rows in them.
-        samples: rows taken so far: the published ones, those on their way and those of the open chunk.
-        full_chunks: chunks sealed so far, and the one that is on its way where these overlap.
-        source: the position that was given with the last published row, None if there is none.
-        publish_s: seconds from the last row of the last published chunk until the readers were told.
+        samples: rows taken so far: published ones, those in progress and those of the open chunk.
+        full_chunks: chunks sealed so far, plus the one in progress with `overlap`.
+        source: the position that was given with the last published row, or None.
+        publish_s: seconds from the last row of the last published chunk until the head was written.
 
     Raises:
         StreamEnded: the stream has ended.
         StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
-        StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
-        ProducerFenced: another producer on this machine, or on another one, is writing to it.
+        StreamInvalid: its files contradict each other, or the directory holds chunks of another program.
+        ProducerFenced: another producer, on this machine or another, is writing to it.
         OSError: the filesystem refused.
-        ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
+        ValueError: samples_per_chunk is missing or invalid, or `encoding` is invalid.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         if encoding is not None:
             encoding = check_encoding(encoding)
             if not arrays:
-                raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
+                raise ValueError(f"{self.directory}: encoded rows hold arrays; give arrays=True with encoding")
         opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays, encoding)
         manifest, self._lock, self._announcer, found, self.source = opened
         self.arrays, self.stream_id, self.samples_per_chunk = arrays, manifest.stream_id, manifest.samples_per_chunk
@@ -99,26 +99,26 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._clock = clock
         self._failure: BaseException | None = None
         self._steps = WriteSteps(overlap=overlap)
-        self._publishing = 0  # number of the step
+        self._publishing = 0  # number of the step that publishes
         self._begin_chunk()
         self._closed = False
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
-        """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
+        """Adds a row; publishes the chunk if that fills it. Returns the row's object, parsed to check it.
 
         Args:
             row: a JSON object, as a dict or as the bytes of one line (with or without its line end). With `arrays` a
                 dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64 or `lazyshard.BFLOAT16`.
             tokens: length of the sample in tokens. Kept for a chunk if every row of it has one.
-            source: JSON value that tells where to continue after this row. That of a chunk's last row is in its seal
-                and is `source` of the writer that resumes; None keeps the one before.
+            source: JSON value that says where to continue after this row. The value of a chunk's last row is stored in
+                its seal and becomes `source` of the writer that resumes; None keeps the previous value.
 
         Raises:
             RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer continues.
             ProducerFenced: another producer has taken the stream over.
-            WriterFailed: the filesystem refused, or an earlier call was ended by a KeyboardInterrupt for
-                instance. The chunk is dropped; open the stream again to resume.
-            TypeError, ValueError: `tokens` is none (the row is not added, and the writer continues), `source` is
+            WriterFailed: the filesystem refused, or an earlier call was interrupted, for instance by a
+                KeyboardInterrupt. The chunk is dropped; open the stream again to resume.
+            TypeError, ValueError: `tokens` is invalid (the row is not added, and the writer continues), `source` is
                 not JSON, or the writer is closed.
             RuntimeError: this is a fork of the process that opened the writer.
         """
@@ -142,32 +142,32 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         return parsed
 
     def write_lines(self, lines: Sequence[bytes] | CheckedLines, *, source: Any = None) -> tuple[int, ...]:
-        """Adds many rows, which is several times faster than one by one; publishes the chunk if they fill it.
+        """Adds many rows, several times faster than one by one; publishes the chunk if they fill it.
 
         Args:
-            lines: the rows, each the bytes of one line, with or without its line end, or what
-                `lazyshard.format.batch.check_lines` has made of them; at most `room` of them.
+            lines: the rows, each the bytes of one line, with or without its line end, or the result of
+                `lazyshard.format.batch.check_lines`; at most `room` rows.
             source: as in `write`, after the last of these rows.
 
         Returns:
-            Indices of the rows that name a key twice in one object.
+            Indices of the rows with a duplicate key in one object.
 
         Raises:
-            RowInvalid: a line is no row; its `index` says which. Only those before it are added, without `source`; the
-                writer continues.
-            ValueError: there are more lines than the open chunk has room for, or they come with arrays into a stream
-                that holds none (nothing is added); or the writer is closed.
+            RowInvalid: a line is not a row; its `index` says which. Only the lines before it are added, without
+                `source`; the writer continues.
+            ValueError: there are more lines than the open chunk has room for, or they hold arrays and the stream does
+                not (nothing is added); or the writer is closed.
             ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
         """
         self._check_open()
         given = len(lines) + (isinstance(lines, CheckedLines) and lines.refused is not None)
         if given > self.room:
-            raise ValueError(f"{given} lines are more than the {self.room} that the open chunk has room for")
+            raise ValueError(f"{given} lines are more than the open chunk has room for, which is {self.room}")
         rows = lines if isinstance(lines, CheckedLines) else check_lines(lines)
         if rows.arrays is None:
             rows = without_array_keys(rows) if self.arrays else rows
         elif not self.arrays:
-            raise ValueError(f"{self.directory}: the stream was made without arrays, these rows come with some")
+            raise ValueError(f"{self.directory}: the stream was created without arrays, but these rows hold some")
         try:
             if len(rows):
                 self._chunk.extend(rows)
@@ -181,7 +181,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     @property
     def state(self) -> ProducerState:
-        """What `head.json` says that this producer is doing, from the next publish or heartbeat on."""
+        """The state of this producer in `head.json`, from the next publish or heartbeat on."""
         return self._state
 
     @state.setter
@@ -194,29 +194,29 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         return self.samples_per_chunk - len(self._chunk)
 
     def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
-        """Tells the readers that this producer is alive. `write` does so by itself; call it while no row comes.
+        """Tells the readers that this producer is alive. `write` does this too; call it while no row arrives.
 
         Args:
-            state: what it is doing from now on; None leaves it.
-            note: what it waits for, in words; told until the next publish or heartbeat.
+            state: the producer's new state; None keeps it.
+            note: what it waits for, in words; kept in `head.json` until the next publish or heartbeat.
 
         Raises:
             ProducerFenced, WriterFailed: as `write`.
-            ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
+            ValueError: the writer is closed, or `state` is "finished", which only `close` can set.
         """
         self._check_open()
         self.state = state or self.state
         self._finish_steps(functools.partial(self._tell_alive, note))
 
     def settle(self) -> None:
-        """Returns when every full chunk is published; at once where publishing does not overlap. Raises as `write`."""
+        """Returns when every full chunk is published; at once without `overlap`. Raises as `write`."""
         self._check_open()
         self._finish_steps()
 
     def check_owner(self) -> Path:
-        """Raises ProducerFenced if the stream is not this producer's any more: before something of it is deleted.
+        """Raises ProducerFenced if the stream no longer belongs to this producer; call it before deleting chunks.
 
-        Returns a directory from which files are renamed into the stream, until another producer takes that over.
+        Returns a directory from which to rename files into the stream, until another producer takes it over.
         """
         self._lock.check(closely=True)
         return self._lock.place
@@ -225,22 +225,22 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         """Closes the writer. Closing a closed one does nothing.
 
         Args:
-            end: True publishes what rows are left as the last, shorter chunk and ends the stream; False drops them and
-                leaves the stream to be resumed.
-            state: what `head.json` says from now on, if the stream does not end.
-            source: as in `write`: position where all the sources end.
-            note: why it stops, in words, if the stream does not end.
+            end: True publishes the remaining rows as the last, shorter chunk and ends the stream; False drops them and
+                leaves the stream resumable.
+            state: the state in `head.json` from now on, if the stream does not end.
+            source: as in `write`: the position at the end of all sources.
+            note: why the producer stops, in words, if the stream does not end.
 
         Raises:
             ProducerFenced, WriterFailed: as `write`; open the stream again to resume or to finish it.
-            ValueError: `state` is "finished", which only `end` can make true.
-            RuntimeError: the stream is to be ended by a fork of the process that opened the writer.
+            ValueError: `state` is "finished", which only `end` can set.
+            RuntimeError: a fork of the process that opened the writer would end the stream.
         """
         if self._closed:
             return
         check_state(state)
         if os.getpid() != self._pid:
-            # Files, lock and owner are the parent's; only this process's copy of the descriptor is closed.
+            # Files, lock and owner belong to the parent; only this process's copy of the descriptor is closed.
             self._closed = True
             self._chunk.discard(remove=False)
             if end:
@@ -263,7 +263,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         finally:
             self._closed = True
             self._dropped.detach()
-            # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
+            # An interrupt may have left steps running: they need the lock and files until the process ends.
             if self._steps.stop():
                 self._chunk.discard()
                 self._announcer.close()
@@ -288,7 +288,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         chunk = self._chunk
         for file in chunk.files:
             file.pass_on()
-        # The one before: with that still on its way, this would be the second.
+        # Waits for the previous chunk: at most one may be in progress.
         self._steps.wait(self._publishing)
         step = functools.partial(self._publish_chunk, chunk, self._row_source, time.monotonic(), last)
         self.full_chunks += 1
@@ -306,7 +306,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.published_samples += len(chunk)
         self.source = source
         if not last:
-            # A partial chunk is the last one: the head names it only together with the end.
+            # A partial chunk is the last one: the head counts it only together with the end.
             self._tell(self._state)
         self.publish_s = time.monotonic() - full_at
 
@@ -320,7 +320,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._tell("finished")
 
     def _leave(self, state: ProducerState, note: str) -> None:
-        """Tells the readers, if it can, that this producer stops, and why."""
+        """Tells the readers, if possible, that this producer stops, and why."""
         if self._steps.stop():
             with contextlib.suppress(OSError, LazyShardError):
                 self._lock.check()
@@ -355,9 +355,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                 self._fail(cause)
 
     def _fail(self, cause: BaseException) -> NoReturn:
-        """Remembers what has left the open chunk of unknown content, and raises it, or in its place what tells more.
+        """Records the error that left the open chunk in an unknown state, and raises it or a more specific one.
 
-        Tells the readers at once: whoever catches the error may never close the writer.
+        Tells the readers at once: the caller may catch the error and never close the writer.
         """
         self._failure = cause
         if not isinstance(cause, Exception):
@@ -365,7 +365,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         told: LazyShardError | None = None
         if isinstance(cause, OSError) and not isinstance(cause, LazyShardError):
             told = self._failed(cause.strerror or str(cause), "make room or fix the filesystem, then open")
-            # A producer that takes over removes this one's directory, which is no fault of the filesystem.
+            # A producer that takes over removes this one's directory, which is not a filesystem error.
             self._failure = told = self._lock.lost() or told
         self._leave("failed", _why(told or cause))
         if told is None:
@@ -390,11 +390,11 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         return WriterFailed(f"{what} {way}", directory=where, published_samples=samples)
 
     def _forked(self) -> RuntimeError:
-        return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}, this one is a fork of it")
+        return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}; this process is its fork")
 
 
 def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
-    """Logs, if the writer is dropped or the interpreter ends before it was closed, that rows are not published."""
+    """Logs that rows are not published if the writer is dropped, or the interpreter exits, before it was closed."""
     if len(chunk) and os.getpid() == pid:
         what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
         _log.warning(f"%s: {what}", directory, len(chunk))
@@ -405,5 +405,5 @@ def _why(error: BaseException | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text on one line, short enough, and as bytes of UTF-8 can hold it: a file's name need not."""
+    """Returns a text on one line, shortened, as valid UTF-8: file names need not be."""
     return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]

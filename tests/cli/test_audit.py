@@ -150,7 +150,7 @@ def test_samples_that_were_trained_twice_or_passed_over_are_named(tmp_path: Path
             "epoch 0: 24 samples: 8 trained, 16 to come, 4 TRAINED TWICE (0 to 1, 3 to 4), 4 TRAINED AND COMING AGAIN "
             "(2, 5 to 6, 9)",
             f"not in order: {file}: epoch 0: 4 samples were trained more than once",
-            f"not in order: {file}: epoch 0: 4 samples were trained and come again",
+            f"not in order: {file}: epoch 0: 4 samples were trained and drawn again",
             "NOT proven: see what is trained twice or passed over",
         ],
     )

@@ -279,7 +279,7 @@ def test_a_state_behind_the_end_is_refused_and_one_at_the_end_gives_nothing(
     for state in (at_end, run.state_dict(total - 1)):
         before = state["place"]["before"]
         bad = raised(StateMismatch, go_on, stream, form, state | {"consumed": 1000})
-        reason = f"all else in it says {before}" if state["consumed"] == before else f"the epoch has {total}"
+        reason = f"the rest of the state says {before}" if state["consumed"] == before else f"the epoch has {total}"
         assert (bad.field, bad.actual, bad.expected) == ("consumed", "1000", reason)
     # In the middle of the stream the window in which it stands tells.
     bad = raised(StateMismatch, go_on, stream, form, run.state_dict(1) | {"consumed": total})

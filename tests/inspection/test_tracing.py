@@ -224,7 +224,7 @@ def test_the_state_of_format_1_follows_from_its_numbers_and_a_later_format_is_re
         ({}, "state", None),
         (FORMAT_1 | {"consumed": 11}, None, None),
         (FORMAT_1 | {"seed": None}, None, None),
-        (b'{"state": {"form', None, "16 bytes that are torn or no JSON (unexpected"),
+        (b'{"state": {"form', None, "16 bytes that are torn or not JSON (unexpected"),
         (b"[]", None, "list"),
         (None, None, None),
         (b"PK\x03\x04rest", None, "a file of torch.save"),  # Of torch.save, new and old

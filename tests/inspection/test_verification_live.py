@@ -135,7 +135,7 @@ def test_files_that_appear_late_are_waited_for(tmp_path: Path, monkeypatch: pyte
     delete(S1, C2)(tmp_path / "stream")
     assert found(tmp_path / "stream", grace_s=0.0) == [
         ("damage seal-missing", S1, "a seal", "no such file although the chunk counts as published"),
-        ("damage data-missing", C2, "the rows of the chunk", "no such file although a seal is there"),
+        ("damage data-missing", C2, "the rows of the chunk", "no such file although a seal exists"),
     ]
 
 

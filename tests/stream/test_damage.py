@@ -212,7 +212,7 @@ def test_what_is_no_cursor(kind: str, found: str, place: Path, capsys: pytest.Ca
 def _torn(data: bytes) -> Iterator[tuple[bytes, str]]:
     yield b"", ""
     yield bytes(8), ""
-    yield data.replace(b'"chunks_before":2', b'"chunks_before":9'), "9 chunks, of which only 3"
+    yield data.replace(b'"chunks_before":2', b'"chunks_before":9'), "9 chunks, but only 3"
     yield data.replace(b'"chunks_before":2', b'"chunks_before":-2'), "'chunks_before'"
     yield data.replace(b'"consumer":"sft"', b'"consumer":"dpo"'), "'consumer'"
     start = data.index(b'"stream_id":"') + len(b'"stream_id":"')

@@ -419,7 +419,7 @@ def published(state: ProducerState = "running", rate: float = 2.0, updated_at: f
         (published("failed"), 101.0, ["has failed"]),
         (published("failed", note="a.jsonl:6: no object"), 101.0, ["has failed: a.jsonl:6: no object"]),
         (published("waiting", rate=0.0, note="--max-ahead 5 chunks"), 101.0, ["is waiting (--max-ahead 5 chunks)"]),
-        (Published(3, 6, False, gap=3), 0.0, ["nothing is known of the producer", "chunk 3 lacks"]),
+        (Published(3, 6, False, gap=3), 0.0, ["nothing is known about the producer", "chunk 3 lacks"]),
         (Published(9, 18, False, published().head, short=1400), 101.0, ["only 1,400 rows"]),
         (Published(1234, 1_234_000, False, published().head), 101.0, ["1,234,000 samples"]),
         (Published(1234, 1_234_000, False), 101.0, ["1,234 chunks"]),
@@ -429,9 +429,9 @@ def test_producer_is_described_with_what_to_do(what: Published, now: float, part
     text = head.describe_producer(what, 1_235_000 if what.chunks == 1234 else 14, now)
     assert [part for part in parts if part not in text] == [], text
     assert ("may be dead" in text) is (now == 161.0)
-    assert "is not there any more" not in text
+    assert "no longer runs and did not report a stop" not in text
     if what.head is not None and what.head.state == "running":
-        assert "is not there any more" in head.describe_producer(what, 14, now + 20, gone=True)
+        assert "no longer runs and did not report a stop" in head.describe_producer(what, 14, now + 20, gone=True)
         assert head.heartbeat_age(what, now) == max(0.0, now - what.head.updated_at)
     elif what.head is None:
         assert head.heartbeat_age(what, now) is None
@@ -444,7 +444,7 @@ def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) 
         os._exit(0)
     os.waitpid(killed, 0)
     beat = {"state": "running", "rate": 100.0, "host": socket.gethostname(), "updated_at": time.time() - 100}
-    for pid, told in ((killed, f"pid {killed} on .* is not there any more"), (os.getpid(), "is running")):
+    for pid, told in ((killed, f"pid {killed} on .* no longer runs"), (os.getpid(), "is running")):
         edit("head.json", **beat, pid=pid)(tmp_path)
         streams.refusal_of(WaitTimeout, told, StreamReader(tmp_path, max_wait=0).read, 5)
 

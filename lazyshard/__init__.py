@@ -1,8 +1,8 @@
 """Feed large-model training from data that is still being produced.
 
-A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks, as a map-style
-data set (`LazyShardedDataset`), an iterable (`LazyShardedStream`), or several streams by weights (`BlendedDataset`).
-What reads for training needs torch, which is imported when it is first used.
+A producer publishes numbered chunk files (`ChunkWriter`). Every data-parallel rank reads its own chunks through a
+map-style data set (`LazyShardedDataset`) or an iterable (`LazyShardedStream`), or reads several streams by weights
+(`BlendedDataset`). Reading for training needs torch, which is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Every error that lazyshard raises on purpose.
+"""All errors that lazyshard raises on purpose.
 
-All of them extend `LazyShardError` and the builtin that they refine, so ``except TimeoutError`` and
-``except LazyShardError`` both work. They have the same fields, those of `LazyShardError`; one that does not apply is
-None. Errors survive pickling whole, and they survive `torch.utils.data.DataLoader` too, which rebuilds a worker's
-error from the text of its traceback alone: see `LazyShardError.carry_fields`. Neither message nor fields hold the
-credentials of a URL: see `redact`.
+Each error extends `LazyShardError` and a builtin exception, so ``except TimeoutError`` and ``except LazyShardError``
+both work. All errors have the fields of `LazyShardError`; a field that does not apply is None. Errors keep their fields
+when pickled, and also when `torch.utils.data.DataLoader` rebuilds a worker's error from the text of its traceback: see
+`LazyShardError.carry_fields`. Messages and fields never contain the credentials of a URL: see `redact`.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-# Begins the line that carries an error's fields through a rebuild from text
+# Starts the line that carries an error's fields in its text
 _FIELDS_MARK: Final = "lazyshard-error-fields: "
 
 _FIELDS_LINE: Final = re.compile(rf"\n?^{_FIELDS_MARK}(\{{.*\}})$", re.MULTILINE)
 
-# What stands before the host of a URL: up to its first slash, or else a password that holds one itself
+# The user info before the host of a URL: up to the first slash, or a password that itself contains a slash
 _USER: Final = re.compile(r"(https?)?://(?:([^\s/?#]{1,4096})|[^\s/?#@:]{0,512}:(?!\d*(?:[\s/?#]|$))[^\s@]{0,512})@")
 _QUERY: Final = re.compile(r"(://[^\s?\"'<>]{1,4096}\?)[^\s\"'<>]+")
-_LEAST: Final = 4  # What is shorter is not looked for in other texts: it would be found in any
+_LEAST: Final = 4  # Characters; shorter secrets are not replaced in other text: they would match almost anything
 
 
 def redact(text: str, url: str = "") -> str:
-    """Returns a text with the credentials of all URLs in it replaced by ``***``: of a user and password, of a query.
+    """Returns a text in which the credentials of all URLs (user and password, query values) are replaced by ``***``.
 
     >>> redact("s3://name:secret@bucket/run: no answer to https://host/a?X-Amz-Signature=4f0c")
     's3://***@bucket/run: no answer to https://host/a?***'
 
     Args:
-        text: shown, logged or kept. The container that Azure puts before a host is no credential, and stays.
-        url: whose credentials are replaced where they stand without the URL around them, too.
+        text: to be shown, logged or stored. The container name that Azure puts before a host is no credential: kept.
+        url: its credentials are also replaced where they occur in the text without the URL.
     """
     if "://" in text and ("@" in text or "?" in text):
         text = _QUERY.sub(r"\1***", _USER.sub(_hide_user, text))
@@ -51,10 +50,10 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """Returns what is secret of a URL, as it stands there and decoded."""
+    """Returns the secret parts of a URL, as written and URL-decoded."""
     found = []
     for value in (setting.partition("=")[2] for setting in url.partition("?")[2].split("&")):
-        # Names of objects are joined to the URL of their folder, behind whatever its query holds.
+        # Object names are appended to the URL of their folder, after its query.
         names = value.split("/")
         found += ["/".join(names[:stop]) for stop in range(1, len(names) + 1)]
     if (user := _USER.search(url)) is not None and _hide_user(user) != user[0]:
@@ -64,10 +63,10 @@ def _secrets(url: str) -> set[str]:
 
 
 class LazyShardError(Exception):
-    """Root of all errors of lazyshard: a message, what happened, where, what was expected and what to do next; fields.
+    """Root of all errors of lazyshard. The message states what happened, where, what was expected, and what to do.
 
     Raises:
-        TypeError: a field that neither this class nor that of the error declares.
+        TypeError: a field is declared neither by this class nor by the subclass.
     """
 
     directory: str | None = None
@@ -76,42 +75,42 @@ class LazyShardError(Exception):
     url: str | None = None
     """Of an object store."""
     chunk: int | None = None
-    """The chunk's number; of those of [0, `chunks_before`) that are deleted."""
+    """Number of the chunk; for deleted chunks, one of [0, `chunks_before`)."""
     chunks_before: int | None = None
     sample: int | None = None
     row: int | None = None
-    """Of a chunk, from 0."""
+    """Number within a chunk, from 0."""
     line: int | None = None
-    """Of a file, from 1."""
+    """Line number in a file, from 1."""
     byte: int | None = None
-    """Of the file, from 0, or of the row where no file is known."""
+    """Offset in the file, from 0; in the row if no file is known."""
     index: int | None = None
-    """Of a row among those that were given together, from 0."""
+    """Of a row among those passed in one call, from 0."""
     sequence: int | None = None
     """Of an indexed data set, from 0."""
     field: str | None = None
-    """Of a file or a state: which one is meant."""
+    """Name of the invalid or differing field of a file or a state."""
     expected: str | None = None
     actual: str | None = None
     reason: str | None = None
     kind: str | None = None
-    """Of what lies where a file should be."""
+    """Kind of object found where a file was expected."""
     step: str | None = None
     """Of a pipeline."""
     count: int | None = None
-    """Of bad samples, of rows dropped one after the other, of mistakes."""
+    """Number of bad samples, of consecutive dropped rows, or of mistakes."""
     samples: int | None = None
-    """Of a stream that has ended."""
+    """Length of a stream that has ended."""
     published_samples: int | None = None
     holder: str | None = None
-    """Who has the stream, or writes the cursor."""
+    """The process that holds the stream or writes the cursor."""
     consumer: str | None = None
     uid: int | None = None
     """Of this process."""
     waited: float | None = None
     """Seconds."""
     state: str | None = None
-    """Of the producer, by its last sign, which is `heartbeat_age` seconds old."""
+    """State of the producer at its last heartbeat, `heartbeat_age` seconds ago."""
     heartbeat_age: float | None = None
     dp_rank: int | None = None
     dp_size: int | None = None
@@ -123,20 +122,20 @@ class LazyShardError(Exception):
         for name in fields:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
-        # Of what another release has carried this class may know less.
+        # Another release may have carried fields that this class does not declare.
         values = {name: value for name, value in carried.items() if name in declared} | fields
         vars(self).update((name, redact(one) if isinstance(one, str) else one) for name, one in values.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles message and fields; the default would lose the fields."""
+        """Pickles the message and the fields; the default implementation would lose the fields."""
         return partial(type(self), **self._fields()), (str(self.args[0]),)
 
     def carry_fields(self) -> None:
-        """Writes the fields into the message, for a journey on which only text survives.
+        """Writes the fields into the message, for transports that keep only text.
 
         A DataLoader worker sends only the class and the formatted traceback of an error, and the parent calls the class
-        with that text. The line added here is found, read and taken out again by the constructor, so the parent's error
-        has its fields too. An error without fields gets a line as well: its cause's, further up, must not count as its.
+        with that text. The constructor parses the line added here and removes it, so the parent's error has the same
+        fields. An error without fields gets a line too; otherwise the fields of its cause would be taken for its own.
         """
         message = str(self.args[0])
         if _split_fields(message)[0] == message:
@@ -146,7 +145,7 @@ class LazyShardError(Exception):
         return {name: value for name, value in vars(self).items() if name in _declared(type(self))}  # type: ignore[arg-type]
 
 
-# Looked up once for each class: filters raise an error for each row that they drop.
+# Cached per class: filters raise an error for each row that they drop.
 @cache
 def _declared(cls: type[LazyShardError]) -> frozenset[str]:
     bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
@@ -154,7 +153,7 @@ def _declared(cls: type[LazyShardError]) -> frozenset[str]:
 
 
 def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
-    """Returns the message without the lines that carry fields, and the last one's: a traceback ends in its error."""
+    """Returns the message without its field lines, and the fields of the last line: those of the raised error."""
     fields: dict[str, Any] = {}
 
     def take(line: re.Match[str]) -> str:
@@ -163,7 +162,7 @@ def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
         except ValueError:
             return line[0]
         fields.clear()
-        # Behind those of a cause there is more of the traceback.
+        # The fields of a cause are followed by more of the traceback.
         fields.update({} if "\n\n" in message[line.end() :] else found)
         return ""
 
@@ -171,125 +170,125 @@ def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON can hold: the Python number in a numpy scalar, else the text."""
+    """Returns a value that JSON can represent: the Python number of a numpy scalar, otherwise the text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
 class FormatInvalid(LazyShardError, ValueError):
-    """Bytes of a stream's own files that do not say what the format asks for."""
+    """A file of a stream does not conform to the format."""
 
 
 class FileInvalid(FormatInvalid):
-    """A small file of a stream cannot be used: manifest, head, end, owner, retired mark, cursor or hint.
+    """A small file of a stream is invalid: manifest, head, end, owner, retired mark, cursor or hint.
 
-    Or no chunk of a foreign directory has its marker; or an `.idx` or `.bin` file of Megatron's is damaged, of which
-    `sequence` cannot be had, or which ends at `byte`.
+    Also raised if no chunk of a foreign directory has its marker, or if an `.idx` or `.bin` file of Megatron is
+    damaged: `sequence` cannot be read, or the file ends at `byte`.
     """
 
 
 class SealInvalid(FormatInvalid):
-    """A `.completed` file cannot be used; the rows of its chunk cannot be had."""
+    """A `.completed` file is invalid; the rows of its chunk cannot be read."""
 
 
 class StateInvalid(FormatInvalid):
-    """The state of a run, from a checkpoint or a cursor, cannot be used: torn, incomplete, or impossible."""
+    """The state of a run, from a checkpoint or a cursor, is invalid: torn, incomplete or contradictory."""
 
 
 class VersionUnsupported(FormatInvalid):
-    """A file of a later format than this release reads."""
+    """The file has a later format version than this release can read."""
 
 
 class RowInvalid(LazyShardError, ValueError):
-    """A row that is not one JSON object in UTF-8.
+    """A row is not one JSON object in UTF-8.
 
-    `file`, `line` (from 1) and `byte` (offset in the file, from 0) are known where the row came from a file; `index` is
-    its number (from 0) among the lines that were given together, where there were several.
+    `file`, `line` (from 1) and `byte` (offset in the file, from 0) are set if the row was read from a file; `index` is
+    its number (from 0) if several lines were passed together.
     """
 
 
 class ChunkCorrupt(LazyShardError, ValueError):
-    """A sealed chunk whose bytes are not those that were sealed."""
+    """The bytes of a sealed chunk are not the bytes that were sealed."""
 
 
 class ChunkMissing(LazyShardError, FileNotFoundError):
-    """A published chunk of which a file is not there."""
+    """A file of a published chunk is missing."""
 
 
 class ChunkRetired(LazyShardError, FileNotFoundError):
-    """A chunk that its producer has deleted, by its rules of retention: those of [0, chunks_before) are gone."""
+    """The producer has deleted the chunk by its retention rules: the chunks [0, chunks_before) are gone."""
 
 
 class FileRefused(LazyShardError, OSError):
-    """Not a plain file of the stream where one should be: a directory, FIFO, device or link out of it."""
+    """The path is not a plain file of the stream but a directory, FIFO, device, or link that leads out of it."""
 
 
 class AccessRefused(LazyShardError, PermissionError):
-    """This process may not read a file; or an object store, of which there is the `url`, does not let this be done.
+    """This process may not read a file, or an object store refuses a request (`url` is set).
 
-    No credentials or rights, no such bucket, no driver for the URL: trying again does not help.
+    Credentials, permissions, the bucket or the driver for the URL are missing: retrying does not help.
     """
 
 
 class StoreUnavailable(LazyShardError, ConnectionError):
-    """An object store gave no answer, or failing ones, for as long as patience lasted."""
+    """An object store did not respond, or its requests failed, until the retry time limit was reached."""
 
 
 class StreamMissing(LazyShardError, FileNotFoundError):
-    """There is no stream in the directory, or it has gone."""
+    """The directory holds no stream, or the stream was removed."""
 
 
 class StreamInvalid(LazyShardError, ValueError):
-    """The files of a stream contradict each other: a gap, two files for one chunk, a short chunk in the middle."""
+    """The files of a stream contradict each other: a gap, two files for one chunk, a short chunk before the last."""
 
 
 class StreamMismatch(LazyShardError, ValueError):
-    """The stream is another one than the caller asked for, for instance with another number of samples per chunk."""
+    """The stream is not the one requested, for instance it has another number of samples per chunk."""
 
 
 class StreamEnded(LazyShardError, ValueError):
-    """The stream has ended: nothing can be added to it."""
+    """The stream has ended; no rows can be appended."""
 
 
 class ProducerFenced(LazyShardError, RuntimeError):
-    """Another producer holds the stream, or has taken it over; this one must stop."""
+    """Another producer holds the stream or has taken it over; this one must stop."""
 
 
 class StateMismatch(LazyShardError, ValueError):
-    """The state of a run does not fit: it is of another stream or of other settings, or needs data that is gone.
+    """The state of a run does not match: it is of another stream or other settings, or needs data that was deleted.
 
-    `field` is the setting that differs, where it is one.
+    `field` is the setting that differs, if any.
     """
 
 
 class CursorTaken(LazyShardError, RuntimeError):
-    """Another run of the same name writes the cursor; this one must not."""
+    """Another run with the same consumer name writes the cursor; this run must not write it."""
 
 
 class WriterFailed(LazyShardError, OSError):
-    """A write failed; what was published, and the checkpoint of a cursor, stand.
+    """A write failed; everything published so far, and the committed cursor, remain valid.
 
-    Of a writer the open chunk is dropped, and opening the stream again resumes; `commit` may come again.
+    A `ChunkWriter` discards its open chunk; reopening the stream resumes it. A failed `commit` may be called again.
     """
 
 
 class WaitTimeout(LazyShardError, TimeoutError):
-    """What a reader needs was not published in time."""
+    """The data that a reader needs were not published in time."""
 
 
 class LengthUnknown(LazyShardError, TypeError, ValueError):
-    """A live stream has no length yet, and none was given; or not all lengths of its samples in tokens are known."""
+    """A live stream has no length yet and none was given, or token lengths of some of its samples are unknown."""
 
 
 class BadSample(LazyShardError, ValueError):
-    """A sample that cannot be read, or of which nothing can be made; or too many, `count`, of them."""
+    """A sample cannot be read or encoded, or the number of bad samples, `count`, exceeds the limit."""
 
 
 class SkipSample(LazyShardError, ValueError):
-    """For an `encode_fn` or a step to raise: the row is in order but not to be trained, for instance as it is too long.
+    """Raised by an `encode_fn` or a step to skip a valid row that shall not be trained, for instance one too long.
 
-    Another row is trained instead, as for one that a `Filter` drops, and it does not count as a bad sample.
+    Another row is trained instead, as for a row dropped by a `Filter`; it does not count as a bad sample.
     """
 
 
 class ConfigInvalid(LazyShardError, ValueError):
-    """What is asked for cannot be: a configuration, a line for each mistake; a step; a rank; a taken name."""
+    """The request is invalid: a configuration (one line for each mistake), a step, a rank, or a name already in use."""

@@ -1,9 +1,9 @@
-"""Shortage of memory, told apart from bad input. It is a `MemoryError`, and never the fault of a row.
+"""Distinguishes a shortage of memory from bad input: it raises `MemoryError` and is never blamed on a row.
 
-orjson reports it as an error in the JSON (it needs a buffer of twelve times a text, all at once), and where it runs out
-later it reads through a null pointer: SIGSEGV. So a large text is not given to it before so much memory was seen to be
-there. On Linux an allocation fails where a process has a limit (`ulimit -v`, RLIMIT_AS) or memory is not overcommitted;
-everywhere else the system ends a process instead, so nothing is looked at there.
+orjson reports a shortage as an error in the JSON (it allocates a buffer of twelve times the text at once); if memory
+runs out later, it dereferences a null pointer: SIGSEGV. So large texts are passed to orjson only after a check that
+enough memory is available. On Linux, allocations fail if the process has a limit (`ulimit -v`, RLIMIT_AS) or memory is
+not overcommitted; otherwise the system kills a process instead, so nothing is checked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-_LARGE_BYTES: Final = 64 << 10  # Of a text or its values: what is smaller is given to orjson as it is
+_LARGE_BYTES: Final = 64 << 10  # Of a text or its values; smaller ones are passed to orjson unchecked
 
-# How messages begin: of orjson from its parser, and of releases before 3.11 the second.
+# Prefixes of orjson's messages: of its parser, and of releases before 3.11.
 _SHORT: Final = ("Not enough memory", "memory allocation failed")
 
 
@@ -34,12 +34,12 @@ def _is_limited() -> bool:
     return False
 
 
-# Whether an allocation of this process can fail; a limit that it gives itself later is not known here.
+# Whether allocations of this process can fail; a limit that the process sets later is not noticed.
 LIMITED: Final = _is_limited()
 
 
 def is_short(error: BaseException) -> bool:
-    """Returns whether an error, or what led to it, came of a shortage of memory."""
+    """Returns whether an error, or an error in its chain of causes, is a shortage of memory."""
     link: BaseException | None = error
     for _ in range(100):
         if link is not None and not _says_short(link):
@@ -48,7 +48,7 @@ def is_short(error: BaseException) -> bool:
 
 
 def raise_if_short(error: BaseException) -> None:
-    """Raises MemoryError if an error, about to be taken for the fault of a row or a file, is a shortage of memory."""
+    """Raises MemoryError if an error that would be blamed on a row or a file is a shortage of memory."""
     if isinstance(error, MemoryError):
         raise error
     if is_short(error):
@@ -56,7 +56,7 @@ def raise_if_short(error: BaseException) -> None:
 
 
 def loads(text: bytes | bytearray | memoryview | str) -> Any:
-    """Returns what `orjson.loads` does, or raises MemoryError."""
+    """Calls `orjson.loads`. Raises MemoryError if memory is short."""
     if LIMITED:
         _check_room(text)
     try:
@@ -66,12 +66,12 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
         raise
 
 
-# For where every fraction of a microsecond counts, and `loads` decides once this has raised a JSONDecodeError.
+# For hot paths. If it raises a JSONDecodeError, call `loads`, which tells bad input from a shortage of memory.
 quick_loads: Final[Callable[[bytes], Any]] = loads if LIMITED else orjson.loads
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int | None = None) -> bytes:
-    """Returns what `orjson.dumps` does, or raises MemoryError."""
+    """Calls `orjson.dumps`. Raises MemoryError if memory is short."""
     check_room_to_write(value)
     try:
         return orjson.dumps(value, default, option)
@@ -82,7 +82,7 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int |
 
 def _check_room(text: bytes | bytearray | memoryview | str) -> None:
     size = len(text)
-    # `{},{},{},...` is the densest there is and takes less than this, so that few texts have to be looked into.
+    # `{},{},{},...` is the densest JSON and takes less than this, so few texts need the closer estimate.
     if size <= _LARGE_BYTES or _is_there(128 * size):
         return
     data = text.encode() if isinstance(text, str) else bytes(text)
@@ -93,12 +93,12 @@ def _check_room(text: bytes | bytearray | memoryview | str) -> None:
 
 
 def check_room_to_write(value: Any) -> None:
-    """Raises MemoryError if there is no memory to write a value as JSON; without a limit nothing is looked at."""
+    """Raises MemoryError if there is not enough memory to write a value as JSON; checks nothing without a limit."""
     if not LIMITED:
         return
     text = room = checked = 0
     level: Iterable[Any] = (value,)
-    # So deep orjson writes.
+    # orjson's maximum depth.
     for _ in range(254):
         below: list[Any] = []
         for item in level:
@@ -113,7 +113,7 @@ def check_room_to_write(value: Any) -> None:
                 below += item.values() if kind is dict else ()
             elif kind is np.ndarray:
                 text, room = text + 24 * item.size, max(room, 128 * item.size)
-        # The buffer doubles until what comes next surely fits, and is copied to where there is room for it.
+        # The buffer doubles until the next item is sure to fit; it is copied to a larger one, so both exist at once.
         needed = 3 * text + 2 * room
         if needed > max(_LARGE_BYTES, checked):
             _need(needed, f"write a row of {text} bytes or more as JSON")
@@ -130,7 +130,7 @@ def _says_short(error: BaseException) -> bool:
         return str(error).startswith("Error -4 ")
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # The classes of packages that need not be installed, or not be imported here.
+    # Classes of packages that may not be installed, or must not be imported here.
     name = type(error).__name__
     if isinstance(error, RuntimeError):
         return name == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate memory" in str(error)
@@ -138,7 +138,7 @@ def _says_short(error: BaseException) -> bool:
 
 
 def _is_there(size: int) -> bool:
-    """Whether the system gives so much memory. Nothing of it is touched, so asking takes microseconds."""
+    """Whether the system can allocate `size` bytes. No page is touched, so the check takes microseconds."""
     try:
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except (OSError, OverflowError, ValueError, MemoryError):
@@ -148,5 +148,5 @@ def _is_there(size: int) -> bool:
 
 def _need(size: int, what: str) -> None:
     if not _is_there(size):
-        most = "more than the limits of this process (`ulimit -v`) leave"
-        raise MemoryError(f"to {what} may take {(size >> 20) + 1:,} MiB, {most}")
+        needed = f"may take {(size >> 20) + 1:,} MiB"
+        raise MemoryError(f"to {what} {needed}, more than the limits of this process (`ulimit -v`) leave")

@@ -1,4 +1,4 @@
-"""Values whose fields are checked once, as they are made; and a part of a run, which `plan` and `format` share."""
+"""Dataclasses whose fields are checked on construction; and a part of a run, shared by `plan` and `format`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
 from lazyshard.errors import StateInvalid
 
-MAX_SAMPLES: Final = 2**62  # No real stream has as many, so that all index arithmetic stays within 64 bits
-_SHOWN_MAX: Final = 80  # Characters of a wrong value that a message shows
+MAX_SAMPLES: Final = 2**62  # More than any real stream has; keeps all index arithmetic within 64 bits
+_SHOWN_MAX: Final = 80  # Characters of an invalid value in a message
 
-# Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole
+# Shortens values of many megabytes, and values nested as deeply as orjson reads, beyond Python's own limit
 _SHORTENED: Final = reprlib.Repr()
 _SHORTENED.maxstring = _SHOWN_MAX
 
 
 class Kind(NamedTuple):
-    """What a field may be, in words and by a test; `read` makes it of what JSON or a pickle holds."""
+    """The kind of a field: what is expected, in words, and a check; `read` converts a value from JSON or a pickle."""
 
     expected: str
     fits: Callable[[Any], bool]
     read: Callable[[Any], Any] = lambda value: value
 
     def check(self, field: str, value: Any) -> Any:
-        """Returns a value that fits. Raises StateInvalid."""
+        """Returns the value if it fits; raises StateInvalid otherwise."""
         if not self.fits(value):
             raise refused(field, self.expected, value)
         return value
 
 
 def integer(low: int, high: int) -> Kind:
-    """Returns the kind of an integer of the closed range [low, high]."""
+    """Returns the kind of an integer in the closed range [low, high]."""
     return Kind(f"an integer from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
 
 def or_null(kind: Kind) -> Kind:
-    """Returns the kind of what is of another kind, or None."""
+    """Returns the kind of a value of the given kind or None."""
     return Kind(
         f"{kind.expected} or null",
         lambda value: value is None or kind.fits(value),
@@ -58,12 +58,12 @@ Samples = Annotated[int, integer(0, MAX_SAMPLES)]
 
 
 def tuples(value: Any, depth: int = 3) -> Any:
-    """Returns lists of lists as tuples of tuples, and anything else as it is, for the check to refuse."""
+    """Converts lists of lists to tuples of tuples; returns any other value unchanged, for the check to reject."""
     return tuple(tuples(one, depth - 1) for one in value) if depth and isinstance(value, (list, tuple)) else value
 
 
 class Checked:
-    """A frozen dataclass whose fields are checked as it is made, each by the `Kind` in its annotation."""
+    """Base of frozen dataclasses whose fields are checked on construction, each by the `Kind` in its annotation."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class Checked:
             kind.check(name, getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as plain JSON values: dicts, lists, strings, numbers, true, false and None."""
+        """Returns plain JSON values: dicts, lists, strings, numbers, true, false and None."""
         return {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def kinds_of(cls: type) -> dict[str, Kind]:
-    """Returns the kinds of a class's fields that have one."""
+    """Returns the kind of each field of a class that has one."""
     hints = get_type_hints(cls, include_extras=True).items()
     found = ((name, kind) for name, hint in hints for kind in getattr(hint, "__metadata__", ()))
     return {name: kind for name, kind in found if isinstance(kind, Kind)}
@@ -97,41 +97,41 @@ _RANGES: Final = Kind("a list of ranges", lambda value: isinstance(value, tuple)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Checked):
-    """A stretch of a run under one number of ranks and one micro batch."""
+    """A part of a run with one number of ranks and one micro batch size."""
 
-    dp: Annotated[int, integer(1, 2**31)]  # its data-parallel ranks, each of which draws one lane
-    batch_size: Annotated[int, integer(1, MAX_SAMPLES)] = 1  # samples of a rank in a micro batch
-    # the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so far, as
-    # the trainer counts
+    dp: Annotated[int, integer(1, 2**31)]  # number of data-parallel ranks, each of which draws one lane
+    batch_size: Annotated[int, integer(1, MAX_SAMPLES)] = 1  # samples per rank in a micro batch
+    # positions drawn in each lane: the half-open range [0, draws); in the current part: so far, as the trainer counts
     draws: Samples = 0
-    # the epoch that it begins anew; None where it continues where the part before stands (the first: epoch 0)
+    # the epoch that this part starts from its beginning; None if it continues where the previous part ended (the first
+    # part: epoch 0)
     epoch: Annotated[int | None, or_null(integer(0, MAX_SAMPLES))] = None
-    trained: Annotated[bool, BOOLEAN] = True  # whether its draws were trained; False where they were skipped
-    # half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts; sorted and
-    # disjoint
+    trained: Annotated[bool, BOOLEAN] = True  # whether its draws were trained; False if they were skipped
+    # half-open ranges of sample numbers that are not drawn from here on, in addition to those of earlier parts; sorted
+    # and disjoint
     skip: Annotated[tuple[tuple[int, int], ...], _RANGES] = ()
-    first_step: Samples = 0  # steps that were trained before it
-    draws_per_step: Samples = 0  # positions of a lane in a step; 0 where it is not known
+    first_step: Samples = 0  # steps trained before this part
+    draws_per_step: Samples = 0  # positions of a lane per step; 0 if unknown
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         stop_before = 0
         for number, one in enumerate(self.skip):
             if not isinstance(one, tuple) or len(one) != 2:
-                raise refused(f"skip[{number}]", "a range: its first sample and the one behind its last", one)
+                raise refused(f"skip[{number}]", "a half-open range: its first sample and the one after its last", one)
             integer(stop_before, MAX_SAMPLES).check(f"skip[{number}][0]", one[0])
             stop_before = integer(one[0] + 1, MAX_SAMPLES).check(f"skip[{number}][1]", one[1])
 
 
 def refused(field: str, expected: str, value: Any, found: str | None = None) -> StateInvalid:
-    """Returns the error for a value that is not as expected; `found` is what to say instead of the value."""
+    """Returns the error for an invalid value; the message shows `found` instead of the value if it is given."""
     actual = shown(value) if found is None else found
     text = f"{f'field {field!r}: ' if field else ''}expected {expected}, found {actual}"
     return StateInvalid(text, field=field or None, expected=expected, actual=actual)
 
 
 def shown(value: Any) -> str:
-    """Returns a wrong value as a message shows it."""
+    """Returns an invalid value as messages show it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value[: _SHOWN_MAX + 1]) if isinstance(value, bytes) else _SHORTENED.repr(value)

@@ -1,7 +1,7 @@
-"""One file that says what is trained: read, and all that is wrong with it found at once, each with its path and line.
+"""The configuration file of a training run: reading it, and reporting all its mistakes at once with path and line.
 
-Only plain values are made of YAML, as by its safe loader; nothing in a file can run code. `config` is the model of what
-a file says; neither imports torch.
+YAML is loaded as plain values only, as by PyYAML's safe loader: a file cannot run code. `config` holds the model of
+the file. Neither module imports torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 """A configuration: the path of a YAML file, or a dict."""
 
 Location = tuple[str | int, ...]
-"""Names and numbers on the way to a value: ("datasets", 1, "weight")."""
+"""Names and indices that lead to a value: ("datasets", 1, "weight")."""
 
 _MOST_BYTES: Final = 1 << 20
-# A few lines of aliases can stand for more than memory holds.
+# A few lines of aliases can expand to more values than memory holds.
 _MOST_VALUES: Final = 10_000
 
-# Keys of other libraries, and of ours elsewhere, and what they are here.
+# Keys of other libraries and of other parts of lazyshard, with their names here.
 _MEANT = {"drop_last": "dataloader.at_end", "shuffle": "shuffle_window", "workers": "num_workers"}
 _MEANT |= {"source": "path", "directory": "path", "filter": "filter_fn", "filter_kwargs": "with_indices"}
 _MEANT |= {"on_bad_sample": "max_error_count", "max_bad_samples": "max_error_count"}
@@ -40,8 +40,8 @@ class Mistake(NamedTuple):
     """One mistake in a configuration.
 
     Attributes:
-        path: of the key or value, such as ``datasets[1].weight``; empty for the whole.
-        line: in the file, from 1; None where that is not known, as in a dict.
+        path: of the key or value, such as ``datasets[1].weight``; empty for the whole configuration.
+        line: in the file, from 1; None if unknown, as for a dict.
         text: what was expected and what was found.
     """
 
@@ -50,7 +50,7 @@ class Mistake(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Returns all three.
+        """Returns path, line and text.
 
         >>> str(Mistake("datasets[1].weight", 12, "expected a number above 0, found -1"))
         'datasets[1].weight (line 12): expected a number above 0, found -1'
@@ -61,7 +61,7 @@ class Mistake(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """A configuration that was looked at; `config` is None where there are mistakes."""
+    """A checked configuration; `config` is None if there are mistakes."""
 
     name: str
     config: Config | None
@@ -69,11 +69,11 @@ class Examined(NamedTuple):
 
 
 def check_config(config: Source, *, imports: bool = True) -> list[Mistake]:
-    """Returns all mistakes of a configuration, each with its path and, of a file, its line; none if it is in order.
+    """Returns all mistakes of a configuration, each with its path and, for a file, its line; empty if it is valid.
 
     Args:
         config: the path of a YAML file, or a dict.
-        imports: whether to look for the functions that it names, which imports their modules.
+        imports: whether to look up the functions that it names, which imports their modules.
 
     Raises:
         OSError: the file cannot be read.
@@ -83,7 +83,7 @@ def check_config(config: Source, *, imports: bool = True) -> list[Mistake]:
 
 
 def read_config(config: Source) -> Examined:
-    """Returns a configuration without mistakes. Raises as `check_config`, and ConfigInvalid with a line for each."""
+    """Returns a valid configuration. Raises as `check_config`, and ConfigInvalid with one line per mistake."""
     checked = examine(config, imports=True)
     if count := len(checked.mistakes):
         lines = [f"{checked.name}: {count} mistake{'' if count == 1 else 's'}", *map(str, checked.mistakes)]
@@ -93,7 +93,7 @@ def read_config(config: Source) -> Examined:
 
 
 def examine(config: Source, *, imports: bool) -> Examined:
-    """Looks at a configuration. Arguments and errors as of `check_config`."""
+    """Checks a configuration. Arguments and errors as of `check_config`."""
     document, found = _Document(), None
     name = "the configuration" if isinstance(config, Mapping) else os.fspath(config)
     try:
@@ -102,34 +102,34 @@ def examine(config: Source, *, imports: bool) -> Examined:
     except _UnreadableError as error:
         document.mistakes = [Mistake("", *error.args)]
     except RecursionError:
-        document.mistakes = [Mistake("", None, "it is nested too deeply, or holds itself")]
-    # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
+        document.mistakes = [Mistake("", None, "it is nested too deeply, or contains itself")]
+    # In the order of the file; for a dict, in the order in which they were found.
     mistakes = tuple(sorted(document.mistakes, key=lambda mistake: mistake.line or 0))
     return Examined(name, None if mistakes else found, mistakes)
 
 
 class _UnreadableError(Exception):
-    """There is no configuration, as a whole: line, and why."""
+    """The configuration cannot be read at all: the line, and why."""
 
 
 def _text(path: Path) -> str:
     if path.is_dir():
         raise _UnreadableError(None, "expected a YAML file, found a directory; LazyShardedDataset opens a stream")
-    # Without O_NONBLOCK a pipe that nobody writes to is waited for.
+    # Without O_NONBLOCK, opening a pipe without a writer blocks.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _UnreadableError(None, "expected a YAML file, found a pipe or a device: write what it gives to one")
+            raise _UnreadableError(None, "expected a YAML file, found a pipe or a device: write its content to a file")
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise _UnreadableError(None, f"larger than {_MOST_BYTES} bytes, which no configuration is")
+        raise _UnreadableError(None, f"larger than {_MOST_BYTES} bytes, the maximum for a configuration")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _UnreadableError(None, f"no UTF-8: {error}") from error
+        raise _UnreadableError(None, f"not UTF-8: {error}") from error
 
 
 class _Document:
-    """The places of plain values: the line of each, and which cannot be read; what else is wrong there follows."""
+    """The line of each plain value by its location, the values that cannot be read, and all mistakes."""
 
     def __init__(self) -> None:
         self.lines: dict[Location, int | None] = {}
@@ -142,14 +142,14 @@ class _Document:
         self.mistakes.append(Mistake(path.removeprefix("."), line, text))
 
     def note(self, location: Location, text: str) -> None:
-        """Takes note that a value cannot be read."""
+        """Records that a value cannot be read; mistakes that follow from it are not reported."""
         self.add(location, self.lines[location], text)
         self.noted.add(location)
 
     def _put(self, location: Location, line: int | None) -> None:
         self.lines[location] = line
         if len(self.lines) > _MOST_VALUES:
-            raise _UnreadableError(None, f"more than {_MOST_VALUES} entries; do aliases repeat each other?")
+            raise _UnreadableError(None, f"more than {_MOST_VALUES} entries; do aliases refer to aliases?")
 
     def plain(self, value: Any, location: Location = ()) -> Any:
         """Returns the plain values of a dict."""
@@ -173,7 +173,7 @@ class _Document:
         begin = loader.fetch_flow_collection_start
 
         def begin_if_shallow(token: Any) -> None:
-            # For each token PyYAML goes through all the brackets that are open.
+            # For each token PyYAML iterates over all open brackets.
             if loader.flow_level >= 100:
                 raise yaml.MarkedYAMLError(problem="more than 100 nested brackets", problem_mark=loader.get_mark())
             begin(token)
@@ -181,11 +181,11 @@ class _Document:
         loader.fetch_flow_collection_start = begin_if_shallow
         try:
             if (node := loader.get_single_node()) is None:
-                raise _UnreadableError(None, "it is empty; `version: 1` and `datasets:` are needed")
+                raise _UnreadableError(None, "the file is empty; `version: 1` and `datasets:` are required")
             return self._of_node(loader, node, (), node.start_mark.line + 1, [])
         except yaml.YAMLError as error:
             mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
-            raise _UnreadableError(None if mark is None else mark.line + 1, f"no YAML: {reason}") from error
+            raise _UnreadableError(None if mark is None else mark.line + 1, f"not YAML: {reason}") from error
         finally:
             loader.dispose()
 
@@ -194,7 +194,7 @@ class _Document:
 
         self._put(location, line)
         if any(node is parent for parent in parents):
-            self.note(location, "it holds itself, by an alias")
+            self.note(location, "it contains itself, by an alias")
             return None
         parents = [*parents, node]
         try:
@@ -205,13 +205,13 @@ class _Document:
                 return [self._of_node(loader, item, at, item.start_mark.line + 1, parents) for item, at in items]
             return loader.construct_object(node, deep=True)
         except (ValueError, yaml.YAMLError) as error:
-            # A tag that is not of plain values, or a date that has the form of one and is none.
+            # For example a tag that is not a plain type, or a date that does not exist.
             self.note(location, f"expected a plain value: {getattr(error, 'problem', None) or error}")
             return None
 
     def _mapping(self, loader: Any, node: Any, location: Location, parents: list[Any]) -> dict[str, Any]:
         own = {id(key) for key, _ in node.value}
-        # What a merge key (<<) brings along comes first; the mapping's own names take its place.
+        # flatten_mapping puts the entries of merge keys (<<) first; the mapping's own entries override them.
         loader.flatten_mapping(node)
         found: dict[str, Any] = {}
         given: dict[str, int] = {}
@@ -220,7 +220,7 @@ class _Document:
             if not isinstance(name, str):
                 self.add((*location, str(name)), line, f"expected a name as the key, found {name!r:.100}")
             elif name in given:
-                self.add((*location, name), line, f"given twice, first on line {given[name]}; take one of them out")
+                self.add((*location, name), line, f"given twice, first on line {given[name]}; remove one of them")
             else:
                 if id(key) in own:
                     given[name] = line
@@ -229,7 +229,7 @@ class _Document:
 
 
 def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
-    """Returns what it says; where that cannot be, None, with the mistakes in the document."""
+    """Returns the configuration; None, with the mistakes in the document, if it is invalid."""
     try:
         from pydantic import ValidationError
 
@@ -240,12 +240,12 @@ def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
         raise ImportError("a configuration needs pydantic: pip install 'lazyshard[config]'") from cause
     version = data.get("version", 0 if "dataset" in data else None) if isinstance(data, dict) else None
     if type(version) is int and version != VERSION:
-        # Its keys are others.
-        text = f"this lazyshard reads version {VERSION}, found {version}, which another one reads: install that"
+        # Other versions have other keys.
+        text = f"this release reads version {VERSION}, found {version}; install a release that reads it"
         if not version:
-            text = "version 0 is no longer read: now `version: 1` stands at the top, `datasets:` is a list, `source:` "
-            text += "is `path:`, filter_fn and message_transform are entries of `steps:`, and what is the "
-            text += "loader's stands under `dataloader:`, drop_last as `at_end:`"
+            text = "version 0 is no longer supported: put `version: 1` at the top, make `datasets:` a list, rename "
+            text += "`source:` to `path:`, make filter_fn and message_transform entries of `steps:`, and move the "
+            text += "settings of the loader to `dataloader:`, drop_last as `at_end:`"
         document.note(("version",) if "version" in data else ("dataset",), text)
         return None
     try:
@@ -254,7 +254,7 @@ def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
         texts: dict[Location, list[str]] = {}
         for one in error.errors(include_url=False):
             location = one["loc"]
-            # What is not in the document is in the model, such as one of the types of a value.
+            # Location parts that are not in the document are of the model, such as one type of a union.
             while location not in document.lines and one["type"] != "missing":
                 location = location[:-1]
             if document.noted.isdisjoint(location[:length] for length in range(len(location) + 1)):
@@ -275,7 +275,7 @@ def _text_of(error: Any) -> str:
         return unknown_key(name, known_keys(section))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    # Its text speaks of classes of ours, for these two.
+    # pydantic's texts for these two name internal classes.
     ours = {"model_type": "expected a mapping", "tuple_type": "expected a list"}
     expected = ours.get(error["type"]) or error["msg"].replace("Input should be", "expected")
     value = error["input"]
@@ -284,14 +284,14 @@ def _text_of(error: Any) -> str:
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
-    """Returns in words that a section has no such key, and which of those that it has may be meant.
+    """Returns the message for an unknown key of a section, with the known key that was probably meant.
 
     >>> unknown_key("wieght", ["path", "weight"]), unknown_key("colour", ["path", "weight"])
-    ('unknown key; is weight meant?', 'unknown key; known are path, weight')
+    ('unknown key; did you mean weight?', 'unknown key; known are path, weight')
     """
     plain = name.replace("-", "_").lower()
     close = difflib.get_close_matches(plain, known, 1)
     meant = _MEANT.get(plain, "")
     if not close and meant.rpartition(".")[2] in known:
         close = [meant]
-    return f"unknown key; is {close[0]} meant?" if close else f"unknown key; known are {', '.join(known)}"
+    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are {', '.join(known)}"

@@ -1,6 +1,6 @@
-"""The model of a configuration, version 1; docs/pipeline.md shows one.
+"""The model of a configuration, version 1. docs/pipeline.md has an example.
 
-A validation context ``{"imports": True}`` looks for the functions that are named, which imports their modules.
+With the validation context ``{"imports": True}``, functions are looked up by name, which imports their modules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _by_name(value: Any) -> Any:
     return value if isinstance(value, dict) else {"function": value}
 
 
-# In a dict it may be the function itself.
+# In a dict, the function itself may be given.
 _Function = Annotated[str | Callable[..., Any], PlainValidator(_function)]
 _Text = Annotated[str, Field(strict=True, min_length=1)]
 _Flag = Annotated[bool, Field(strict=True)]
@@ -54,7 +54,7 @@ def _is_there(path: str) -> str:
 
 
 class TokenizerConfig(_Section):
-    """``tokenizer:``: its directory; the most tokens of a sample, None for any number; what becomes of a longer one."""
+    """``tokenizer:``: its directory, the maximum tokens of a sample (None: no limit), what to do with longer ones."""
 
     path: Annotated[_Text, AfterValidator(_is_there)]
     max_length: _FromOne | None = None
@@ -74,9 +74,9 @@ class _MapCall(_IndexedCall):
 
 
 class StepConfig(_Section):
-    """One of ``steps:``, with one of the three keys: the name of a function, or a mapping of its ``function``."""
+    """An entry of ``steps:``, with exactly one of the three keys: a function name, or a mapping with ``function``."""
 
-    # None stands for a key that is not given; one that is given is validated, null too.
+    # None means that the key is absent; a key that is given is validated, even if it is null.
     message_transform: Annotated[_CallSection | None, BeforeValidator(_by_name)] = None
     filter_fn: Annotated[_IndexedCall | None, BeforeValidator(_by_name)] = None
     map: Annotated[_MapCall | None, BeforeValidator(_by_name)] = None
@@ -86,7 +86,7 @@ class StepConfig(_Section):
     def _is_one(cls, step: Any) -> Any:
         if isinstance(step, dict):
             names = [name for name in cls.model_fields if name in step]
-            # One key that is unknown is told as that.
+            # A single unknown key is reported as an unknown key.
             if len(names) > 1 or not step:
                 found = " and ".join(names) or "nothing"
                 raise ValueError(f"expected one of {', '.join(cls.model_fields)}, found {found}")
@@ -94,7 +94,7 @@ class StepConfig(_Section):
 
 
 class DatasetConfig(_Section):
-    """One of ``datasets:``. Attributes as the arguments of `LazyShardedDataset`, but for `path` and `weight`."""
+    """An entry of ``datasets:``. Except `path` and `weight`, attributes are arguments of `LazyShardedDataset`."""
 
     path: _Text
     weight: _Positive = 1.0
@@ -108,9 +108,9 @@ class DatasetConfig(_Section):
 
 
 class LoaderConfig(_Section):
-    """``dataloader:``. Attributes as the arguments of torch's `DataLoader` and of `LazyShardedStream`, and `form`.
+    """``dataloader:``. Except `form`, attributes are arguments of torch's `DataLoader` and of `LazyShardedStream`.
 
-    That is "stream" for an iterable, which needs no length, "map" for a map-style data set.
+    `form` is "stream" for an iterable, which needs no length, or "map" for a map-style data set.
     """
 
     form: Literal["stream", "map"] = "stream"
@@ -134,12 +134,12 @@ class LoaderConfig(_Section):
     @classmethod
     def _has_workers(cls, value: Any, info: ValidationInfo) -> Any:
         if value and info.data.get("num_workers") == 0:
-            raise ValueError("of worker processes, and num_workers is 0")
+            raise ValueError("applies to worker processes, but num_workers is 0")
         return value
 
 
 class SequencesConfig(_Section):
-    """``sequences:``. Attributes as the arguments of `LazyShardedSequences` and of its form, and `max_error_count`."""
+    """``sequences:``. Attributes are the arguments of `LazyShardedSequences` and its form, and `max_error_count`."""
 
     form: Literal["pack", "split", "pad"]
     size: _FromOne
@@ -160,7 +160,7 @@ class SequencesConfig(_Section):
     def _of_its_form(cls, value: Any, info: ValidationInfo) -> Any:
         form, own = info.data.get("form"), "pad" if info.field_name == "token" else "split"
         if value and form not in (None, own):
-            raise ValueError(f"goes with `form: {own}` alone, and it is {form}")
+            raise ValueError(f"is only valid with `form: {own}`, found `form: {form}`")
         return value
 
     @property
@@ -172,7 +172,7 @@ class SequencesConfig(_Section):
 
 
 class Config(_Section):
-    """The whole. Attributes as the arguments of `LazyShardedDataset` and `BlendedDataset`, but for the sections."""
+    """The configuration. Except sections, attributes are arguments of `LazyShardedDataset` and `BlendedDataset`."""
 
     version: Annotated[int, Field(strict=True, ge=VERSION, le=VERSION)]
     tokenizer: TokenizerConfig | None = None
@@ -195,15 +195,15 @@ class Config(_Section):
         for number, dataset in enumerate(datasets):
             before = first.setdefault(os.path.abspath(dataset.path), number)
             if before != number:
-                again = f"[{number}] is the stream of [{before}] once more"
-                raise ValueError(f"{again}; give it once, with the sum of the weights")
+                again = f"[{number}] is the same stream as [{before}]"
+                raise ValueError(f"{again}; list it once, with the sum of the weights")
         return datasets
 
     @field_validator("dataloader")
     @classmethod
     def _ends_by_itself(cls, loader: LoaderConfig, info: ValidationInfo) -> LoaderConfig:
         if info.data.get("sequences") is not None and (loader.form, loader.at_end) != ("stream", "drop"):
-            raise ValueError("expected `form: stream`, and `at_end` under `sequences`, which have no index")
+            raise ValueError("expected `form: stream`, and `at_end` under `sequences`: sequences have no index")
         if loader.at_end != "drop":
             expected = f"expected at_end: drop, found {loader.at_end}"
             if len(info.data.get("datasets", ())) > 1:
@@ -219,6 +219,6 @@ _SECTIONS |= {"message_transform": _CallSection, "filter_fn": _IndexedCall, "map
 
 
 def known_keys(section: Sequence[str | int]) -> list[str]:
-    """Returns the keys that a section has, given where it stands: ("datasets", 1, "steps", 0)."""
+    """Returns the keys of a section, given its location: ("datasets", 1, "steps", 0)."""
     names = [name for name in section if isinstance(name, str)]
     return list((_SECTIONS[names[-1]] if names else Config).model_fields)

@@ -1,1 +1,1 @@
-"""Megatron's IndexedDataset, read for the producer; `lazyshard export` writes one, by megatron-core."""
+"""Reads Megatron's IndexedDataset for the producer; `lazyshard export` writes one with megatron-core."""

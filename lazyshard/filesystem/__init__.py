@@ -1,1 +1,1 @@
-"""What one mount shows of a filesystem that two share: `lazyshard verify-filesystem` asks two sides."""
+"""Checks of a filesystem shared by two mounts: `lazyshard verify-filesystem` controls one side on each."""

@@ -1,7 +1,7 @@
-"""One side of `lazyshard verify-filesystem`: does to the files below one mount what it is asked for.
+"""One side of `lazyshard verify-filesystem`: performs operations on the files of one mount.
 
-As a program, `python -m lazyshard.filesystem.side FOLDER`, it reads questions from standard input, a JSON list
-`[operation, argument, ...]` a line, and answers each with a line: `{"done": result}` or `{"error": what}`.
+As a program, `python -m lazyshard.filesystem.side FOLDER`, it reads requests from standard input, one JSON list
+`[operation, argument, ...]` per line, and writes one line per response: `{"done": result}` or `{"error": what}`.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-_CLOSING_S: Final = 60.0  # Until a folder can be removed: sshfs shows for 20 s what it has listed before
+_CLOSING_S: Final = 60.0  # Timeout to remove a folder: sshfs caches listings for 20 s
 
 
 def content(version: int) -> bytes:
-    """Returns what a file of this version holds; no two versions below 4,001 have the same size."""
+    """Returns the content of a file of this version; no two versions below 4,001 have the same size."""
     return b"%d %s %d\n" % (version, b"x" * (37 * version % 4001), version)
 
 
 def version_of(data: bytes) -> int | None:
-    """Returns the version that a file's bytes are of, None if they are no whole version."""
+    """Returns the version of a file's bytes, None if they are not the whole content of a version."""
     head = data.partition(b" ")[0]
     version = int(head) if head.isdigit() and len(head) < 10 else 0
     return version if data == content(version) else None
 
 
 class Side:
-    """The files below one mount. Each public method is an operation; names are those of files in the folder."""
+    """The files of one mount. Each public method is an operation; file names are relative to the folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._made: list[str] = []
 
     def answer(self, operation: str, *arguments: Any) -> Any:
-        """Does what is asked for and returns what it gives. Raises ValueError where there is no such operation."""
+        """Performs an operation and returns its result. Raises ValueError: there is no such operation."""
         if operation.startswith("_") or operation == "answer" or not hasattr(type(self), operation):
             raise ValueError(f"there is no operation {operation!r}")
         return getattr(self, operation)(*arguments)
 
     def hello(self) -> str:
-        """Tells of which filesystem the folder is, as the system calls it."""
+        """Returns the type of the folder's filesystem, as the system names it."""
         return type_of(self._folder)
 
     def make(self, name: str) -> None:
-        """Makes a folder."""
+        """Creates a folder."""
         os.mkdir(self._new(name))
 
     def enter(self, name: str, longest: float) -> bool:
-        """Goes into a folder, which all that follows is in; returns whether it showed in time."""
+        """Changes to a folder for all later operations; returns whether it became visible within `longest` seconds."""
         folder = self._path(name)
         shows = _wait(lambda: os.path.isdir(folder), longest)
         self._folder = folder if shows else self._folder
         return shows
 
     def put(self, name: str, version: int) -> None:
-        """Publishes a file as lazyshard does: written under another name, synced, renamed over what is there."""
+        """Publishes a file as lazyshard does: writes a temporary file, syncs it, renames it over the target."""
         temporary, path = self._new(f"{name}.part"), self._new(name)
         with open(temporary, "wb") as file:
             file.write(content(version))
             file.flush()
-            # Whether that can be done is asked for by itself.
+            # Whether fsync works is checked separately.
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -75,7 +75,7 @@ class Side:
             self.sync(os.path.dirname(name))
 
     def look(self, kind: str, name: str) -> int | None:
-        """Looks once: returns the version found by "open", -1 for a file that is cut or mixed, 1 if there by "list"."""
+        """Checks once. "open": the version found, -1 if truncated or mixed; "list": 1 if listed; None if missing."""
         path = self._path(name)
         if kind == "list":
             return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
@@ -87,9 +87,9 @@ class Side:
         return -1 if found is None else found
 
     def watch(self, looks: dict[str, list[Any]], longest: float) -> dict[str, dict[str, Any]]:
-        """Looks again and again until each of these has come: by label its kind, name and version.
+        """Polls until each expected file was seen; `looks` has its kind, name and version by label.
 
-        Returns by label `seconds`, None if it did not come, how many looks were `torn`, and by name other `errors`.
+        Returns by label: `seconds`, None if it was not seen; the number of `torn` reads; other `errors` by name.
         """
         started = time.monotonic()
         found: dict[str, dict[str, Any]] = {label: {"seconds": None, "torn": 0, "errors": {}} for label in looks}
@@ -106,7 +106,7 @@ class Side:
         return found
 
     def storm(self, name: str, last: int, longest: float) -> dict[str, Any]:
-        """Reads a file that is being replaced until it is of this version; returns counts of what was found."""
+        """Reads a file that is being replaced until it has the version `last`; returns counts of the results."""
         started, newest = time.monotonic(), 0
         counts: dict[str, Any] = {"reads": 0, "missing": 0, "torn": 0, "back": 0, "errors": {}}
         while newest != last and time.monotonic() - started < longest:
@@ -120,11 +120,11 @@ class Side:
         return counts
 
     def link(self, source: str, name: str) -> None:
-        """Gives a file a second name, which must not be there."""
+        """Creates a hard link; the name must not exist yet."""
         os.link(self._path(source), self._new(name))
 
     def lock(self, name: str) -> int | None:
-        """Locks a file; returns its descriptor, None where somebody else has it."""
+        """Locks a file; returns its descriptor, None if another process holds the lock."""
         fd = os.open(self._new(name), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +136,7 @@ class Side:
         return fd
 
     def sync(self, name: str) -> None:
-        """Brings a file onto the device, or with "" the names in the folder."""
+        """Syncs a file to the device, or with "" the names in the folder."""
         fd = os.open(self._path(name) if name else self._folder, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -144,12 +144,12 @@ class Side:
             os.close(fd)
 
     def clear(self) -> list[str]:
-        """Removes what this side has made, by name: a listing may not show it yet. Returns folders that stay behind."""
+        """Removes this side's files by name: listings may be stale. Returns the folders that could not be removed."""
         left = []
         for path in reversed(dict.fromkeys(self._made)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            # FUSE closes files a moment later, and until then keeps those that are removed under another name.
+            # FUSE closes files with a delay; until then removed files remain under another name.
             if os.path.isdir(path) and not _wait(functools.partial(_remove_folder, path), _CLOSING_S):
                 left.append(path)
         return left
@@ -166,12 +166,12 @@ class Side:
 
 
 def error_name(error: OSError) -> str:
-    """Returns what the system calls an error: ESTALE."""
+    """Returns the system's name of an error, such as ESTALE."""
     return errno.errorcode.get(error.errno or 0, str(error))
 
 
 def serve(folder: str) -> int:
-    """Answers questions until there are none any more; returns the exit code."""
+    """Responds to requests until standard input ends; returns the exit code."""
     side = Side(folder)
     for line in sys.stdin:
         try:
@@ -183,11 +183,11 @@ def serve(folder: str) -> int:
 
 
 class Untried(Exception):
-    """It could not be tried: the far side did not answer, the two folders are not the same one, or the disk is full."""
+    """The check could not be performed: the far side did not respond, the folders differ, or the disk is full."""
 
 
 class Far:
-    """The far side: a process that serves `Side`, here or elsewhere. Raises Untried where there is no such command."""
+    """The far side: a process that serves `Side`, local or remote. Raises Untried: the command cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command, pipe = " ".join(command), subprocess.PIPE
@@ -202,8 +202,8 @@ class Far:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends it: a far side whose input ends has nothing left to do."""
-        # Of one that has died something may be left to write.
+        """Ends the process: it exits when its input ends."""
+        # If it has died, closing may fail to flush the last request.
         with contextlib.suppress(OSError):
             self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -213,13 +213,13 @@ class Far:
         self._stdout.close()
 
     def ask(self, *question: Any) -> None:
-        """Asks for an operation; `answer` waits for it, and raises Untried where nobody has heard it."""
+        """Sends a request. `answer` waits for the response, and raises Untried if the request was not received."""
         with contextlib.suppress(OSError):
             self._stdin.write(json.dumps(question) + "\n")
             self._stdin.flush()
 
     def answer(self) -> Any:
-        """Returns what the last question gave. Raises OSError where the filesystem refused there, Untried for none."""
+        """Returns the result of the last request. Raises OSError: the operation failed; Untried: no response."""
         line = self._stdout.readline().strip()
         with contextlib.suppress(ValueError, TypeError, KeyError):
             answer = json.loads(line)
@@ -229,13 +229,13 @@ class Far:
         raise Untried(f"no answer from the other side ({self._command}){f': it said {line}' if line else ''}")
 
     def do(self, *question: Any) -> Any:
-        """Asks and waits."""
+        """Sends a request and waits for the response."""
         self.ask(*question)
         return self.answer()
 
 
 def _wait(look: Callable[[], bool], longest: float) -> bool:
-    """Looks again and again, ever less often; returns False once it takes too long."""
+    """Polls with increasing intervals; returns False after `longest` seconds."""
     started = time.monotonic()
     while not look():
         passed = time.monotonic() - started
@@ -247,7 +247,7 @@ def _wait(look: Callable[[], bool], longest: float) -> bool:
 
 def _remove_folder(path: str) -> bool:
     with contextlib.suppress(OSError):
-        # What the other side has made and could not remove; a cached listing also names what it has removed.
+        # The other side could not remove its files; a cached listing may also name files already removed.
         for name in os.listdir(path):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(path, name))
@@ -265,7 +265,7 @@ def _counted(errors: dict[str, int]) -> Iterator[None]:
 
 
 def type_of(folder: str) -> str:
-    """Returns the type of the filesystem that a folder is in, as the list of mounts has it; empty if unknown."""
+    """Returns the type of a folder's filesystem, from the list of mounts; empty if unknown."""
     best, kind = "", ""
     real = os.path.realpath(folder)
     with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:

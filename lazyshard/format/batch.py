@@ -1,11 +1,11 @@
-"""Lines checked many at a time: as strictly as one by one, in a third of the time.
+"""Checks many lines at once: as strictly as one by one, in a third of the time.
 
-Only the parsing is done line by line. What else is looked for is looked for in the text of all the lines at once, by
-tests that may suspect a row wrongly but never miss one; what they suspect is looked at by itself.
+Only parsing is done line by line. All other checks scan the text of all lines at once, with tests that may flag a
+valid row but never miss an invalid one; flagged rows are checked individually.
 
-A pack is a row of whole samples that are trained together, one behind the other, and no other key:
-`{"pack": [ROW, ROW, ...], "lengths": [TOKENS, TOKENS, ...]}`. The bytes of the arrays of its rows lie one after the
-other in the side file, and the offsets in the pack count from the first of them.
+A pack is a row of whole samples that are trained together, one after the other, with exactly these keys:
+`{"pack": [ROW, ROW, ...], "lengths": [TOKENS, TOKENS, ...]}`. The arrays of its rows are stored one after the other in
+the side file, and their offsets in the pack count from the first of these bytes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from lazyshard.format.arrays import may_hold_arrays, move_arrays, refuse_array_k
 from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
 
-# Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
-# collector does not count them as survivors
+# Lines parsed together: few enough that their objects stay in the processor's cache and do not survive a collection of
+# Python's garbage collector
 _GROUP: Final = 32
 
-# Text that is scanned at once: less than what malloc asks the system for (128 KiB), since fresh pages are slow
+# Text scanned at once: below the size for which malloc maps new memory (128 KiB), since fresh pages are slow
 _WINDOW_BYTES: Final = 96 << 10
 
 _BLANK, _COLON, _NEWLINE, _QUOTE = b' :\n"'
 
 _NIBBLES: Final = np.uint64(0xF0F0F0F0F0F0F0F0)
 _DIGITS: Final = np.uint64(0x3030303030303030)
-# A number that does not fit into 64 bits has 19 digits or more. These fill two aligned words of 8 bytes, or one and at
-# least 4 bytes on both sides of it.
+# A number that does not fit into 64 bits has at least 19 digits. They fill two aligned words of 8 bytes, or one word
+# and at least 4 bytes on its two sides.
 _BESIDE: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
 
 _Integers = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ _Numbers = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedArrays:
-    """The arrays of rows: their bytes in the side file, and of each row where they end, and their digest."""
+    """The arrays of rows: their bytes in the side file; for each row the end of its bytes and their digest."""
 
     data: bytes
     ends: _Numbers
@@ -55,35 +55,35 @@ class CheckedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedLines:
-    """Lines that were found to be rows, ready to be published. Can be pickled."""
+    """Lines that were checked to be rows, ready to be published. Can be pickled."""
 
     data: bytes  # the rows one after the other, each with its newline
     ends: _Numbers  # u64 of shape (rows,): row i ends before byte ends[i] of the data
     digests: _Numbers  # u64 of shape (rows,): as in a `Seal`
-    duplicates: tuple[int, ...] = ()  # indices of the rows that name a key twice in one object
-    # why the line behind these is no row, with its `index`; None if all the lines are rows
+    duplicates: tuple[int, ...] = ()  # indices of rows in which an object has a key twice
+    # the error of the line after these rows, with its `index`; None if all lines are rows
     refused: RowInvalid | None = None
-    # u32 of shape (rows,): length of each sample in tokens, None where not measured
+    # u32 of shape (rows,): length of each sample in tokens, None if not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    arrays: CheckedArrays | None = None  # what the rows describe; None where they describe no arrays
+    arrays: CheckedArrays | None = None  # the arrays of the rows; None in a stream without arrays
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.digests)
 
 
 def check_lines(lines: Sequence[bytes]) -> CheckedLines:
-    """Checks lines, with or without their line ends, up to the first that is no row: see `CheckedLines.refused`.
+    """Checks lines, with or without line ends, up to the first that is not a row: see `CheckedLines.refused`.
 
-    About 1 MiB of them at a time is best.
+    Batches of about 1 MiB are fastest.
     """
     if lines and not lines[0].endswith(b"}\n"):
-        # Where the first has another line end, most have, and one newline is what each will get.
+        # If the first line has another line end, most have; each line gets one newline.
         lines = [line.rstrip(b"\r\n") + b"\n" for line in lines]
     keys, parsed = _parse(lines)
     found = _check_parsed(lines[:parsed], keys)
     if found is None:
-        # Other line ends than one newline, or one within a row.
+        # Other line ends than one newline, or a line end within a row.
         return _check_each(lines, 0)
     if found.refused is None and parsed < len(lines):
         other = _check_each(lines[parsed:], parsed)
@@ -94,7 +94,7 @@ def check_lines(lines: Sequence[bytes]) -> CheckedLines:
 
 
 def without_array_keys(rows: CheckedLines) -> CheckedLines:
-    """Returns rows up to the first that has the key which stands for arrays: a stream that holds some refuses it."""
+    """Returns rows up to the first with the key reserved for arrays, which a stream with arrays refuses."""
     if not may_hold_arrays(rows.data):
         return rows
     for index, (start, end) in enumerate(pairwise([0, *rows.ends.tolist()])):
@@ -111,9 +111,10 @@ def without_array_keys(rows: CheckedLines) -> CheckedLines:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[int], int]:
-    """Parses group after group, up to the first with a line that is no object; tells how many lines these groups have.
+    """Parses groups of lines, up to the first group with a line that is not an object.
 
-    Of each group it returns how many keys its objects have, or less where they are nested unlike the group's first.
+    Returns for each group how many keys its objects have, or fewer if they are nested unlike the group's first; and how
+    many lines were parsed.
     """
     keys: list[int] = []
     for start in range(0, len(lines), _GROUP):
@@ -129,7 +130,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[int], int]:
 
 
 def _count_flat(rows: list[dict[str, Any]]) -> int:
-    """Returns how many keys the rows have, and the objects in lists directly in them, as in chat data."""
+    """Returns the number of keys of rows and of objects in lists directly in the rows, as in chat data."""
     count = 0
     for row in rows:
         count += len(row)
@@ -142,12 +143,12 @@ def _count_flat(rows: list[dict[str, Any]]) -> int:
 
 
 def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | None:
-    """Checks lines that parse to objects; None if they are not all of one line, ended by a newline."""
+    """Checks lines that parse to objects; None if one is not a single line ended by a newline."""
     data = b"".join(lines)
     ends = _ends(lines, np.int64)
     text = np.frombuffer(data, np.uint8)
     controls, colons, words = _scan(text)
-    # The rows' own newlines are all the control characters there are, but for tabs between tokens.
+    # The newline of each row is the only control character, except for tabs between tokens.
     if controls != len(lines):
         controls -= data.count(b"\t")
     if controls != len(lines) or (text[ends - 1] != _NEWLINE).any():
@@ -158,13 +159,13 @@ def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | Non
         except RowInvalid as refused:
             refused.index = index
             return replace(check_lines(lines[:index]), refused=refused)
-    # Every member has a colon, so where there are no more colons than keys left, no member was dropped.
+    # Every member has a colon, so if there are no more colons than remaining keys, no member was dropped.
     duplicates = () if colons == sum(keys) else tuple(_find_duplicates(lines, text, ends, keys))
     return CheckedLines(data, ends.astype(np.uint64), _digests(lines), duplicates)
 
 
 def _ends(parts: Sequence[bytes], dtype: type = np.uint64) -> npt.NDArray[Any]:
-    """Returns where each of these ends, one behind the other."""
+    """Returns the end of each part in their concatenation."""
     return np.cumsum(np.fromiter(map(len, parts), dtype, len(parts)), dtype=dtype)
 
 
@@ -173,7 +174,7 @@ def _digests(parts: Sequence[bytes]) -> _Numbers:
 
 
 def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
-    """Returns how many control characters and colons there are, and where words of 8 digits or so are."""
+    """Returns the number of control characters and of colons, and the positions of words of about 8 digits."""
     controls = colons = 0
     places: list[_Integers] = []
     found = np.empty(_WINDOW_BYTES, np.bool_)
@@ -190,7 +191,7 @@ def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
 
 
 def _long_numbers(text: npt.NDArray[np.uint8], words: _Integers) -> _Integers:
-    """Returns those of the words that may be in a number of 19 digits."""
+    """Returns the words that may belong to a number of 19 digits."""
     if not len(words):
         return words
     beside = (text[np.clip(words[:, None] + _BESIDE, 0, len(text) - 1)] & 0xF0) == 0x30
@@ -202,11 +203,11 @@ def _long_numbers(text: npt.NDArray[np.uint8], words: _Integers) -> _Integers:
 def _find_duplicates(
     lines: Sequence[bytes], text: npt.NDArray[np.uint8], ends: _Integers, keys: list[int]
 ) -> Iterator[int]:
-    """Yields the rows that name a key twice."""
+    """Yields the indices of rows in which an object has a key twice."""
     colons = np.flatnonzero(text == _COLON)
     before = text[colons - 1]
     members = colons[before == _QUOTE]
-    # A colon after a blank may belong to a key too.
+    # A colon after whitespace may also belong to a key.
     apart = colons[before <= _BLANK]
     apart = apart[(text[apart - 2] == _QUOTE) | (text[apart - 2] <= _BLANK)]
     last = np.minimum(np.arange(1, len(keys) + 1) * _GROUP, len(lines)) - 1
@@ -219,7 +220,7 @@ def _find_duplicates(
 
 
 def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
-    """Checks lines one by one; `first` is the index of the first one."""
+    """Checks lines one by one; `first` is the index of the first line."""
     rows: list[bytes] = []
     duplicates: list[int] = []
     refused = None
@@ -237,7 +238,7 @@ def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
 
 
 class EncodedRow(NamedTuple):
-    """A row as `pack_row` makes it, and its length in tokens, None where nobody knows. Travels between processes."""
+    """A row of `pack_row` and its length in tokens, None if unknown. Sent between processes."""
 
     line: bytes
     arrays: bytes
@@ -245,12 +246,12 @@ class EncodedRow(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """All bytes of the row, for a digest of it."""
+        """All bytes of the row, for a digest."""
         return self.line + self.arrays
 
 
 def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
-    """Checks lines as `check_lines` does, and puts arrays and lengths to them; lengths only if all have one."""
+    """Checks lines as `check_lines` does, and adds their arrays, and their lengths if all rows have one."""
     checked = check_lines([row.line for row in rows])
     rows = rows[: len(checked)]
     tokens, parts = [row.tokens for row in rows if row.tokens is not None], [row.arrays for row in rows]
@@ -258,34 +259,34 @@ def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
     return replace(checked, tokens=known, arrays=CheckedArrays(b"".join(parts), _ends(parts), _digests(parts)))
 
 
-ADDED_LEVELS: Final = 2  # How much deeper a row lies in a pack: readers nest no deeper than 1,024
+ADDED_LEVELS: Final = 2  # Levels of nesting that a pack adds to a row: readers accept at most 1,024
 
 
 class EncodedPack(NamedTuple):
-    """The samples of a pack, in order, and the tokens of each."""
+    """The samples of a pack, in order, and the number of tokens of each."""
 
     rows: list[dict[str, Any]]
     lengths: list[int]
 
 
 def encode_pack(lines: Sequence[bytes], lengths: Sequence[int]) -> bytes:
-    """Returns the line of a pack of at least one checked row, each a line with its newline, with the tokens of each.
+    """Returns the line of a pack of one or more checked rows, given their lines and the number of tokens of each.
 
-    The rows stay as they are, to the byte.
+    The bytes of the rows are not changed.
     """
     rows = b",".join(line.rstrip(b"\r\n") for line in lines)
     return b'{"pack":[' + rows + b'],"lengths":' + orjson.dumps(list(lengths)) + b"}\n"
 
 
 def encode_encoded_pack(rows: Sequence[EncodedRow], lengths: Sequence[int]) -> EncodedRow:
-    """Returns the pack of rows that hold arrays. The rows stay as they are, but for where their arrays lie."""
+    """Returns the pack of rows with arrays. Only the offsets of the arrays are changed."""
     before = [0, *accumulate(len(row.arrays) for row in rows)]
     lines = [move_arrays(row.line, by) for row, by in zip(rows, before, strict=False)]
     return EncodedRow(encode_pack(lines, lengths), b"".join(row.arrays for row in rows), sum(lengths))
 
 
 def decode_pack(row: dict[str, Any]) -> EncodedPack | None:
-    """Returns the pack that a row is, None if it is a row like any other."""
+    """Returns the pack that a row represents, None for any other row."""
     rows, lengths = row.get("pack"), row.get("lengths")
     if len(row) != 2 or type(rows) is not list or type(lengths) is not list or not rows or len(rows) != len(lengths):
         return None

@@ -1,20 +1,19 @@
-"""Names of the files of a stream, the small ones as values, and how values of others' making are read and refused.
+"""File names of a stream, its small files as values, and the checks of values that other programs wrote.
 
-A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
-that other programs fill may pad otherwise, so parsing takes any number of digits.
+A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; other programs
+may pad differently in their directories, so parsing accepts any number of digits.
 
-Of files these come as JSON; of the state of a run from JSON or a pickle, and are refused by their path in it:
-`parts[1].skip[0]`. Fields that are not known are ignored, since a later release may add some; a format number above
-ours is refused.
+Small files are JSON; the state of a run is read from JSON or a pickle. Errors name the path of the invalid field:
+`parts[1].skip[0]`. Unknown fields are ignored, since a later release may add some; a later format number is refused.
 
 - `stream.json`, the manifest, is written once when the stream is created.
-- `head.json`, which readers poll, is a hint that is rebuilt from the seals, replaced atomically on every publish and as
-  a heartbeat; it never names a chunk whose seal is not durable.
+- `head.json`, which readers poll, is a hint that can be rebuilt from the seals. It is replaced atomically at every
+  publish and as a heartbeat, and never names a chunk whose seal is not durable.
 - `stream.end`: no chunk follows. Written once, after the last seal is durable.
-- `stream.owner`: which producer may publish. Each that opens a stream raises the epoch and writes its own name here;
-  before each publish it looks whether the file still holds what it wrote. One that was stopped and has woken up finds a
-  higher epoch and gives up, also where file locks do not meet.
-- `retired.json` is written durably before the first file of a chunk is removed: one that is missing is retired or lost.
+- `stream.owner`: which producer may publish (a fencing token). Each producer that opens a stream raises the epoch and
+  writes its own name here; before each publish it checks that the file still holds what it wrote. A producer that was
+  suspended and resumes finds a higher epoch and stops, even if file locks do not work between the machines.
+- `retired.json` is written durably before the first file of a chunk is removed: a missing chunk is retired or lost.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Sa
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
-HEAD_RESERVE: Final = "head.json.reserve"  # Under `.tmp/` only: what keeps room for one head
+HEAD_RESERVE: Final = "head.json.reserve"  # Only in `.tmp/`: reserves disk space for one head
 END: Final = "stream.end"
 OWNER: Final = "stream.owner"
 RETIRED: Final = "retired.json"
 QUARANTINE: Final = "quarantine.jsonl"
-CURSORS: Final = "cursors"  # Folder of the cursors in a stream's directory
+CURSORS: Final = "cursors"  # Folder of the cursors in a stream directory
 LOCK: Final = ".producer.lock"
 TEMPORARY: Final = ".tmp"
 DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
-_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")  # 255: no file name is longer
+_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")  # 255: the maximum length of a file name
 _ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
 _TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 
-FORMAT: Final = 1  # Of every file of a stream but the manifest and seals of one whose rows hold arrays
-# Of these: who does not know of the side files must not take what stands in an array's place for a value
+FORMAT: Final = 1  # Of all files of a stream, except the manifest and seals of a stream with arrays
+# Of these: readers that do not know side files must not take the description of an array for a value
 FORMAT_WITH_ARRAYS: Final = 2
-MAX_CHUNKS: Final = 10**15  # No real stream has as many, so that all index arithmetic stays within 64 bits
-# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
+MAX_CHUNKS: Final = 10**15  # More than any real stream has; keeps all index arithmetic within 64 bits
+# A seal holds at least 16 bytes per row, base64; a larger one could not be read in a reasonable time
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _ABSENT: Final = object()
@@ -67,8 +66,8 @@ _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?
 
 Fact: TypeAlias = str | int | float | bool | None
 Encoding: TypeAlias = Mapping[str, Fact]
-# running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order, resumable;
-# finished: the stream has ended; failed: stopped by an error, resumable
+# running: rows arrive; waiting: paused (by its source, rate or a limit); idle: stopped normally, can be resumed;
+# finished: the stream has ended; failed: stopped by an error, can be resumed
 ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
 STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 
@@ -77,9 +76,9 @@ _FileT = TypeVar("_FileT", bound="SmallFile")
 
 
 def chunk_name(chunk: int) -> str:
-    """Returns the canonical name of a chunk's data file. Raises ValueError for a negative number."""
+    """Returns the canonical name of a chunk's data file. Raises ValueError: the number is negative."""
     if chunk < 0:
-        raise ValueError(f"a chunk number is 0 or more, got {chunk}")
+        raise ValueError(f"a chunk number must be 0 or more, got {chunk}")
     return f"chunk_{chunk:05d}.jsonl"
 
 
@@ -89,18 +88,18 @@ def seal_name(chunk: int) -> str:
 
 
 def tokens_name(chunk: int) -> str:
-    """Returns the name of a file of lengths that an earlier release has left beside a chunk: it goes with its chunk."""
+    """Returns the name of a chunk's file of lengths, left by an earlier release; it is deleted with the chunk."""
     return f"{chunk_name(chunk)}.tokens"
 
 
 def parse_tokens_name(name: str) -> int | None:
-    """Returns the chunk's number, or None where the name is not that of a file of lengths."""
+    """Returns the number of the chunk whose file of lengths has this name, None for any other name."""
     found = _TOKENS.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def parse_chunk_name(name: str) -> tuple[int, bool] | None:
-    """Returns (chunk number, whether it is the seal), or None where the name is not that of a chunk or seal.
+    """Returns (chunk number, whether it is the seal), or None if the name is not of a chunk or seal.
 
     >>> parse_chunk_name("chunk_00012.jsonl"), parse_chunk_name("chunk_7.jsonl.completed"), parse_chunk_name("x.jsonl")
     ((12, False), (7, True), None)
@@ -115,10 +114,9 @@ def arrays_name(chunk: int) -> str:
 
 
 def parse_arrays_name(name: str) -> int | None:
-    """Returns the number of the chunk whose side file has this name, None where it is the name of none."""
+    """Returns the number of the chunk whose side file has this name, None for any other name."""
     found = _ARRAYS.fullmatch(name)
-    chunk = int(found[1]) if found else None
-    return chunk if chunk is not None and name == arrays_name(chunk) else None
+    return int(found[1]) if found and name == arrays_name(int(found[1])) else None
 
 
 def is_stream_id(value: Any) -> bool:
@@ -128,7 +126,7 @@ def is_stream_id(value: Any) -> bool:
 
 @contextmanager
 def in_file(where: str, error: type[FormatInvalid] = FileInvalid) -> Iterator[None]:
-    """Says of which file, or whatever else, it is what is refused in here, and raises it as this error."""
+    """Adds the name of the file (or other location) to errors raised inside, and raises them as `error`."""
     try:
         yield
     except (StateInvalid, VersionUnsupported) as found:
@@ -139,7 +137,7 @@ def in_file(where: str, error: type[FormatInvalid] = FileInvalid) -> Iterator[No
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Puts the name of the field that holds an object before those of its own fields that are refused in here."""
+    """Prepends the name of the field that holds an object to the fields of errors raised inside."""
     try:
         yield
     except (StateInvalid, VersionUnsupported) as error:
@@ -151,7 +149,7 @@ def inside(name: str) -> Iterator[None]:
 
 
 def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
-    """Returns the object that a stream's own file holds, of no format behind the newest."""
+    """Returns the object in a file of a stream, whose format must not be later than `newest`."""
     try:
         value = loads(data)
     except orjson.JSONDecodeError as cause:
@@ -160,26 +158,26 @@ def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
 
 
 def of_format(value: Any, newest: int, what: str, expected: str = "an object") -> dict[str, Any]:
-    """Returns an object of a known format; to be called first, as nothing else of a later one may be as it is known."""
+    """Returns an object of a known format. Call it first: all other fields of a later format may differ."""
     if not isinstance(value, dict):
-        # What `load_state_dict` is given is Python's, not JSON's.
+        # `load_state_dict` gets Python values, not JSON.
         raise refused("", expected, value, "None" if value is None and expected == "an object" else None)
     if (version := take(value, "format", integer(1, 2**31))) > newest:
         known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
-        told = f"{what} format {version}, this release of lazyshard reads {known}; install a newer lazyshard"
+        told = f"{what} format {version}, but this release of lazyshard reads {known}; install a newer lazyshard"
         raise VersionUnsupported(told, field="format", expected=str(newest), actual=str(version))
     return value
 
 
 def take(values: Mapping[str, Any], name: str, kind: Kind) -> Any:
-    """Returns a field, which must be there."""
+    """Returns a required field."""
     if name not in values:
         raise refused(name, kind.expected, None, "no such field")
     return kind.read(kind.check(name, values[name]))
 
 
 def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _CheckedT:
-    """Returns a value of a class read from an object; only fields that may be `missing` are not there."""
+    """Returns an instance of a class read from an object; only fields in `missing` may be absent."""
     if not isinstance(value, dict):
         raise refused("", "an object", value)
     found = {}
@@ -193,7 +191,7 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
 
 
 def list_of(cls: type[_CheckedT], make: Callable[[Any], _CheckedT] | None = None, least: int = 1) -> Kind:
-    """Returns the kind of a tuple of values of a class, each made of an object of a list."""
+    """Returns the kind of a tuple of instances of a class, each read from an object of a list."""
 
     def read_one(number: int, value: Any) -> _CheckedT:
         with inside(f"[{number}]"):
@@ -207,12 +205,12 @@ def list_of(cls: type[_CheckedT], make: Callable[[Any], _CheckedT] | None = None
 
 
 def pack(numbers: npt.ArrayLike, dtype: str) -> str:
-    """Returns base64 of the numbers' little-endian bytes."""
+    """Returns the little-endian bytes of numbers in base64."""
     return pybase64.b64encode(np.asarray(numbers, dtype=dtype).tobytes()).decode("ascii")
 
 
 def unpack(values: Mapping[str, Any], field: str, dtype: str, count: int) -> npt.NDArray[Any]:
-    """Returns an array of `count` numbers, "<u8" or "<u4", kept by `pack`."""
+    """Returns an array of `count` numbers, "<u8" or "<u4", encoded by `pack`."""
     value = take(values, field, Kind("a base64 string", lambda value: isinstance(value, str)))
     try:
         data = pybase64.b64decode(value, validate=True)
@@ -224,12 +222,12 @@ def unpack(values: Mapping[str, Any], field: str, dtype: str, count: int) -> npt
 
 
 def encode(values: dict[str, Any]) -> bytes:
-    """Returns the JSON of one of a stream's own files, ended by a newline."""
+    """Returns the JSON of a file of a stream, ended by a newline."""
     return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def printable(text: str) -> str:
-    r"""Returns a text that somebody else wrote with everything escaped that cannot be seen, line ends included.
+    r"""Returns a foreign text with all characters escaped that are not printable, line ends included.
 
     >>> printable("a\x1b[2J\n"), printable("Zürich 1")
     ('a\\x1b[2J\\n', 'Zürich 1')
@@ -238,7 +236,7 @@ def printable(text: str) -> str:
 
 
 def parse_size(text: str | int, least: int = 1) -> int:
-    """Returns a number of bytes in units of the SI (kB) or the IEC (KiB); ValueError: none, or fewer than `least`.
+    """Returns a number of bytes in SI units (kB) or IEC units (KiB). Raises ValueError: invalid, or below `least`.
 
     >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
     (20000000000, 1572864, 512)
@@ -254,7 +252,7 @@ def parse_size(text: str | int, least: int = 1) -> int:
 
 
 def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[str, Fact]:
-    """Returns a copy of an encoding. Raises ValueError, which names the first fact that cannot be, where it is none."""
+    """Returns a copy of an encoding. Raises ValueError, which names the first invalid fact."""
     if (mistake := _mistake(value)) is not None:
         rule = f"is 1 to {_MAX_FACTS} facts by name, each a string, a number, true, false or None"
         raise ValueError(f"{what} {rule}, got {mistake}")
@@ -262,13 +260,13 @@ def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[
 
 
 def _mistake(value: Any) -> str | None:
-    """Returns what is no encoding about a value, None where it is one."""
+    """Returns what makes a value an invalid encoding, None if it is valid."""
     if not isinstance(value, Mapping):
         return f"{_shown(value)} ({type(value).__name__})"
     for name, fact in value.items():
         if not isinstance(name, str) or not name:
             return f"the name {_shown(name)}"
-        # In this order: an int may be too large for `isfinite`.
+        # Check integers first: they may be too large for `isfinite`.
         number = -(2**63) <= fact < 2**64 if type(fact) is int else NUMBER.fits(fact)
         if not (number or fact is None or type(fact) in (str, bool)):
             return f"{_shown(fact)} ({type(fact).__name__}) under {_shown(name)}"
@@ -276,25 +274,25 @@ def _mistake(value: Any) -> str | None:
 
 
 def differences(was: Encoding, now: Encoding, leave_out: Collection[str] = ()) -> list[str]:
-    """Returns in words each fact in which two encodings differ, in the order of the first; nothing where they agree.
+    """Returns a text for each fact in which two encodings differ, in the order of the first; empty if they agree.
 
     >>> differences({"max_length": 512, "template": "qwen"}, {"max_length": 1024, "template": "qwen"})
     ['max_length is 512 there and 1024 here']
     """
     facts = [(name, was.get(name, _ABSENT), now.get(name, _ABSENT)) for name in {**was, **now} if name not in leave_out]
-    # To Python True is 1; 1 and 1.0 are the same fact all the same.
+    # Python treats True as equal to 1; 1 and 1.0 are the same fact nevertheless.
     differ = ((name, a, b) for name, a, b in facts if a != b or isinstance(a, bool) != isinstance(b, bool))
     return [f"{name} is {_shown(a)} there and {_shown(b)} here" for name, a, b in differ]
 
 
 def _shown(value: Any) -> str:
-    return "not said" if value is _ABSENT else part.shown(value)
+    return "missing" if value is _ABSENT else part.shown(value)
 
 
 def check_samples_per_chunk(value: int) -> int:
-    """Returns the value if it can be a number of samples per chunk, and raises ValueError if not."""
+    """Returns a valid number of samples per chunk; raises ValueError otherwise."""
     if not PER_CHUNK.fits(value):
-        raise ValueError(f"samples_per_chunk is {PER_CHUNK.expected}, got {value!r}")
+        raise ValueError(f"samples_per_chunk must be {PER_CHUNK.expected}, got {value!r}")
     return value
 
 
@@ -305,7 +303,7 @@ StreamId = Annotated[str | None, or_null(STREAM_ID)]  # None for a foreign direc
 Seconds = Annotated[float, NUMBER]  # since 1970, UTC
 Process = Annotated[int, integer(0, 2**31)]
 
-# A lambda in an annotation would not find names of this module.
+# Constants: a lambda in an annotation would not find names of this module.
 _NOTE: Final = Kind("a string", lambda value: isinstance(value, str))
 _STATE: Final = Kind(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 _RATE: Final = NUMBER._replace(read=lambda value: max(0.0, value) if NUMBER.fits(value) else value)
@@ -313,20 +311,20 @@ _ENCODING: Final = or_null(Kind(f"an object of 1 to {_MAX_FACTS} plain values", 
 
 
 def given(value: Checked) -> dict[str, Any]:
-    """Returns the fields of a value that have another than their default, as plain JSON values."""
+    """Returns the fields of a value that differ from their default, as plain JSON values."""
     defaults = defaults_of(type(value))
     kept = Checked.to_dict(value).items()
     return {name: plain for name, plain in kept if name not in defaults or getattr(value, name) != defaults[name]}
 
 
 def defaults_of(cls: type[Checked]) -> dict[str, Any]:
-    """Returns the defaults of the fields that have one, by name."""
+    """Returns the defaults of fields by name."""
     found = ((one.name, one.default) for one in dataclasses.fields(cls))  # type: ignore[arg-type]
     return {name: default for name, default in found if default is not dataclasses.MISSING}
 
 
 class SmallFile(Checked):
-    """A file of a few fields, those of the dataclass in its order; those that have their default are left out."""
+    """A JSON file with the fields of the dataclass, in order; fields that have their default are left out."""
 
     __slots__ = ()
     NAME: ClassVar[str]
@@ -337,7 +335,7 @@ class SmallFile(Checked):
 
     @classmethod
     def decode(cls: type[_FileT], data: bytes, file: str = "") -> _FileT:
-        """Reads the file's bytes; `file` is how messages call it. Raises FileInvalid, VersionUnsupported."""
+        """Decodes the file's bytes; messages use `file` as its name. Raises FileInvalid, VersionUnsupported."""
         with in_file(file or cls.NAME):
             return read(cls, parse_object(data), defaults_of(cls))
 
@@ -346,8 +344,8 @@ class SmallFile(Checked):
 class Manifest(SmallFile):
     """What never changes about a stream: its identity, chosen at random, and the rows in every chunk but the last.
 
-    `arrays`, which the file's format tells, is whether rows may hold arrays, kept in side files. `encoding` is what
-    encoded rows were made with, None for rows that no encoder has made; only streams with arrays have one.
+    `arrays`, stored as the file's format, is whether rows may hold arrays, stored in side files. `encoding` describes
+    how encoded rows were made, None for rows not made by an encoder; only streams with arrays have one.
     """
 
     stream_id: Annotated[str, STREAM_ID]
@@ -364,7 +362,7 @@ class Manifest(SmallFile):
 
     @classmethod
     def decode(cls, data: bytes, file: str = MANIFEST) -> Manifest:
-        """Reads the file's bytes. Raises FileInvalid, VersionUnsupported."""
+        """Decodes the file's bytes. Raises FileInvalid, VersionUnsupported."""
         with in_file(file):
             values = parse_object(data, FORMAT_WITH_ARRAYS)
             arrays = values["format"] == FORMAT_WITH_ARRAYS
@@ -386,7 +384,7 @@ class _Counted(SmallFile):
 
 @dataclass(frozen=True, slots=True)
 class End(_Counted):
-    """How much an ended stream holds; `source` is the producer's position behind all that it has read, as in seals."""
+    """The final size of an ended stream; `source` is the producer's position after all rows it read, as in seals."""
 
     source: Annotated[Any, Kind("a position", lambda value: True)] = field(default=None, compare=False)
 
@@ -395,25 +393,25 @@ class End(_Counted):
 
 @dataclass(frozen=True, slots=True)
 class Head(_Counted):
-    """The newest published facts: the chunks [0, chunks) with so many samples, and what their producer does."""
+    """The newest published state: the chunks [0, chunks) with their samples, and the state of the producer."""
 
     ended: Annotated[bool, BOOLEAN]
     state: Annotated[ProducerState, _STATE]
-    rate: Annotated[float, _RATE]  # samples per second lately accepted, 0 where unknown
+    rate: Annotated[float, _RATE]  # samples per second accepted recently, 0 if unknown
     host: Annotated[str, TEXT]
     pid: Process
     updated_at: Seconds  # by the producer's clock
-    note: Annotated[str, _NOTE] = ""  # what it waits for, or why it has failed, in words
-    process: Annotated[str, _NOTE] = ""  # tells its process from all others of the machine, to be compared
-    open: Samples = 0  # rows that it has taken since the last published one
-    row_at: Seconds = 0.0  # when it was first seen to have as many; 0 where none has come since it started
+    note: Annotated[str, _NOTE] = ""  # what the producer waits for, or why it failed, in words
+    process: Annotated[str, _NOTE] = ""  # identifies its process on the machine; only for comparison
+    open: Samples = 0  # rows that it has accepted since the last published one
+    row_at: Seconds = 0.0  # when it first had that many; 0 if it has accepted none since it started
 
     NAME: ClassVar[str] = HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class Owner(SmallFile):
-    """A producer and its turn: `epoch` grows with each that opens the stream, from 1; `token` is this start's."""
+    """The producer that may publish: `epoch`, from 1, grows with each that opens the stream; `token` is per start."""
 
     epoch: Annotated[int, integer(1, MAX_SAMPLES)]
     token: Annotated[str, TEXT]
@@ -429,7 +427,7 @@ class Owner(SmallFile):
 
 @dataclass(frozen=True, slots=True)
 class Retired(SmallFile):
-    """The chunks [0, chunks_before) are deleted or being deleted; one of another stream says nothing of this one."""
+    """The chunks [0, chunks_before) are deleted or being deleted; ignored if it belongs to another stream."""
 
     stream_id: Annotated[str, STREAM_ID]
     chunks_before: Chunks

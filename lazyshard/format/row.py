@@ -1,9 +1,9 @@
 """A row: one JSON object in UTF-8 on one line.
 
-What every reader can parse to the same value is accepted, all else refused with the reason and the byte: numbers that
-JSON readers round differently (integers past 64 bits, 1e999) are refused rather than changed in silence.
+A row is accepted if every reader parses it to the same value; any other row is refused with a reason and the byte.
+Numbers that JSON readers round differently (integers past 64 bits, 1e999) are refused, not changed silently.
 
-Everything that walks a row does so without recursion: orjson reads objects nested deeper than Python may recurse.
+All code that traverses a row avoids recursion: orjson reads objects nested more deeply than Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import orjson
 from lazyshard.errors import RowInvalid
 from lazyshard.memory import dumps, loads, quick_loads
 
-_TYPE: Final = "Type is not JSON serializable: "  # How orjson begins, before the name of the type
-_MAX_LOOKED_AT: Final = 100_000  # Values: a row may hold itself, and bad rows are to cost little
-_SHOWN: Final = 80  # Characters of a place
+_TYPE: Final = "Type is not JSON serializable: "  # Prefix of orjson's message, followed by the name of the type
+_MAX_LOOKED_AT: Final = 100_000  # Values: a row may contain itself, and bad rows must be cheap
+_SHOWN: Final = 80  # Characters of a location in a message
 _BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
-# What to do with a value of a type of one of these names
+# What to do with a value, by the names of its type
 _ADVICE: Final = (
     ("bytes bytearray memoryview bytes_", _BYTES),
     ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
@@ -40,7 +40,7 @@ _ADVICE: Final = (
     ("Tensor", "convert it, with .tolist()"),
 )
 
-# What to do besides where a row may hold arrays
+# What else to do if rows may hold arrays
 _WITH_ARRAYS: Final = {
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "; or an array: np.frombuffer(it, np.uint8)"),
     "Tensor": "; or an array: .numpy()",
@@ -48,28 +48,28 @@ _WITH_ARRAYS: Final = {
 
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
-    """Returns what to put behind the reason for which orjson wrote no row; nothing where it is about no type.
+    """Returns advice to append to orjson's reason for not writing a row; empty if the reason is not a type.
 
     >>> advise({"a": {"b": [1, range(2)]}}, "Type is not JSON serializable: range", True)
-    " under 'a.b[1]'; a row holds what JSON has, and numpy arrays: convert it, with list()"
+    " under 'a.b[1]'; a row holds JSON values and numpy arrays: convert it, with list()"
     """
     if not reason.startswith(_TYPE):
         return ""
     name = reason[len(_TYPE) :].rpartition(".")[2]
     if name == "ndarray":
-        return "; a stream that is made by ChunkWriter(..., arrays=True) holds arrays"
+        return "; to store arrays, create the stream with ChunkWriter(..., arrays=True)"
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
-    holds = "what JSON has, and numpy arrays" if arrays else "what JSON has"
+    holds = "JSON values and numpy arrays" if arrays else "JSON values"
     advice = next((advice for names, advice in _ADVICE if name in names.split()), "")
     if not advice:
         numpy = reason.startswith(f"{_TYPE}numpy.")
-        advice = "convert it, with .item()" if numpy else "make it of dicts, lists, text, numbers, True, False and None"
+        advice = "convert it, with .item()" if numpy else "use dicts, lists, text, numbers, True, False and None"
     return f"{where}; a row holds {holds}: {advice}{_WITH_ARRAYS.get(name, '') if arrays else ''}"
 
 
 def _find(row: Any, name: str) -> str:
-    """Returns the place of the first value of a type of this name, the shallowest one; empty where none was found."""
+    """Returns the location of the shallowest value whose type has this name; empty if none was found."""
     pending: deque[tuple[str, Any]] = deque([("", row)])
     for _ in range(_MAX_LOOKED_AT):
         if not pending:
@@ -89,18 +89,18 @@ _STRINGS: Final = re.compile(rb'"[^"]*"')  # of a valid row, see `_plain`
 
 
 def _plain(line: bytes) -> bytes:
-    """Returns a valid row, as long, whose strings hold no escaped quote: a pattern takes 100 bytes for each escape."""
+    """Returns a valid row, of the same length, without escaped quotes: a regex uses 100 bytes for each escape."""
     return line.replace(rb"\\", b"__").replace(rb"\"", b"__")
 
 
 def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
-    """Whether an object of the line names a key twice; `row` is what it parsed to (the last one counts)."""
+    """Whether an object of the line has a key twice; `row` is the parsed line (with the last value of each key)."""
     colons, keys = line.count(b":"), count_keys(row)
-    # Every member has a colon; so with no more colons than keys left, no member was dropped.
+    # Every member has a colon; so if there are no more colons than remaining keys, no member was dropped.
     if colons <= keys:
         return False
-    # Written anew, a row has the colons of its strings and of its keys. Only an escaped colon makes up for a lost one.
-    # It may be nested deeper than orjson writes, or too large to be copied.
+    # Serialised again, a row has the colons of its strings and remaining keys. Only an escaped colon could make up for
+    # a lost one. The row may be nested more deeply than orjson writes, or too large to be copied.
     with contextlib.suppress(orjson.JSONEncodeError, MemoryError):
         if colons == dumps(row).count(b":") and b"\\u003" not in line:
             return False
@@ -108,7 +108,7 @@ def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
 
 
 def count_keys(row: dict[str, Any]) -> int:
-    """Returns how many keys there are in an object and all that it holds."""
+    """Returns the number of keys in an object and all objects nested in it."""
     count = len(row)
     pending: list[Any] = [*row.values()]
     while pending:
@@ -122,26 +122,26 @@ def count_keys(row: dict[str, Any]) -> int:
     return count
 
 
-# Strings, so that what is in them is passed over, and long integers
+# Strings, so that their content is skipped, and long integers
 _LONG_INTEGERS: Final = re.compile(_STRINGS.pattern + rb"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])")
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
 _KINDS: Final[dict[type, str]] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
-# What orjson says, and what it means to someone who has to fix a file. Other releases may say it otherwise.
+# orjson's messages, and explanations for users who fix a file. Other releases may use other messages.
 _WORDS: Final = {
     "no low surrogate in string": r"half of a surrogate pair (\ud800 to \udfff alone), which is no character",
     "number is infinity when parsed as double": "a number that does not fit into 64 bits; write it as a string",
     "depth limit exceeded": "nested more than 1,024 levels deep",
-    "unexpected content after document": "something behind the object; expected one object on one line",
+    "unexpected content after document": "trailing content after the object; expected one object on one line",
 }
 
 
 def parse_row(line: bytes | memoryview) -> dict[str, Any]:
     """Returns the object in a line, with or without its line end.
 
-    Raises RowInvalid: with `reason` and `byte` (offset in the line); MemoryError: there is not enough memory.
+    Raises RowInvalid, with `reason` and `byte` (offset in the line), or MemoryError.
     """
     try:
         row = loads(line)
@@ -153,7 +153,7 @@ def parse_row(line: bytes | memoryview) -> dict[str, Any]:
 
 
 def check_row(line: bytes) -> dict[str, Any]:
-    """Returns the object in a line that is to be published, with or without its line end.
+    """Returns the object in a line to be published, with or without its line end.
 
     Stricter than `parse_row`: also refuses line ends between the tokens and integers that do not fit into 64 bits.
     """
@@ -169,7 +169,7 @@ def check_row(line: bytes) -> dict[str, Any]:
 
 
 def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Returns a line as it is published, ended by one newline whatever its line end was, and its object."""
+    """Returns a line as published, ended by one newline whatever its line end was, and its object."""
     bare = line.rstrip(b"\r\n")
     if (at := bare.find(b"\n")) >= 0:
         raise _invalid("more than one line; a row is one JSON object on one line", at)
@@ -179,9 +179,9 @@ def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
 def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     """Returns the line of an object, with its newline.
 
-    `other` returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is, or
-    RowInvalid. Raises RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of
-    nesting. NaN and infinities are refused, not made null; MemoryError: there is not enough memory.
+    `other` returns a replacement for a value that JSON does not support; it raises TypeError if there is none, or
+    RowInvalid. Raises RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot represent, or more than 254 levels
+    of nesting (NaN and infinities are refused, not written as null); MemoryError.
     """
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)
@@ -190,7 +190,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     except (orjson.JSONEncodeError, RecursionError) as cause:
         if isinstance(cause.__cause__, RowInvalid):
             raise cause.__cause__ from None
-        # orjson's limit is one of its own, which is not Python's.
+        # orjson's limit is independent of Python's recursion limit.
         reason = str(cause).replace("Recursion limit reached", "nested more than 254 levels deep")
         reason += advise(row, reason, arrays=other is not None)
         raise _invalid(f"cannot be written as JSON: {reason}", None) from None
@@ -200,7 +200,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
 
 
 def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
-    """Returns the error for a line that orjson refused, in the words of someone who has to fix the file."""
+    """Returns the error for a line that orjson refused, in terms that help to fix the file."""
     stripped = line.rstrip(b"\r\n")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or _UTF16.match(line):
         encoding = "UTF-16" if line[0] >= 0xFE else "UTF-16BE" if line[0] == 0 else "UTF-16LE"
@@ -212,7 +212,7 @@ def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
     except UnicodeDecodeError as bad:
         return _invalid(f"not UTF-8: byte 0x{line[bad.start]:02x}", bad.start)
     if not stripped.strip():
-        return _invalid("nothing but blanks", 0)
+        return _invalid("a blank line", 0)
     byte = len(text[: cause.pos].encode("utf-8"))
     if line.startswith(b"\xef\xbb\xbf", byte):
         return _invalid("a byte order mark, which is only allowed at the start of a file", byte)
@@ -232,15 +232,15 @@ def _invalid(reason: str, byte: int | None) -> RowInvalid:
 def _check_integers(line: bytes) -> None:
     for found in _LONG_INTEGERS.finditer(_plain(line)):
         digits = (found[1] or b"0").decode()
-        # int() of more than 4,300 digits raises, and 21 characters are past any 64-bit integer.
+        # int() raises for more than 4,300 digits; 21 characters exceed any 64-bit integer.
         if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
             shown = digits if len(digits) <= 24 else digits[:20] + "..."
             raise _invalid(f"the integer {shown} does not fit into 64 bits; write it as a string", found.start())
 
 
 def _has_huge_float(row: dict[str, Any]) -> bool:
-    # orjson reads an integer that does not fit into 64 bits as a float, so only a row that holds such a float can hold
-    # one. A walk over the parsed values is some twenty times faster than a search of the text for long numbers.
+    # orjson parses an integer that does not fit into 64 bits as a float, so only a row with such a float can contain
+    # one. Traversing the parsed values is some twenty times faster than searching the text for long numbers.
     pending: list[Iterable[Any]] = [row.values()]
     while pending:
         for item in pending.pop():
@@ -256,7 +256,7 @@ def _has_huge_float(row: dict[str, Any]) -> bool:
 
 
 def values_in(value: object) -> Iterator[object]:
-    """Yields a value and all that it holds, in any order."""
+    """Yields a value and all values nested in it, in any order."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -270,7 +270,7 @@ def values_in(value: object) -> Iterator[object]:
 
 
 def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
-    """Parses lines quickly if all are JSON objects; returns nothing if one is not, and `parse_row` tells which."""
+    """Parses lines quickly if all are JSON objects; otherwise returns an empty list: `parse_row` finds the error."""
     try:
         rows: list[dict[str, Any]] = list(map(quick_loads, lines))
     except orjson.JSONDecodeError:

@@ -1,11 +1,11 @@
 """The seal, `chunk_NNNNN.jsonl.completed`: the commit record of a chunk.
 
-Its presence says that the chunk is complete and immutable. It publishes the rows and moves the producer's source
-positions in one atomic step, so no second file can disagree with it. Lifetime: that of its chunk.
+Its existence means that the chunk is complete and immutable. It publishes the rows and advances the producer's source
+positions in one atomic step, so no second file can disagree with it. Lifetime: until its chunk is deleted.
 
-Seals of `lazyshard-producer` also say how rows were read, mixed and dealt. It lies in the field `source`, beside the
-positions: how many rows were read and drawn from each source, and, in `recipe`, the settings by which rows were made,
-weighted and ordered. Nobody needs any of it to read the stream: it is for people, and for warnings.
+Seals of `lazyshard-producer` also record how rows were read, mixed and dealt, in the field `source` with the positions:
+how many rows were read and drawn from each source, and, in `recipe`, the settings with which rows were made, weighted
+and ordered. None of this is needed to read the stream: it is for people, and for warnings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Numbers = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedArrays:
-    """As a `Seal` of the side file of its chunk; the two offsets of a row without arrays are equal."""
+    """The seal of a chunk's side file, as `Seal`; a row without arrays has two equal offsets."""
 
     offsets: _Numbers
     digests: _Numbers
@@ -41,18 +41,18 @@ class SealedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seal:
-    """What is known of a complete chunk."""
+    """The content of a seal: the index and digests of a complete chunk."""
 
     chunk: int  # the chunk's number
     # u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of the data
-    # file, its newline included; the last entry is the file's size
+    # file, with its newline; the last entry is the file's size
     offsets: _Numbers
-    digests: _Numbers  # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included
-    # u32 of shape (samples,): length of each sample in tokens, or None where not measured
+    digests: _Numbers  # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, with its newline
+    # u32 of shape (samples,): length of each sample in tokens, or None if not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    source: Any = None  # JSON value: the producer's position in every source after this chunk; None where it keeps none
+    source: Any = None  # JSON value: the producer's position in every source after this chunk; None if it has none
     sealed_at: float = 0.0  # seconds since 1970, UTC
-    arrays: SealedArrays | None = None  # of the chunk's side file; None in a stream whose rows hold no arrays
+    arrays: SealedArrays | None = None  # of the chunk's side file; None in a stream without arrays
 
     @property
     def samples(self) -> int:
@@ -77,7 +77,7 @@ class Seal:
 
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
-        """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it."""
+        """Decodes the file's bytes; `chunk` is the number in its name, messages use `file` as its name."""
         with records.in_file(file or seal_name(chunk), SealInvalid):
             values = records.parse_object(data, FORMAT_WITH_ARRAYS)
             if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
@@ -93,14 +93,14 @@ class Seal:
 
 
 def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: int, least: int) -> _Numbers:
-    """Returns where each row begins, of at least so many bytes, and the last one ends; checks the file's size."""
+    """Returns the start of each row, of `least` or more bytes, and the end of the last; checks the file's size."""
     offsets = unpack(values, field, "<u8", samples + 1)
     size = take(values, size_field, integer(least, MAX_SAMPLES))
     if offsets[0] != 0:
         raise refused(field, "a first row at byte 0", None, f"byte {offsets[0]}")
     starts, ends = offsets[:-1], offsets[1:]
     if len(falls := np.flatnonzero(ends <= starts if least else ends < starts)):
-        row, expected = falls[0], "rising row starts" if least else "row starts that do not fall"
+        row, expected = falls[0], "strictly increasing row starts" if least else "non-decreasing row starts"
         raise refused(field, expected, None, f"row {row} from byte {starts[row]} to byte {ends[row]}")
     if offsets[-1] != size:
         raise refused(size_field, f"{offsets[-1]}, where the last row ends", size)
@@ -122,18 +122,18 @@ def _is_number(value: Any, high: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """The source rows up to a chunk's end."""
+    """The source rows read up to the end of a chunk."""
 
-    read: int  # rows read, refused ones included
-    refused: int  # those among them that were left out as bad rows
-    # whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of which a
-    # part is published
+    read: int  # rows read, including refused ones
+    refused: int  # rows that were left out as bad rows
+    # whether the chunk ends with a source row or a buffer of them; otherwise a few more rows were read, and only a part
+    # of them is published
     exact: bool
-    pack: int | None = None  # most tokens of a pack; None where rows are not packed
+    pack: int | None = None  # maximum tokens of a pack; None if rows are not packed
 
     @classmethod
     def read_source(cls, source: Any) -> SourceRows | None:
-        """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
+        """Reads it from the field `source` of a seal; None if it is absent or invalid."""
         if not isinstance(source, dict) or not isinstance(source.get("sources"), list):
             return None
         read, refused, skip = (source.get(name, -1) for name in ("rows", "refused", "skip"))
@@ -145,7 +145,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How rows were made: "pack", "split" or "pad", of at most `size` tokens; None for rows as they are or not said."""
+    """How rows were made: "pack", "split" or "pad", with at most `size` tokens; None if unchanged or unknown."""
 
     form: str | None = None
     size: int | None = None
@@ -153,7 +153,7 @@ class Made:
 
     @classmethod
     def read_source(cls, source: Any) -> Made:
-        """Returns what the field `source` of a seal says.
+        """Reads it from the field `source` of a seal.
 
         >>> Made.read_source({"recipe": {"pad": {"size": 512}, "shuffle": 1000}})
         Made(form='pad', size=512, shuffled=True)
@@ -165,24 +165,24 @@ class Made:
         return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
 
 
-MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
+MAX_SOURCES: Final = 100  # As many as people can survey; larger mixtures are not reported
 
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """One of the sources that are mixed."""
+    """One source of a mixture."""
 
-    name: str  # as it was given, a path mostly
-    weight: float  # its share of the rows that come next, from 0 to 1; 0 where it is finished
-    share: float | None  # its share of the rows drawn since the mixture began or changed; None where none was drawn
-    rows: int  # how many rows these are
-    finished: bool  # whether its end was met
+    name: str  # as given, usually a path
+    weight: float  # its share of the next rows, from 0 to 1; 0 if it is finished
+    share: float | None  # its share of the rows drawn since the mixture began or changed; None if none was drawn
+    rows: int  # the number of these rows
+    finished: bool  # whether its end was reached
 
 
 def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
-    """Returns what the field `source` of a seal says of the mixture: a source each, in order.
+    """Reads the sources of the mixture from the field `source` of a seal, in order.
 
-    None where sources are not mixed by weights, where there are more than `MAX_SOURCES`, or where it cannot be.
+    Returns an empty tuple if sources are not mixed by weights, are more than `MAX_SOURCES`, or are invalid.
     """
     if (weights := _recipe(source).get("weights")) is None:
         return ()
@@ -207,9 +207,9 @@ def _can_be_mixed(weight: Any, entry: Any, count: Any, ended: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DealtByCost:
-    """How rows were dealt to the data-parallel ranks: by the length in tokens that a field of theirs has.
+    """How rows were dealt to the data-parallel ranks, by their length in tokens, given in a field of the row.
 
-    A micro batch has `micro_batch_size` rows of one rank; a token costs so much by itself, and so much a pair of them.
+    A micro batch has `micro_batch_size` rows of one rank; costs are per token, and per pair of tokens.
     """
 
     ranks: int
@@ -220,7 +220,7 @@ class DealtByCost:
 
     @classmethod
     def read(cls, source: Any) -> DealtByCost | None:
-        """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
+        """Reads it from the field `source` of a seal; None if it is absent or invalid."""
         recipe = _recipe(source)
         ranks, size, name = (recipe.get(key) for key in ("balance", "micro_batch_size", "length_field"))
         costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared")]

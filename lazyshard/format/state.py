@@ -1,29 +1,31 @@
-"""The state of a run: the few integers that a checkpoint must keep so that its resume trains every sample once.
+"""The state of a run: the few integers that a checkpoint must keep so that a resumed run trains every sample once.
 
-A JSON object with a format number of its own, since it lives outside of streams too. It says what the trainer has
-consumed, never what was read ahead. The course of a run is a row of parts, each under one number of ranks and one micro
-batch; the last one is current.
+It is a JSON object with its own format number, since it is also stored outside of streams. It records what the trainer
+has consumed, never what was read ahead. The course of a run is a list of parts, each with one number of ranks and one
+micro batch size; the last part is current.
 
-Of a run over sequences, which are made while training reads, a number of them alone would not do: how many there are
-before a window only the lengths of all rows before it tell. So the place has the window from which sequences are made
-again, how many were made before it, and the row and token with which they begin. `lengths` is a digest of the lengths
-of which the sequences at hand were made: others would make others, and samples would be lost or come twice.
+For a run over sequences, which are made while training reads, the number of sequences alone is not enough: how many
+precede a window depends on the lengths of all rows before it. So the state also has the window from which sequences are
+made again, how many were made before it, and the row and token at which they begin. `lengths` is a digest of the row
+lengths from which the current sequences were made: with other lengths, samples would be lost or repeated.
 
-Of a run over a blend it is the state of each stream, and how they were blended: a row of parts too, each with one set
-of streams. Here a run of 4 ranks over two streams was given a third one, and other weights, after 100 samples a rank::
+For a run over a blend it is the state of each stream, and how the streams were blended: also a list of parts, each with
+one set of streams. Here a run of 4 ranks over two streams got a third one, and other weights, after 100 samples per
+rank::
 
     part  dp  draws  members  pieces
     0      4    100    0 1    (0: 4 1)
     1      4     30    0 1 2  (0: 2 1 1)    so far
 
-Streams that are blended no more stay members, so that they continue where they were once they come back.
+Streams that are no longer blended remain members, so that they continue where they were if they are added again.
 
-`cursors/NAME.json`, the cursor, says how far the durable checkpoints of a consumer, a run, are; it never follows from
-what was read, since workers read ahead. It keeps a token of the run that may write it: each run that begins takes a
-turn one above that of the run before, and looks before each write whether the token is still its own.
-`cursors/NAME.reading.json`, a hint, is replaced about once a window by the reader of rank 0, never synced. A producer
-that holds back counts from it: by cursors it could wait for a checkpoint that waits for data. What may be deleted is
-told by cursors alone.
+`cursors/NAME.json`, the cursor, is the position of a consumer (a run) in its durable checkpoints; it is never derived
+from what was read, since workers read ahead. It holds a token of the run that may write it: each new run takes a turn
+one above the previous run's, and checks before each write that the token is still its own.
+
+`cursors/NAME.reading.json`, a hint, is replaced about once per window by the reader of rank 0, and never synced. A
+producer with a limit counts from it: with cursors, it could wait for a checkpoint that waits for data. Only cursors
+determine which chunks may be deleted.
 """
 
 from __future__ import annotations
@@ -40,19 +42,18 @@ from lazyshard.format import records
 from lazyshard.format.records import CURSORS, Chunks, Seconds, SmallFile, StreamId, inside, list_of, printable, read
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
 
-_FORMAT: Final = 1  # The only format of a state, of any kind, that there is. It counts apart from that of streams
-_MAX_PERIOD: Final = 1 << 20  # Longer than any that is made: a table of a piece's period is computed
+_FORMAT: Final = 1  # The only format of states, of any kind. Independent of the format of streams
+_MAX_PERIOD: Final = 1 << 20  # Longer than any that is made: the table of a period is computed in memory
 KIND: Final = "sequences"
-BLEND: Final = "blend"  # The `kind` of a blend's state; that of one stream has none
+BLEND: Final = "blend"  # The `kind` of a blend's state; the state of one stream has none
 
-_MAX_CONSUMER_BYTES: Final = 200  # A file name has at most 255: what stands around a consumer's name needs room
+_MAX_CONSUMER_BYTES: Final = 200  # A file name has at most 255; the rest is for prefixes and suffixes
 CURSOR_SUFFIX: Final = ".json"
 READING_SUFFIX: Final = ".reading.json"
 _MAX_OWNER: Final = 400  # Characters of an owner: a token and the name of a machine
-MAX_SHARES: Final = 64  # Of a blend of more streams nothing is kept: each of their cursors would tell of all of them
+MAX_SHARES: Final = 64  # Larger blends are not recorded: the cursor of each stream would list all of them
 _MAX_STREAM: Final = 400  # Characters of a stream's name
-# What a message must not show as it is: control characters, those of 8 bits included; and lone surrogates, which JSON
-# cannot hold
+# Must not occur in messages: control characters, including C1; and lone surrogates, which JSON cannot represent
 _NOT_IN_OWNERS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
 
@@ -66,21 +67,21 @@ class _State(Checked):
     KIND: ClassVar[str | None] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values; fields that states of earlier releases lack have a default."""
+        """Returns the state as plain JSON values; fields that states of earlier releases lack have defaults."""
         return ({} if self.KIND is None else {"kind": self.KIND}) | {"format": _FORMAT} | records.given(self)
 
     @classmethod
     def from_dict(cls: type[_StateT], value: Any, where: str, *, within: str = "") -> _StateT:
-        """Reads what `to_dict` returned, as JSON or pickle gave it back, found `where`, in the field `within` there.
+        """Reads the result of `to_dict` back from JSON or a pickle; errors name `where` and the field `within` it.
 
-        Raises StateInvalid: a field is missing, out of its range, or contradicts another one; VersionUnsupported.
+        Raises StateInvalid: a field is missing, out of range, or contradicts another one; VersionUnsupported.
         """
         with records.in_file(where, StateInvalid), inside(within):
             return cls.read(value)
 
     @classmethod
     def read(cls: type[_StateT], value: Any) -> _StateT:
-        """As `from_dict`, of which the caller says where it was."""
+        """As `from_dict`, for callers that add the location to errors."""
         if cls.KIND == BLEND and isinstance(value, dict) and "kind" not in value and "stream_id" in value:
             raise StateInvalid("expected the state of a blend, found that of one stream", field="kind", expected=BLEND)
         values = records.of_format(value, _FORMAT, f"the state of {cls.WHAT} in")
@@ -91,14 +92,14 @@ class _State(Checked):
 
 @dataclass(frozen=True, slots=True)
 class RunState(_State):
-    """What must be known of a run to continue with it, or to tell later what it trained when."""
+    """What is needed to continue a run, or to determine later what it trained when."""
 
     stream_id: StreamId  # the stream's identity
     samples_per_chunk: Annotated[int, records.PER_CHUNK]  # of the stream
-    unit: Annotated[int, integer(1, MAX_SAMPLES)]  # samples that are dealt to a rank in turn
+    unit: Annotated[int, integer(1, MAX_SAMPLES)]  # consecutive samples that are dealt to a rank
     window: Samples  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
     seed: Annotated[int, integer(0, 2**63 - 1)]  # of the shuffle
-    # the stream was taken to end there at the latest; None for no bound
+    # upper bound of the stream's length; None for no bound
     max_total_samples: Annotated[int | None, or_null(integer(1, MAX_SAMPLES))]
     parts: Annotated[tuple[Part, ...], list_of(Part)]  # the course of the run so far; the last one is current
     # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
@@ -108,14 +109,14 @@ class RunState(_State):
     WHAT: ClassVar[str] = "a run"
 
     def __post_init__(self) -> None:
-        # What is written wrong here would be found by a resume, when the run is gone.
+        # Otherwise a wrong value would only be found by a resume, after the run has ended.
         Checked.__post_init__(self)
         if self.window % self.unit:
             raise refused("window", f"a multiple of unit, {self.unit}", self.window)
         least = 0
         for number, part in enumerate(self.parts):
             if part.first_step < least:
-                found = f"at least {least}, that of the part before"
+                found = f"at least {least}, that of the previous part"
                 raise refused(f"parts[{number}].first_step", found, part.first_step)
             least = part.first_step
         _check_sum(self.consumed, [part for part in self.parts if part.trained], " trained")
@@ -130,16 +131,16 @@ def _rows(what: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class BlendPartState(Checked):
-    """A stretch of a run as `Part`, and with one set of streams; `draws` are over all of them."""
+    """A part of a run as `Part`, with one set of streams; `draws` are counted over all of them."""
 
     dp: Annotated[int, integer(1, 2**31)]
     batch_size: Annotated[int, integer(1, MAX_SAMPLES)]
     draws: Samples
-    # which of the state's members are blended, in order
+    # the members of the state that are blended, in order
     members: Annotated[tuple[int, ...], _rows("numbers of members, at least one")]
-    # with which weights, from which position on: (position, draws of each in a period, offset)
+    # the weights, by the position from which they apply: (position, draws of each per period, offset)
     pieces: Annotated[tuple[tuple[int, tuple[int, ...], int], ...], _rows("at least one piece")]
-    # where each of `members` stood: the number of the part of its own state, and draws of a lane in that
+    # where each of `members` was: the number of the part in its own state, and the draws of a lane in that part
     begins: Annotated[tuple[tuple[int, int], ...], _LIST]
     epoch: Annotated[int | None, or_null(integer(0, MAX_SAMPLES))] = None
     first_step: Samples = 0
@@ -182,10 +183,10 @@ def _check_sum(consumed: int, parts: list[Any], which: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlendState(_State):
-    """As `RunState`, of a run over a blend. Raises StateInvalid: a field is out of range, or contradicts another."""
+    """As `RunState`, for a run over a blend. Raises StateInvalid: a field is out of range, or contradicts another."""
 
-    names: Annotated[tuple[str, ...], _LIST]  # the identity of each member, or its directory where it has none
-    # where each stream stands, those included that are blended no more
+    names: Annotated[tuple[str, ...], _LIST]  # the identity of each member, or its directory if it has none
+    # the state of each stream, including streams that are no longer blended
     members: Annotated[tuple[RunState, ...], list_of(RunState, RunState.read)]
     parts: Annotated[tuple[BlendPartState, ...], list_of(BlendPartState)]
     consumed: Samples
@@ -211,12 +212,12 @@ class BlendState(_State):
 
 @dataclass(frozen=True, slots=True)
 class WindowPlace(Checked):
-    """A window, and where the sequences made of it begin."""
+    """A window, and where its sequences begin."""
 
     window: Samples = 0  # its number
-    before: Samples = 0  # sequences of the epoch that were made before
-    position: Samples = 0  # place of the row with which they begin, in the order of rows
-    offset: Samples = 0  # tokens of that row before them, its BOS included
+    before: Samples = 0  # sequences of the epoch made before
+    position: Samples = 0  # position of the first row of its sequences, in the order of rows
+    offset: Samples = 0  # tokens of that row before the first sequence, including its BOS
 
 
 def _is_rule(value: Any) -> bool:
@@ -238,18 +239,18 @@ _ROWS: Final = Kind(
 
 @dataclass(frozen=True, slots=True)
 class SequenceState(_State):
-    """Where a run stands. Raises StateInvalid where a value is impossible."""
+    """The state of a run over sequences. Raises StateInvalid: a value is impossible."""
 
     stream: Annotated[str, Kind("the identity of a stream", lambda value: type(value) is str)]
-    rule: Annotated[dict[str, int | str | bool | None], Kind("settings by name", _is_rule)]  # what makes the sequences
-    epoch: Samples  # in which it stands
-    consumed: Samples  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not
-    place: Annotated[WindowPlace, _PLACE]  # at or before that
-    # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
+    rule: Annotated[dict[str, int | str | bool | None], Kind("settings by name", _is_rule)]  # how sequences are made
+    epoch: Samples  # the current epoch
+    consumed: Samples  # sequences of that epoch trained, over all ranks, without those that completed a micro batch
+    place: Annotated[WindowPlace, _PLACE]  # at or before these
+    # digest of the row lengths, window by window, from which sequences were made between that place and `consumed`
     lengths: Annotated[str, _LENGTHS]
-    # the course of the run in that epoch, `draws` being sequences of a rank; none in states of earlier releases
+    # the course of the run in that epoch, `draws` counting sequences of a rank; empty in states of earlier releases
     parts: Annotated[tuple[Part, ...], list_of(Part, least=0)] = ()
-    # what gives the rows of that epoch, and where its streams lie; not said of one stream in its own order
+    # the order of the rows of that epoch, and the directories of its streams; empty for one stream in its own order
     rows: Annotated[RunState | BlendState | None, _ROWS] = None
     directories: Annotated[tuple[str, ...], _TEXTS] = ()
 
@@ -261,14 +262,14 @@ class SequenceState(_State):
         integer(self.place.before, MAX_SAMPLES).check("consumed", self.consumed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Returns plain JSON values."""
         values = _State.to_dict(self)
         values["place"]["lengths"] = values.pop("lengths")
         return values
 
     @classmethod
     def read(cls, value: Any) -> SequenceState:
-        """As `from_dict`, of which the caller says where it was."""
+        """As `from_dict`, for callers that add the location to errors."""
         place = value.get("place") if isinstance(value, dict) else None
         lengths = {"lengths": place["lengths"]} if isinstance(place, dict) and "lengths" in place else {}
         return super(SequenceState, cls).read(value | lengths if lengths else value)
@@ -289,8 +290,8 @@ class BlendShare(Checked):
     """One stream of a blend."""
 
     stream: Annotated[str, _STREAM]  # its directory or URL, as given but without credentials; the end of a long one
-    weight: Annotated[float, _WEIGHT]  # share of the samples that come next, of the closed range [0, 1]
-    consumed: Samples  # samples of it that were trained, over all ranks
+    weight: Annotated[float, _WEIGHT]  # share of the next samples, in the closed range [0, 1]
+    consumed: Samples  # its samples that were trained, over all ranks
 
 
 _SHARES: Final = list_of(BlendShare, least=0)
@@ -303,7 +304,7 @@ def _read_shares(values: Any) -> Any:
 
 
 def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[BlendShare, ...]:
-    """Returns how streams, of these directories by name, are blended at the end of a state; none if too many."""
+    """Returns how streams are blended at the end of a state, given their directories by name; empty if too many."""
     last = state.parts[-1]
     if len(last.members) > MAX_SHARES:
         return ()
@@ -316,14 +317,14 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
 
 
 def given_shares(found: Sequence[BlendShare]) -> list[float | None]:
-    """Returns what each stream has given of all samples that were trained; None where none was."""
+    """Returns the share of each stream in all samples trained; None if none was trained."""
     whole = sum(one.consumed for one in found)
     return [one.consumed / whole if whole else None for one in found]
 
 
 @dataclass(frozen=True, slots=True)
 class _OfConsumer(SmallFile):
-    """A file of a consumer's, whose name it has as `consumer`, see `check_consumer`; of a stream of this identity."""
+    """A file of a consumer, which is named after it (see `check_consumer`), of the stream with this identity."""
 
     consumer: Annotated[str, TEXT]
     stream_id: StreamId
@@ -336,28 +337,27 @@ class _OfConsumer(SmallFile):
 
     @classmethod
     def decode(cls: type[_FileT], data: bytes, consumer: str, file: str | None = None) -> _FileT:  # type: ignore[override]
-        """Reads the bytes of a file that must be of this consumer; `file` is how messages call it."""
+        """Decodes a file that must belong to this consumer; messages use `file` as its name."""
         with records.in_file(file or f"{CURSORS}/{check_consumer(consumer)}{cls.SUFFIX}"):
             values = {"stream_id": None} | records.parse_object(data)
-            # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
+            # A cursor copied to another name would allow the deletion of chunks that were not trained.
             records.take(values, "consumer", Kind(consumer, lambda value: value == consumer))
             return records.read(cls, values, records.defaults_of(cls))
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor(_OfConsumer):
-    """How far a consumer is."""
+    """The position of a consumer in its durable checkpoints."""
 
     consumed: Samples  # samples in durable checkpoints, over all ranks and epochs
-    chunks_before: Chunks  # the consumer is done with the chunks of the half-open range [0, chunks_before)
-    # the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
+    chunks_before: Chunks  # the consumer has finished the chunks of the half-open range [0, chunks_before)
+    # the numbers that determine which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
     plan: Annotated[dict[str, int], Kind("an object", lambda value: isinstance(value, dict))]
     updated_at: Seconds  # for people: no decision depends on it
-    # the state of the run in the newest of these checkpoints; None where it was not told. It is of the same stream, and
-    # has consumed as much
+    # the state of the run in the newest of these checkpoints, None if unknown; it has the same stream and `consumed`
     state: Annotated[RunState | None, _RUN] = None
-    owner: Annotated[str, _OWNER] = ""  # the run that writes the cursor, see `CursorToken`; "" where nobody owns it
-    # how the run blends the stream with others, for people; empty where it does not
+    owner: Annotated[str, _OWNER] = ""  # the run that writes the cursor, see `CursorToken`; "" if none does
+    # how the run blends the stream with others, for people; empty if it does not
     blend: Annotated[tuple[BlendShare, ...], _SHARES._replace(read=_read_shares)] = ()
 
     SUFFIX: ClassVar[str] = CURSOR_SUFFIX
@@ -374,14 +374,14 @@ class Cursor(_OfConsumer):
 
 @dataclass(frozen=True, slots=True)
 class ReadingHint(_OfConsumer):
-    """What a consumer needs to read on."""
+    """How many chunks a consumer needs to continue reading."""
 
     dp_size: Annotated[int, integer(1, 2**31)]  # number of its data-parallel ranks
-    # number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is that of the
-    # stripe. One that needs no more than was told already is not told
+    # number of the open or awaited window, from 0, in the first epoch; without a shuffle, of the stripe. Windows that
+    # need no more chunks than the last hint are not written
     window: Samples
-    # how many chunks must be published before that window can be drawn, on all ranks: those of the half-open range [0,
-    # needs_chunks). May go back where a run starts again from an older checkpoint
+    # chunks that must be published before that window can be drawn on all ranks: the half-open range [0, needs_chunks).
+    # May decrease if a run restarts from an older checkpoint
     needs_chunks: Chunks
     updated_at: Seconds
 
@@ -399,10 +399,10 @@ def reading_name(consumer: str) -> str:
 
 
 def check_consumer(name: str) -> str:
-    """Returns the name if a consumer can have it, which becomes part of a file name; otherwise raises ValueError.
+    """Returns a valid name of a consumer, which becomes part of a file name; otherwise raises ValueError.
 
-    It has 1 to 200 bytes in UTF-8, without "/" and control characters, does not begin with a dot (so do names of files
-    that are being written), and does not end in ".reading" (`NAME.reading.json` is reserved).
+    It has 1 to 200 bytes in UTF-8, contains no "/" or control characters, does not begin with a dot (reserved for files
+    being written), and does not end in ".reading" (`NAME.reading.json` is reserved).
     """
     wrong = None
     if not isinstance(name, str):
@@ -416,16 +416,16 @@ def check_consumer(name: str) -> str:
     elif name.endswith(".reading"):
         wrong = 'a name that does not end in ".reading"'
     if wrong:
-        raise ValueError(f"the name of a consumer is {wrong}, got {reprlib.repr(name)}")
+        raise ValueError(f"the name of a consumer must be {wrong}, got {reprlib.repr(name)}")
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class CursorToken:
-    """A run and its turn."""
+    """A run and its turn: the fencing token of a cursor."""
 
-    turn: int  # counts the runs of this name, from 1; two that begin at the same time may have the same
-    token: str  # 16 hexadecimal digits chosen at random at this start, so that no two runs are ever equal
+    turn: int  # counts the runs of this name, from 1; two that begin at the same time may have the same turn
+    token: str  # 16 random hexadecimal digits chosen at start, so that no two runs are ever equal
     pid: int
     host: str
 
@@ -434,13 +434,13 @@ class CursorToken:
 
     @property
     def text(self) -> str:
-        """What stands in the cursor as its `owner`: `3/9c41d7e2b06f83a5 process 14106 on node1`."""
+        """The `owner` in the cursor: `3/9c41d7e2b06f83a5 process 14106 on node1`."""
         host = _NOT_IN_OWNERS.sub("?", self.host)[:200] or "unknown"
         return f"{self.turn}/{self.token} process {self.pid} on {host}"
 
     @classmethod
     def parse(cls, text: str) -> CursorToken | None:
-        """Returns the token that a text is, None for anything else, which is a stranger's."""
+        """Returns the token of a text, None for any other text, which is of a foreign writer."""
         found = _TOKEN.fullmatch(text)
         if found is None or int(found[1]) > MAX_SAMPLES:
             return None

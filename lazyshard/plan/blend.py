@@ -1,14 +1,14 @@
-"""Which of several streams gives the next sample, by weights, also by weights that change on the way.
+"""Which of several streams gives the next sample, by weights that are constant or change during the run.
 
-The stream is taken that lags most behind its share: the greatest ``weight * max(n, 1) - drawn`` before draw n, the
-first of equals, as in Megatron Core's `BlendedDataset` (`build_blending_indices` in
-`megatron/core/datasets/helpers.cpp`)::
+The next sample comes from the stream that lags most behind its share: the one with the greatest
+``weight * max(n, 1) - drawn`` before draw n, the first of equals, as in Megatron Core's `BlendedDataset`
+(`build_blending_indices` in `megatron/core/datasets/helpers.cpp`)::
 
     weights  0.5 0.25 0.25      draws  0 1 2 0 | 0 1 2 0 | ...
 
-With weights that are whole parts of a period all errors are zero again after each period, so one table says it for any
-position, in integers. Megatron's floats give the same order for certain only where they hold the weights exactly. At
-the first draw the rule looks one draw ahead, so the first period has a table of its own::
+If the weights are integer parts of a period, all errors are zero again after each period, so one table gives any
+position, in integers. Megatron's floats are guaranteed to give the same order only if they represent the weights
+exactly. At the first draw the rule looks one draw ahead, so the first period has a separate table::
 
     parts 1 3    1 0 1 1 | 0 1 1 1 | 0 1 1 1 | ...
 """
@@ -30,7 +30,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
-    """Returns the weights divided by their sum. Raises ValueError: one is not a finite number above 0."""
+    """Returns the weights divided by their sum. Raises ValueError: a weight is not a finite number above 0."""
     if wrong := [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]:
         raise ValueError(f"a weight is a finite number above 0, got {wrong[0]}")
     total = sum(weights)
@@ -40,7 +40,7 @@ def shares(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[int] | None = None) -> int:
-    """Returns the stream to draw from next, by what each has given; `among` some of them, ascending, None for all."""
+    """Returns the stream to draw from next, given the draws of each; `among` restricts it to some, ascending."""
     total = float(max(sum(drawn), 1))
     best, greatest = -1, -math.inf
     for stream in range(len(shares)) if among is None else among:
@@ -51,14 +51,14 @@ def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[i
 
 
 def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
-    """Returns the weights as whole parts of their sum, the period of their blend; ValueError for more than `longest`.
+    """Returns the weights as integer parts of their sum, the period. Raises ValueError: more streams than `longest`.
 
-    Weights such as 0.8, 12 or 1/3 give their exact shares, but where the period would be longer than `longest`: then
-    they are rounded by the largest remainder, each stream keeping one part at least.
+    Weights such as 0.8, 12 or 1/3 give their exact shares, unless the period would be longer than `longest`. In that
+    case they are rounded by the largest remainder method, with at least one part for each stream.
     """
     count = len(shares(weights))
     if longest is None:
-        # Shares are met within 1/32768; with many streams half as well, as each draw looks at all of them.
+        # Shares are met within 1/32768; with many streams the period is halved, as each draw scans all of them.
         longest = max(1 << 14 if count < 64 else 1 << 13, 8 * count)
     if count > longest:
         raise ValueError(f"a period of {longest} has no part for each of {count} streams")
@@ -71,7 +71,7 @@ def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[i
 
 
 def _simplest(weight: float) -> Fraction:
-    """Returns the fraction that a person meant: 1/3 for 0.3333333333333333."""
+    """Returns the simplest fraction with the same float value: 1/3 for 0.3333333333333333."""
     exact = Fraction(weight)
     simple = exact.limit_denominator(1_000_000)
     return simple if simple and float(simple) == float(weight) else exact
@@ -79,7 +79,7 @@ def _simplest(weight: float) -> Fraction:
 
 def _rounded(parts: Sequence[int], longest: int) -> tuple[int, ...]:
     total, spare = sum(parts), longest - len(parts)
-    # Each stream has a part for certain; the rest is dealt by what is missing of its share then.
+    # Each stream gets one part; the rest is dealt in proportion to what is then missing of its share.
     missing = [max(0, part * longest - total) for part in parts]
     whole = sum(missing)
     dealt = [one * spare // whole for one in missing]
@@ -90,7 +90,7 @@ def _rounded(parts: Sequence[int], longest: int) -> tuple[int, ...]:
 
 
 class BlendTable:
-    """The order of a blend of which each stream has `parts` draws in a period, some of them perhaps none."""
+    """The order of a blend in which each stream has `parts` draws per period; some streams may have none."""
 
     def __init__(self, parts: Sequence[int]) -> None:
         self.parts = tuple(parts)
@@ -98,11 +98,11 @@ class BlendTable:
         known = np.flatnonzero(self.parts)
         own = np.array(self.parts, dtype=np.int64)[known]
         later = known[_order(own, ahead=False)]
-        # At its very first draw the largest stream begins; then all is the same once the same draws lie behind.
+        # The very first draw is of the largest stream. If later periods begin with it too, all periods are the same.
         first = later if later[0] == known[own.argmax()] else known[_order(own, ahead=True)]
-        # Of later periods so many that a list of streams is seldom put together.
+        # Later periods are repeated, so that `streams` rarely needs to concatenate.
         self._streams: list[int] = first.tolist() + later.tolist() * (1 + 4096 // self.period)
-        # Of the first and of later periods: the places of each stream, and of each place how many of its stream before.
+        # For the first and later periods: the places of each stream; for each place, the earlier draws of its stream.
         self._places = [np.split(np.argsort(one, kind="stable"), np.cumsum(self.parts)[:-1]) for one in (first, later)]
         self._nth: list[int] = []
         for places in self._places:
@@ -111,14 +111,14 @@ class BlendTable:
             self._nth += nth.tolist()
 
     def draw(self, position: int) -> tuple[int, int]:
-        """Returns which stream a position draws from, and how many draws of that stream come before."""
+        """Returns the stream of a position, and how many draws of that stream precede it."""
         periods = position // self.period
         place = position - max(periods - 1, 0) * self.period
         stream = self._streams[place]
         return stream, self._nth[place] + periods * self.parts[stream]
 
     def streams(self, first: int, stop: int) -> list[int]:
-        """Returns which stream each of the positions [first, stop) draws from."""
+        """Returns the stream of each of the positions [first, stop)."""
         found = self._streams[first:stop]
         while (at := first + len(found)) < stop:
             place = self.period + at % self.period
@@ -126,19 +126,19 @@ class BlendTable:
         return found
 
     def counts(self, position: int) -> tuple[int, ...]:
-        """Returns how many draws of each stream come before a position."""
+        """Returns how many draws of each stream precede a position."""
         periods, place = divmod(position, self.period)
         each = zip(self.parts, self._places[periods > 0], strict=True)
         return tuple(periods * part + int(np.searchsorted(own, place)) for part, own in each)
 
     def position(self, stream: int, draw: int) -> int:
-        """Returns the position of a stream's draw, counted from 0; of a stream that has some."""
+        """Returns the position of a stream's draw, counted from 0; the stream must have draws."""
         periods, nth = divmod(draw, self.parts[stream])
         return periods * self.period + int(self._places[periods > 0][stream][nth])
 
 
 def _order(parts: _Integers, ahead: bool) -> list[int]:
-    """Returns a period's draws; `ahead` if the first is made by the errors of the second, as at the very beginning."""
+    """Returns the draws of a period; `ahead` if the first uses the errors of the second, as in the first period."""
     period, order = int(parts.sum()), []
     errors = parts.copy() if ahead else np.zeros_like(parts)
     for draw in range(period):
@@ -154,7 +154,7 @@ _table = lru_cache(maxsize=256)(BlendTable)
 
 
 class BlendPiece(NamedTuple):
-    """A stretch of a blend from a position on: draws of each stream in a period, how far into its table it begins."""
+    """A part of a blend that begins at position `first`: draws of each stream per period, and its table offset."""
 
     first: int
     parts: tuple[int, ...]
@@ -167,9 +167,9 @@ class BlendPiece(NamedTuple):
 
 
 class BlendCourse:
-    """Which stream each position of a lane draws from, and which draw of that stream it is: one table after another.
+    """Maps each position of a lane to a stream and a draw of that stream, by a sequence of tables.
 
-    The first piece begins at 0, and each continues with every stream where the one before has left it::
+    The first piece begins at 0. Each piece continues every stream where the previous piece left it::
 
         pieces    (0, parts 1 1)    (4, parts 3 1)
         streams    0 1 0 1           0 1 0 0 | 0 1 0 0 | ...
@@ -181,7 +181,7 @@ class BlendCourse:
         self._firsts = [piece.first for piece in self.pieces]
         self._tables = [piece.table for piece in self.pieces]
         self._shifts = [piece.offset - piece.first for piece in self.pieces]
-        # Draws of each stream before each piece that are not its table's own, shape (pieces, streams).
+        # Draws of each stream before each piece that its own table does not count, shape (pieces, streams).
         self._before: list[_Integers] = []
         drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
         for piece, stop in zip_longest(self.pieces, self._firsts[1:]):
@@ -190,13 +190,13 @@ class BlendCourse:
                 drawn = self._before[-1] + piece.table.counts(piece.offset + stop - piece.first)
 
     def draw(self, position: int) -> tuple[int, int]:
-        """Returns which stream a position draws from, and which draw of that stream it is."""
+        """Returns the stream of a position, and the number of the draw in that stream."""
         place = bisect_right(self._firsts, position) - 1
         stream, drawn = self._tables[place].draw(position + self._shifts[place])
         return stream, drawn + int(self._before[place][stream])
 
     def streams_of(self, first: int, stop: int) -> list[int]:
-        """Returns which stream each of the positions [first, stop) draws from."""
+        """Returns the stream of each of the positions [first, stop)."""
         streams: list[int] = []
         while first < stop:
             place = bisect_right(self._firsts, first) - 1
@@ -206,12 +206,12 @@ class BlendCourse:
         return streams
 
     def counts(self, position: int) -> tuple[int, ...]:
-        """Returns how many draws of each stream come before a position."""
+        """Returns how many draws of each stream precede a position."""
         place = bisect_right(self._firsts, position) - 1
         return tuple((self._before[place] + self._tables[place].counts(position + self._shifts[place])).tolist())
 
     def position(self, stream: int, draw: int) -> int | None:
-        """Returns the position of a stream's draw, counted from 0; None if it is never drawn so often."""
+        """Returns the position of a stream's draw, counted from 0; None if the stream never has that many draws."""
         for piece, befores in zip(reversed(self.pieces), reversed(self._before), strict=True):
             before = int(befores[stream])
             if draw < before + piece.table.counts(piece.offset)[stream]:
@@ -222,22 +222,22 @@ class BlendCourse:
         raise AssertionError("the first piece begins with no draw")
 
 
-_PLACES: Final = 512  # Of a table that are looked at as beginnings of a piece
+_PLACES: Final = 512  # Offsets of a table that are tried as the beginning of a piece
 
 
 class BlendSchedule:
-    """Which weights, 0 or more, not all 0, hold from which step on. Raises ValueError: points do not follow from 0."""
+    """Weights (0 or more, not all 0) by the step from which they apply. Raises ValueError: invalid points."""
 
     def __init__(self, points: Sequence[tuple[int, Sequence[float]]]) -> None:
         steps = [step for step, _ in points]
         if wrong := [step for step in steps if type(step) is not int]:
-            raise ValueError(f"the steps of a schedule are integers, got {wrong[0]!r}")
+            raise ValueError(f"the steps of a schedule must be integers, got {wrong[0]!r}")
         if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
-            raise ValueError(f"the points of a schedule begin at step 0 and follow each other, got {steps}")
+            raise ValueError(f"the points of a schedule must begin at step 0 and ascend, got {steps}")
         streams = len(points[0][1])
         if any(len(weights) != streams for _, weights in points):
-            raise ValueError(f"each point of a schedule has a weight for each of {streams} streams")
-        # Each with its own table; the same weights once more are no other ones.
+            raise ValueError(f"each point of a schedule must have a weight for each of {streams} streams")
+        # Points with the same table as the previous point are no change.
         each = [_parts(weights) for _, weights in points]
         changed = [number for number, parts in enumerate(each) if not number or parts != each[number - 1]]
         self._steps = [steps[number] for number in changed]
@@ -249,11 +249,11 @@ class BlendSchedule:
         return len(self._parts) == 1
 
     def parts(self, step: int) -> tuple[int, ...]:
-        """Returns the draws of each stream in a period, as they are from a step on."""
+        """Returns the draws of each stream per period that apply at a step."""
         return self._parts[bisect_right(self._steps, step) - 1]
 
     def pieces(self, step: int, draws_per_step: int) -> tuple[BlendPiece, ...]:
-        """Returns the pieces of a course that begins after so many steps, each of so many positions of a lane."""
+        """Returns the pieces of a course that begins after `step` steps, each with `draws_per_step` lane positions."""
         first = bisect_right(self._steps, step) - 1
         pieces, lag = [BlendPiece(0, self._parts[first])], np.zeros(len(self._parts[0]))
         begins = [(begin - step) * draws_per_step for begin in self._steps[first + 1 :]]
@@ -267,28 +267,29 @@ class BlendSchedule:
 
 
 def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | None) -> int:
-    """Returns where in its table a piece, of so many draws or without an end, begins to make good what streams lag.
+    """Returns the table offset at which a piece begins so that it makes up for the lag of streams.
 
-    If each piece began its table anew, short pieces would give the first streams more than their shares.
+    `draws` is the length of the piece, None if it has no end. If each piece began at the start of its table, short
+    pieces would give the first streams more than their shares.
     """
     period, shares = sum(parts), np.array(parts) / sum(parts)
     places = np.arange(period)
     if period > _PLACES:
-        # Strewn by the golden ratio: places at even distances would all have the same stream's turn come next.
+        # Spread by the golden ratio: at evenly spaced offsets the same stream would always come next.
         places = (np.arange(_PLACES) * 0.6180339887498949 % 1 * period).astype(np.int64)
     streams = np.array([-1, *_table(parts).streams(period, 3 * period)])
     before = np.cumsum(streams[:, None] == np.arange(len(parts)), axis=0)
     if draws is None:
-        # Where the table's own streams are as far behind.
+        # Match the lag in the table with the lag of the streams.
         apart = places[:, None] * shares - before[places] - lag
     else:
-        # So many draws from there leave them as near to their shares as can be.
+        # After `draws` draws from the offset, streams are as close to their shares as possible.
         apart = lag + draws % period * shares - (before[places + draws % period] - before[places])
-    # A stream that has no part in this piece cannot catch up in it.
+    # Streams without a part in this piece cannot catch up in it.
     return period + int(places[int((apart[:, shares > 0] ** 2).sum(axis=1).argmin())])
 
 
 def _parts(weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns whole parts of the weights, 0 for those that are 0."""
+    """Returns integer parts of the weights, 0 for weights of 0."""
     whole = iter(whole_parts([weight for weight in weights if weight]))
     return tuple(next(whole) if weight else 0 for weight in weights)

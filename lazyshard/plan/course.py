@@ -1,27 +1,28 @@
 """The course of a run: what each rank draws, through any number of changes of the number of ranks.
 
-What a part of a run draws follows from the parts before it, each by its lanes, its micro batch, and how many positions
-each lane drew: that is all the state there is. In an epoch each lane draws as many positions, in whole micro batches.
-What is left of an epoch in whose middle a part begins is dealt anew (`lazyshard.plan.segment`); later ones are whole.
-Positions are counted from the beginning of a part::
+The draws of a part follow from the parts before it: the lanes of each, its micro batch size, and how many positions
+each lane drew. There is no other state. In an epoch all lanes draw the same number of positions, in whole micro
+batches. If a part begins in the middle of an epoch, the rest of the epoch is dealt again (`lazyshard.plan.segment`);
+later epochs are whole. Positions are counted from the beginning of a part::
 
     part 0, 2 lanes                    part 1, 3 lanes
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
-                                       what is left of epoch 1
+                                       rest of epoch 1
 
-A part with as many lanes as the one before, and from which on no more is left out, continues in the same order; one
-that ends exactly where an epoch does is still in that epoch. `total` is the end of the samples, None for a live stream.
+A part with as many lanes as the previous part and no new skipped samples continues in the same order. A part that ends
+exactly at the end of an epoch still belongs to that epoch. `total` is the end of the samples, None for a live stream.
 
-Where the samples left over at the end of an epoch are to be drawn too, every lane draws one batch more: what it still
-holds, and in the missing places samples of the same epoch once more, in brackets. 17 samples, `unit=3`, batches of 4::
+If the samples left over at the end of an epoch are to be drawn too, every lane draws one more batch: the samples that
+it still holds, and in the missing places repeated samples of the same epoch, in parentheses. 17 samples, `unit=3`,
+batches of 4::
 
                                             "pad"                     "loop"
     lane 0    0  1  2  6    7  8 12 14      16 ( 8)(12)(14)           16 (3)(4)(5)
     lane 1    3  4  5  9   10 11 13 15     (10)(11)(13)(15)          (0) (1)(2)(6)
 
-In the order in which the lanes draw the epoch, position by position and lane by lane, "pad" takes the last ones that
-are not left over, "loop" the first ones, as torch's `DistributedSampler` and accelerate do. No sample is twice in this
-batch, but in an epoch shorter than `dp * batch_size`, which is repeated.
+In the order in which the lanes draw the epoch, position by position and lane by lane, "pad" repeats the last samples
+that are not left over, and "loop" repeats the first ones, as torch's `DistributedSampler` and accelerate do. No sample
+occurs twice in this batch, except in an epoch shorter than `dp * batch_size`, which is repeated.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from lazyshard.plan.segment import Segment
 
 _Integers = npt.NDArray[np.int64]
 
-_OPEN: Final = 2**63 - 1  # The length of an epoch as long as the end of the stream is not known
-_BLOCK: Final = 16_384  # Positions computed together: what is made of them on the way fits a processor's cache
+_OPEN: Final = 2**63 - 1  # The length of an epoch while the end of the stream is unknown
+_BLOCK: Final = 16_384  # Positions computed together: the temporary arrays fit in a processor's cache
 
 
 class Draw(NamedTuple):
-    """What is drawn at a position: the number of the `sample`, and the `epoch` in which it is drawn."""
+    """The draw at a position: the number of the `sample`, and the `epoch` in which it is drawn."""
 
     epoch: int
     sample: int
 
 
 class Run(NamedTuple):
-    """Positions [first, stop) of one lane that are drawn as consecutive samples, `sample` being that of `first`."""
+    """Positions [first, stop) of one lane that draw consecutive samples; `sample` is the sample of `first`."""
 
     first: int
     stop: int
@@ -60,7 +61,7 @@ class Run(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a sample is drawn: `position` of `lane`, counted from the beginning of a part."""
+    """Where a sample is drawn: `position` of `lane`, counted from the beginning of the part."""
 
     part: int
     lane: int
@@ -69,17 +70,18 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Begin:
-    """Where a part begins, given a total: at the position `offset` of a segment, perhaps that of the part before.
+    """Where a part begins, given a total: at position `offset` of a segment, possibly the segment of the previous part.
 
-    `length` and `full` are positions of each lane in that epoch and in a later one; `_OPEN` and 0 while that is open.
+    `length` and `full` are the positions of each lane in that epoch and in a later one; `_OPEN` and 0 while the end is
+    unknown.
     """
 
     segment: Segment
     offset: int
-    goes_on: bool
+    continues: bool
     length: int
     full: int
-    _later: Segment | None = None  # the epoch that was asked for last
+    _later: Segment | None = None  # the later epoch requested last
 
     def later(self, epoch: int) -> Segment:
         """Returns a later, whole epoch."""
@@ -89,19 +91,19 @@ class Begin:
         return later
 
     def around(self, position: int) -> tuple[Segment, int, int]:
-        """Returns the segment of a position, what to add to get a position of it, and the position behind its epoch."""
+        """Returns the segment of a position, the shift to positions of that segment, and the end of its epoch."""
         if position < self.length:
             return self.segment, self.offset, self.length
         if not self.full:
             own = self.segment
             kept = 0 if own.total is None else own.gaps.kept(0, own.total)
-            raise IndexError(f"an epoch is empty: {kept} samples are less than a batch of each of {own.dp} lanes")
+            raise IndexError(f"an epoch is empty: {kept} samples are fewer than one batch for each of {own.dp} lanes")
         epochs, within = divmod(position - self.length, self.full)
         segment = self.later(self.segment.epoch + 1 + epochs)
         return segment, within - position, position - within + self.full
 
     def draws(self, lanes: _Integers, positions: _Integers) -> tuple[_Integers | int, _Integers]:
-        """Returns epochs, one or one for each, and samples of positions counted from where the part begins."""
+        """Returns epochs (one for all or one each) and samples of positions counted from the beginning of the part."""
         segment, shift, _ = self.around(int(positions.max()))
         if positions.min() >= -shift:
             return segment.epoch, segment.samples(lanes, positions + shift)
@@ -115,9 +117,9 @@ class Begin:
 
 
 class Course:
-    """The parts of a run, of which the last one is `current`; positions, `dp` and `batch_size` are those of that one.
+    """The parts of a run. The last one is `current`; positions, `dp` and `batch_size` refer to it.
 
-    That a part has drawn more than there was is found, as a ValueError, when a total is given.
+    Methods with a `total` raise ValueError if a part has drawn more than there is.
     """
 
     def __init__(self, rules: Rules, parts: Sequence[Part]) -> None:
@@ -132,11 +134,11 @@ class Course:
         return sum(part.dp * part.draws for part in self.parts[:-1] if part.trained)
 
     def until(self, number: int) -> Course:
-        """Returns the course as it was in the part of that number, from 0."""
+        """Returns the course as it was in part `number`, from 0."""
         return Course(self.rules, self.parts[: number + 1]) if number + 1 < len(self.parts) else self
 
     def in_epoch(self, epoch: int) -> Course:
-        """Returns the course whose current part begins an epoch instead, with the same lanes, and the same left out."""
+        """Returns a course whose current part begins the given epoch, with the same lanes and skipped samples."""
         skip = Gaps(one for part in self.parts for one in part.skip).ranges
         return Course(self.rules, [replace(self.current, draws=0, epoch=epoch, skip=skip)])
 
@@ -145,11 +147,11 @@ class Course:
         return self.begin(total).segment.epoch
 
     def epoch_length(self, total: int) -> int:
-        """Returns how many positions each lane draws in the epoch in which the current part begins: whole batches."""
+        """Returns how many positions each lane draws in the current part's first epoch: whole batches."""
         return self.begin(total).length
 
     def epoch_stop(self, drawn: int, total: int) -> int:
-        """Returns the position behind the epoch of a run that has drawn so many; at its end still that one."""
+        """Returns the end of the epoch of a run that has drawn `drawn` positions; at the end of an epoch, that end."""
         begin = self.begin(total)
         later = drawn > begin.length and begin.full > 0
         return begin.length - ((begin.length - drawn) // begin.full * begin.full if later else 0)
@@ -159,28 +161,28 @@ class Course:
         return self.begin(total).full
 
     def leftover(self, total: int) -> int:
-        """Returns how many samples the epoch in which the part begins leaves undrawn: fewer than dp * batch_size."""
+        """Returns how many samples the current part's first epoch leaves undrawn: fewer than dp * batch_size."""
         begin = self.begin(total)
         return (begin.segment.size or 0) - self.dp * (begin.offset + begin.length)
 
     def needed(self, position: int) -> int:
-        """Returns how many samples must be published before `position` may be drawn with the end unknown.
+        """Returns how many samples must be published before `position` can be drawn while the end is unknown.
 
-        For every `total >= needed(p)`, `draw(lane, p, total) == draw(lane, p, None)`. Never less for a later position.
+        For every `total >= needed(p)`, `draw(lane, p, total) == draw(lane, p, None)`. Monotonic in the position.
         """
         begin, size = self.begin(None), self.batch_size
         return begin.segment.needed(begin.offset + position, begin.offset + (position // size + 1) * size)
 
     def drawable(self, samples: int) -> int:
-        """Returns how many positions can be drawn once so many samples are published: `needed` turned round."""
+        """Returns how many positions can be drawn once `samples` are published: the inverse of `needed`."""
         begin, size = self.begin(None), self.batch_size
         certain, held = begin.segment.drawable(samples)
         return max(0, min(certain - begin.offset, (held - begin.offset) // size * size))
 
     def done_before(self, position: int, total: int | None) -> int:
-        """Returns N such that no sample below N is drawn in the same epoch once every lane has drawn [0, position).
+        """Returns N such that no sample below N is drawn in the same epoch after every lane has drawn [0, position).
 
-        What is open counts as needed whole; so is what is left over, until the first position of the next epoch.
+        An open window counts as needed as a whole; so do left-over samples, until the next epoch has begun.
         """
         begin = self.begin(total)
         if total is not None and position >= begin.length and (position > begin.length or not self.leftover(total)):
@@ -188,17 +190,17 @@ class Course:
         return begin.segment.done_before(begin.offset + position)
 
     def draw(self, lane: int, position: int, total: int | None) -> Draw:
-        """Returns epoch and sample of a position, of the first epoch while the end is open.
+        """Returns epoch and sample of a position; of the first epoch while the end is unknown.
 
-        Raises IndexError: no epoch has a batch for each lane.
+        Raises IndexError: an epoch is shorter than one batch for each lane.
         """
         segment, shift, _ = self.begin(total).around(position)
         return Draw(segment.epoch, segment.sample(lane, position + shift))
 
     def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[_Integers, _Integers]:
-        """Returns epochs and samples of `draw` for arrays or integers, broadcast; cheapest window by window."""
+        """Returns epochs and samples of `draw` for arrays or integers, broadcast; fastest window by window."""
         lane, position = np.asarray(lanes, np.int64), np.asarray(positions, np.int64)
-        # By `broadcast_arrays` of numpy 2.4.6, 28 bytes of each window stayed (tests/data/test_memory_flat.py).
+        # `broadcast_arrays` of numpy 2.4.6 leaked 28 bytes per window (tests/data/test_memory_flat.py).
         shape = np.broadcast_shapes(lane.shape, position.shape)
         begin, flat = self.begin(total), tuple(np.broadcast_to(one, shape).ravel() for one in (lane, position))
         epochs, samples = np.empty_like(flat[0]), np.empty_like(flat[0])
@@ -208,28 +210,28 @@ class Course:
         return epochs.reshape(shape), samples.reshape(shape)
 
     def run(self, lane: int, position: int, total: int | None) -> Run:
-        """Returns the neighbours drawn as consecutive samples in one epoch, none of which needs more published."""
+        """Returns the run of consecutive samples around a position, in one epoch; no more samples need be published."""
         segment, shift, limit = self._around(position, total)
         first, stop = segment.run(lane, position + shift, limit + shift)
-        # What lies before the part in its segment is not the part's.
+        # Positions of the segment before the part belong to an earlier part.
         first = max(first, shift)
         return Run(first - shift, stop - shift, segment.sample(lane, first), segment.epoch)
 
     def window_stop(self, lane: int, position: int, total: int | None) -> int:
-        """Returns the position behind those of its window and epoch, none of which needs more published."""
+        """Returns the end of a position's window, in its epoch; no position before it needs more published samples."""
         segment, shift, limit = self._around(position, total)
         return min(limit, segment.window_stop(lane, position + shift) - shift)
 
     def _around(self, position: int, total: int | None) -> tuple[Segment, int, int]:
-        """Returns what `Begin.around` does; with the end unknown, the position behind all that need no more samples."""
+        """As `Begin.around`; while the end is unknown, the end of the positions that need no more samples."""
         segment, shift, stop = self.begin(total).around(position)
         return segment, shift, self.drawable(self.needed(position)) if total is None else stop
 
     def place(self, sample: int, total: int | None, epoch: int) -> Place | None:
-        """Returns where a sample is drawn in an epoch; with `total` None only in that of the current part.
+        """Returns where a sample is drawn in an epoch; with `total` None only in the epoch of the current part.
 
-        A sample is dealt in the segment in whose fresh deal it lies; where that one ended before, the next takes it
-        over. None for a sample that is left out, past the end, or left over.
+        A sample is dealt in the segment whose fresh deal contains it; if that segment ended earlier, the next one
+        takes it over. Returns None for a sample that is skipped, past the end, or left over.
         """
         if sample < 0:
             raise outside("sample", sample, None)
@@ -242,7 +244,7 @@ class Course:
             if turns < 0 or (turns and (not begin.full or first >= drawn)):
                 continue
             segment, shift, stop = begin.around(first) if turns else (begin.segment, begin.offset, begin.length)
-            if before is not None and found is not None and (turns or not begin.goes_on):
+            if before is not None and found is not None and (turns or not begin.continues):
                 found = segment.take_over(*found)
                 if found == (-1, -1):
                     return None
@@ -261,7 +263,7 @@ class Course:
         found = self._begins.get(total)
         if found is None:
             found = _begins(self.rules, self.parts, total)
-            # Of a stream that grows only the last total is asked for again, and None.
+            # For a growing stream only the last total is requested again, and None.
             self._begins = {known: self._begins[known] for known in (None,) if known in self._begins}
             self._begins[total] = found
         return found
@@ -272,17 +274,17 @@ def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begi
     gaps = Gaps()
     for number, part in enumerate(parts):
         gaps = gaps.joined(part.skip)
-        goes_on = number > 0 and part.epoch is None and not part.skip and part.dp == parts[number - 1].dp
+        continues = number > 0 and part.epoch is None and not part.skip and part.dp == parts[number - 1].dp
         if not found or part.epoch is not None:
             segment, offset = Segment(rules, part.dp, part.epoch or 0, total, gaps), 0
         else:
             segment, offset = _ended(found[-1], parts[number - 1])
-            if not goes_on:
+            if not continues:
                 segment, offset = Segment(rules, part.dp, segment.epoch, total, gaps, (segment, offset)), 0
         size, batch = segment.size, part.dp * part.batch_size
         length = _OPEN if size is None else (size - part.dp * offset) // batch * part.batch_size
         full = 0 if total is None else gaps.kept(0, total) // batch * part.batch_size
-        found.append(Begin(segment, offset, goes_on, length, full))
+        found.append(Begin(segment, offset, continues, length, full))
     return found
 
 
@@ -292,20 +294,21 @@ def _ended(begin: Begin, part: Part) -> tuple[Segment, int]:
         return begin.segment, begin.offset + part.draws
     if not begin.full:
         total = begin.segment.total
-        raise ValueError(f"{part.draws} positions of {part.dp} lanes were drawn, but there are {total} samples")
-    # An epoch that ends exactly there is still that one.
+        raise ValueError(f"{part.draws} positions were drawn in each of {part.dp} lanes, but there are {total} samples")
+    # A part that ends exactly at the end of an epoch still belongs to that epoch.
     segment, shift, _ = begin.around(part.draws - 1)
     return segment, part.draws + shift
 
 
 AtEnd = Literal["drop", "pad", "loop"]
-"""What becomes of the samples left over: not drawn, or drawn in one more batch of every lane."""
+"""What to do with the samples left over: drop them, or draw them in one more batch of every lane."""
 
 
 class Ending(NamedTuple):
-    """The end of one epoch of a course, all of whose lanes draw whole batches up to there.
+    """The end of one epoch of a course, in which all lanes draw whole batches.
 
-    `left` is what each lane still holds, `whole` the same epoch, dealt to as many lanes from its beginning.
+    `left` are the samples that each lane still holds, `whole` is the same epoch, dealt from its beginning to as many
+    lanes.
     """
 
     left: tuple[tuple[int, ...], ...]
@@ -314,7 +317,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, course: Course, drawn: int, total: int) -> Ending:
-        """Returns the end of the epoch in which a run stands that has drawn so many; at its end still that one."""
+        """Returns the end of the epoch of a run that has drawn `drawn` positions; at the end of an epoch, that end."""
         begin, stop = course.begin(total), course.epoch_stop(drawn, total)
         segment, first = begin.segment, begin.offset + begin.length
         if stop > begin.length:
@@ -328,16 +331,16 @@ class Ending(NamedTuple):
 
     @property
     def leftover(self) -> int:
-        """Samples that are left over, of all lanes."""
+        """Number of samples left over, over all lanes."""
         return sum(map(len, self.left))
 
     @property
     def missing(self) -> int:
-        """Samples that one more batch of every lane draws once more; 0 where nothing is left over."""
+        """Number of samples that one more batch of every lane repeats; 0 if nothing is left over."""
         return len(self.left) * self.batch_size - self.leftover if self.leftover else 0
 
     def batch(self, lane: int, at_end: AtEnd) -> tuple[int, ...]:
-        """Returns the samples of the batch that a lane draws behind its whole ones; none where nothing is left over."""
+        """Returns the samples of a lane's batch after its whole batches; empty if nothing is left over."""
         own = self.left[lane]
         if at_end == "drop" or not self.leftover:
             return ()

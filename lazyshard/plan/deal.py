@@ -1,16 +1,16 @@
-"""The deal: which sample of the stream is which position of which lane; gaps, units, and indices of lanes.
+"""The deal: maps samples of the stream to lanes and positions. Also gaps, units, and indices of lanes.
 
-A stream is dealt in stripes. A stripe is `dp` units, one a lane, and a unit is `unit` samples in a row. With
-`dp=2, unit=3`, the samples of each lane by position::
+A stream is dealt in stripes. A stripe is `dp` units, one per lane, and a unit is `unit` consecutive samples. With
+`dp=2, unit=3`, these are the samples of each lane by position::
 
     position   0   1   2 |  3   4   5 |  6   7
     lane 0     0   1   2 |  6   7   8 | 12  14
     lane 1     3   4   5 |  9  10  11 | 13  15
                stripe 0  |  stripe 1  | tail of a stream of 16
 
-What fills no whole stripe once the stream has ended, the tail, is dealt row by row, so lanes differ by at most one
-sample: position q of lane l is sample `q * dp + (l - turn) % dp`. As long as the end is not known (`total` None), every
-position is taken to lie in a whole stripe, which is the same sample wherever the stripe turns out to be whole.
+Once the stream has ended, the samples that fill no whole stripe, the tail, are dealt row by row, so lanes differ by at
+most one sample: position q of lane l is sample `q * dp + (l - turn) % dp`. While the end is unknown (`total` None),
+every position is assumed to lie in a whole stripe; if the stripe becomes whole, that is the right sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _N = TypeVar("_N", int, _Integers)
 
 
 def check_field(name: str, value: object, low: int, stop: int | None = None) -> None:
-    """Raises ValueError for what is not an `int` in [low, stop); `bool` is none: `dp=True` is a slip."""
+    """Raises ValueError unless `value` is an `int` in [low, stop); `bool` is rejected: `dp=True` is a mistake."""
     if type(value) is int and value >= low and (stop is None or value < stop):
         return
     bound = f">= {low}" if stop is None else f"in [{low}, {stop})"
@@ -38,16 +38,16 @@ def check_field(name: str, value: object, low: int, stop: int | None = None) -> 
 
 
 def outside(name: str, value: int, stop: int | None, low: int = 0) -> IndexError:
-    """Returns the error for an index outside [low, stop), `stop` None being no upper bound."""
+    """Returns the error for an index outside [low, stop); `stop` None means no upper bound."""
     bound = f">= {low}" if stop is None else f"in [{low}, {stop})"
     return IndexError(f"{name} must be {bound}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The samples of a stream, dealt to `dp` lanes in units of `unit`; `total` samples once that is known.
+    """The samples of a stream, dealt to `dp` lanes in units of `unit`; `total` is their number once known.
 
-    `turn` is the lane that gets the first sample of the tail: not 0 where the lanes [0, turn) were dealt one more
+    `turn` is the lane that gets the first sample of the tail; it is not 0 if the lanes [0, turn) got one sample more
     before.
     """
 
@@ -56,16 +56,16 @@ class Deal:
     turn: int = 0
 
     def sample(self, lane: int, position: int, total: int | None = None) -> int:
-        """Returns the number of the sample at `position` of `lane`, where there is one."""
+        """Returns the sample at `position` of `lane`, which must exist."""
         if total is not None and position >= self.whole_positions(total):
             return position * self.dp + (lane - self.turn) % self.dp
         stripe, within = divmod(position, self.unit)
         return (stripe * self.dp + lane) * self.unit + within
 
     def samples(self, lanes: _Integers, positions: _Integers, total: int | None = None) -> _Integers:
-        """Returns `sample` for each, of int64 arrays of the same shape."""
+        """Returns `sample` for int64 arrays of the same shape."""
         # (stripe * dp + lane) * unit + position % unit, with the remainder written out as position - stripe * unit: one
-        # division, not two. In place, since for millions of positions it is memory that costs.
+        # division, not two. In place, since memory bandwidth is the bottleneck for millions of positions.
         numbers = positions // self.unit
         numbers *= self.dp - 1
         numbers += lanes
@@ -76,7 +76,7 @@ class Deal:
         return numbers
 
     def place(self, sample: int, total: int | None = None) -> tuple[int, int]:
-        """Returns the lane and the position of a sample, where there is one."""
+        """Returns the lane and the position of a sample, which must exist."""
         if total is not None and sample >= self.whole_positions(total) * self.dp:
             position, lane = divmod(sample, self.dp)
             return (lane + self.turn) % self.dp, position
@@ -85,21 +85,21 @@ class Deal:
         return lane, stripe * self.unit + within
 
     def whole_positions(self, total: int) -> int:
-        """Returns how many positions of each lane lie in whole stripes; the tail's begin there."""
+        """Returns how many positions of each lane lie in whole stripes; the tail begins there."""
         return total // (self.dp * self.unit) * self.unit
 
     def lane_length(self, lane: int, total: int) -> int:
         """Returns how many samples `lane` holds."""
-        # Whole stripes fill all lanes alike and the tail goes round, so this is round-robin's count.
+        # Whole stripes fill all lanes equally and the tail is dealt in turn, so this is the round-robin count.
         return (total + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
 
 
 class Gaps:
-    """Half-open ranges of sample numbers that are left out, joined where they touch. What is kept is numbered.
+    """Half-open ranges of sample numbers that are left out, joined if adjacent. The kept samples are numbered.
 
     ::
 
-        sample      0  1  2  3  4  5  6  7  8      with the gaps [2, 4) and [6, 7), from 1 on
+        sample      0  1  2  3  4  5  6  7  8      gaps [2, 4) and [6, 7); numbered from sample 1 on
         kept           0        1  2     3  4          kept(1, 7) == 3,  nth(1, 3) == 7
     """
 
@@ -117,7 +117,7 @@ class Gaps:
         self.ranges = tuple(joined)
         self._starts = [start for start, _ in joined]
         self._stops = [stop for _, stop in joined]
-        # Of each range: how many samples are left out before it, and how many are kept.
+        # For each range: how many samples are left out before it, and how many are kept.
         self._before = [0, *accumulate(stop - start for start, stop in joined)]
         self._kept = [start - out for start, out in zip(self._starts, self._before, strict=False)]
 
@@ -128,7 +128,7 @@ class Gaps:
         return (at := bisect_right(self._starts, sample) - 1) >= 0 and sample < self._stops[at]
 
     def joined(self, ranges: Iterable[tuple[int, int]]) -> Gaps:
-        """Returns these gaps and more."""
+        """Returns these gaps with further ranges."""
         more = tuple(ranges)
         return Gaps((*self.ranges, *more)) if more else self
 
@@ -137,7 +137,7 @@ class Gaps:
         return max(0, self._kept_before(stop) - self._kept_before(start))
 
     def nth(self, start: int, number: _N) -> _N:
-        """Returns the sample of that number, from 0, among those kept from `start` on; of an array for each."""
+        """Returns the kept sample with this number (or array of numbers), counted from 0 at `start`."""
         if not self.ranges:
             return start + number
         rank = number + self._kept_before(start)
@@ -154,9 +154,9 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What never changes in a run: samples a lane gets in a row, and the shuffle.
+    """What never changes in a run: the consecutive samples that a lane gets, and the shuffle.
 
-    `window` positions of a lane are shuffled together, a multiple of `unit`; 0 draws in order.
+    `window` positions of a lane, a multiple of `unit`, are shuffled together; 0 draws in order.
     """
 
     unit: int
@@ -172,7 +172,7 @@ class Rules:
 
     @property
     def span(self) -> int:
-        """Positions of a lane that become certain together."""
+        """Positions of a lane that become drawable together."""
         return self.window or self.unit
 
 
@@ -180,7 +180,7 @@ UNIT_NAMES: Final = ("chunk", "sample", "batch", "auto")
 
 
 def named_unit(unit: str | int, samples_per_chunk: int, batch_size: int) -> int | None:
-    """Returns how many samples a unit has, by its name or number; None for "auto". Raises ValueError: there is none."""
+    """Returns the samples of a unit, given by name or number; None for "auto". Raises ValueError: unknown unit."""
     if type(unit) is int and unit >= 1:
         return unit
     units = {"chunk": samples_per_chunk, "sample": 1, "batch": batch_size, "auto": None}
@@ -192,10 +192,10 @@ def named_unit(unit: str | int, samples_per_chunk: int, batch_size: int) -> int 
 def auto_unit(
     dp: int, samples_per_chunk: int, batch_size: int, published: int, ended: bool, limit: int | None
 ) -> int | None:
-    """Returns the unit that "auto" stands for: a chunk if there is a full one for each rank, else a micro batch.
+    """Returns the unit for "auto": a chunk if there is a full chunk for each rank, otherwise a micro batch.
 
-    With fewer chunks the whole stream would be tail: each row a read of its own. None as long as what is still to come
-    decides; then the same for every later `published` and `ended`, so ranks agree.
+    With fewer chunks the whole stream would be tail: one read per row. Returns None while this depends on rows still to
+    be published; after that the result is the same for all later `published` and `ended`, so all ranks agree.
     """
     enough = dp * samples_per_chunk
     if limit is not None and limit < enough:
@@ -206,7 +206,7 @@ def auto_unit(
 
 
 def window_positions(chunks: int, samples_per_chunk: int, unit: int) -> int:
-    """Returns how many positions of a rank a window of so many chunks' worth of samples has: whole units.
+    """Returns the positions of a rank's shuffle window of `chunks` chunks, rounded up to whole units.
 
     >>> window_positions(2, 1000, 1000), window_positions(2, 1000, 64), window_positions(0, 1000, 64)
     (2000, 2048, 0)
@@ -216,7 +216,7 @@ def window_positions(chunks: int, samples_per_chunk: int, unit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How lanes lie in the index space of a map-style data set: a bijection between [0, size) and their [0, block).
+    """How lanes map to indices of a map-style data set: a bijection between [0, size) and [0, block) of each lane.
 
     With `dp=2, block=3`, lane after lane or `strided`::
 
@@ -237,7 +237,7 @@ class Layout:
         return self.dp * self.block
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns lane and position of `index`, counted from the end if negative. Raises IndexError: there is none."""
+        """Returns lane and position of `index`; negative indices count from the end. Raises IndexError."""
         number, size = as_int(index), self.dp * self.block
         if not -size <= number < size:
             raise outside("index", number, size, low=-size)
@@ -253,17 +253,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a sequence is dealt to shards: in global batches, of which each shard has its own places.
+    """Deals a sequence to shards in global batches, in which each shard has fixed places.
 
-    The last one, if not full, is completed from the first one (`even_batches`), as by accelerate's
-    `IterableDatasetShard`; or it is dropped (`drop_last`), or dealt as it is::
+    A last batch that is not full is completed from the first one (`even_batches`), as by accelerate's
+    `IterableDatasetShard`, dropped (`drop_last`), or dealt as it is::
 
         batches of 2, two shards       | 0 1 2 3 | 4 5 6 7 | 8 0 1 2 |
         shard 0                          0 1       4 5       8 0
         shard 1, strided                   1   3     5   7     0   2
 
-    `batch_size` is that of one shard, of all together with `split_batches`. Raises ValueError: a number is outside its
-    range, or a split batch has not as many places for each shard.
+    `batch_size` is the batch of one shard, or with `split_batches` of all shards. Raises ValueError: a number is out
+    of range, or a split batch cannot be divided evenly.
     """
 
     shards: int
@@ -276,13 +276,13 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.shards < 1:
-            raise ValueError(f"num_shards is 1 or more, got {self.shards}")
+            raise ValueError(f"num_shards must be 1 or more, got {self.shards}")
         if not 0 <= self.index < self.shards:
-            raise ValueError(f"index is in [0, {self.shards}), got {self.index}")
+            raise ValueError(f"index must be in [0, {self.shards}), got {self.index}")
         if self.batch_size < 1:
-            raise ValueError(f"batch_size is 1 or more, got {self.batch_size}")
+            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
         if self.split_batches and self.batch_size % self.shards:
-            why = "with split_batches, batch_size is a multiple of num_shards"
+            why = "with split_batches, batch_size must be a multiple of num_shards"
             raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")
 
     @property
@@ -303,14 +303,14 @@ class Sharding:
         return full * len(self.own) + len(self.last(left, full > 0))
 
     def last(self, left: int, has_first: bool) -> list[tuple[bool, int]]:
-        """Returns what this shard gets of a last global batch of `left` elements, fewer than all.
+        """Returns what this shard gets of a last global batch of `left` elements that is not full.
 
-        For each element whether it is one of the first global batch instead, if there was one, and its place there.
+        For each element: whether it is taken from the first global batch (if there was one), and its place there.
         """
         if not left or self.drop_last:
             return []
         if not self.even_batches:
             return [(False, place) for place in self.own if place < left]
-        # Without a full one before, the last batch is its own first one.
+        # Without a full batch before it, the last batch is also the first.
         size = self.batch if has_first else left
         return [(False, place) if place < left else (has_first, (place - left) % size) for place in self.own]

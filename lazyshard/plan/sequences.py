@@ -1,15 +1,15 @@
-"""Sequences of at most so many tokens, made of documents by their lengths alone: cut, packed or padded; their tokens.
+"""Makes sequences of limited length from documents, by their lengths alone: split, packed or padded; and their tokens.
 
-Documents, each with a BOS in front and an EOS behind if asked for, are concatenated, and cut every S tokens::
+Documents, with optional BOS and EOS tokens, are concatenated and cut every S tokens::
 
     documents   aaaa bb ccccc      size 6, each document ended by an EOS (.)
     sequences   aaaa.b | b.cccc    and "c." is left over
 
-As Megatron Core's `GPTDataset` (`build_sample_idx` in `megatron/core/datasets/helpers.cpp`) with `overlap=1`, and as
-fms-fsdp's `BufferDataset` (`fms_fsdp/utils/dataset_utils.py`, with `pack_hard`) with `every_bos`, `every_eos`: the
-token whose place an EOS takes begins the next sequence. Packs are best-fit decreasing (Johnson, Demers, Ullman, Garey
-and Graham, "Worst-case performance bounds for simple one-dimensional packing algorithms", SIAM Journal on Computing 3,
-1974), for training proposed by Ding et al., "Fewer truncations improve language modeling", 2024.
+With `overlap=1` this is Megatron Core's `GPTDataset` (`build_sample_idx` in `megatron/core/datasets/helpers.cpp`). With
+`every_bos` or `every_eos` it is fms-fsdp's `BufferDataset` (`fms_fsdp/utils/dataset_utils.py`, with `pack_hard`): the
+token replaced by an EOS begins the next sequence. Packs are best-fit decreasing (Johnson, Demers, Ullman, Garey and
+Graham, "Worst-case performance bounds for simple one-dimensional packing algorithms", SIAM Journal on Computing 3,
+1974), proposed for training by Ding et al., "Fewer truncations improve language modeling", 2024.
 
 The tokens of a row are int64 arrays by name: `input_ids`, and `labels` if the row has them.
 """
@@ -32,23 +32,23 @@ INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
 POSITION_IDS: Final = "position_ids"
 ATTENTION_MASK: Final = "attention_mask"
-NO_LABEL: Final = -100  # What losses of PyTorch and transformers leave out
-MOST_ID: Final = 2**31 - 1  # The greatest token id: ids are kept in 32 bits
+NO_LABEL: Final = -100  # Ignored by the losses of PyTorch and transformers
+MOST_ID: Final = 2**31 - 1  # The greatest token id: ids are stored in 32 bits
 
 _Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Whole rows, of together at most so many tokens: best fit, longest first (docs/packing.md).
+    """Packs of whole rows, at most `size` tokens in total: best fit, longest first (docs/packing.md).
 
-    What is handed out is the list of the encoded rows, as ms-swift's `PackingDataset` gives it to the collator.
+    A pack is returned as the list of its encoded rows, as ms-swift's `PackingDataset` passes it to the collator.
 
     Attributes:
-        size: most tokens of a pack.
+        size: maximum tokens of a pack.
 
     Raises:
-        ValueError, TypeError: the size is none, or no integer.
+        ValueError, TypeError: the size is below 1, or not an integer.
     """
 
     size: int
@@ -59,17 +59,17 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """One row, padded to so many tokens.
+    """One row, padded to `size` tokens.
 
-    What is handed out has int64 arrays of shape (size,): `input_ids`, `attention_mask` (1 where there is a token of the
-    row), and `labels`, if the row has them.
+    Each result has int64 arrays of shape (size,): `input_ids`, `attention_mask` (1 for tokens of the row), and
+    `labels` if the row has them.
 
     Attributes:
-        size: tokens of each.
-        token: with which it is padded; labels are padded with -100.
+        size: tokens of each sequence.
+        token: the padding token; labels are padded with -100.
 
     Raises:
-        ValueError, TypeError: the size is none, or it or the token no integer.
+        ValueError, TypeError: the size is below 1, or the size or the token is not an integer.
     """
 
     size: int
@@ -81,23 +81,23 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """All rows one behind the other, cut into exactly so many tokens; only the last one of a stream may have fewer.
+    """All rows concatenated and cut into exactly `size` tokens; only the last sequence of a stream may be shorter.
 
-    What is handed out has int64 arrays of shape (size + overlap,): `input_ids`, `position_ids`, from 0 for each row in
-    it, and `labels`, if the rows have them. What is put in as BOS or EOS is its own label.
+    Each result has int64 arrays of shape (size + overlap,): `input_ids`, `position_ids`, which start at 0 for each row,
+    and `labels` if the rows have them. An inserted BOS or EOS is its own label.
 
     Attributes:
-        size: tokens of each, BOS and EOS included, `overlap` not.
-        bos: token in front of each row; None for none.
-        eos: token behind each row, or between rows, as a separator is.
-        every_bos: token in front of each sequence that does not begin with a row's BOS.
-        every_eos: token behind each sequence that does not end in a row's EOS.
-        overlap: 1 for sequences of which the last token is the first of the next one, as Megatron's `GPTDataset` has.
+        size: tokens of each sequence, including BOS and EOS, without `overlap`.
+        bos: token before each row; None for none.
+        eos: token after each row, or between rows like a separator.
+        every_bos: token before each sequence that does not begin with the BOS of a row.
+        every_eos: token after each sequence that does not end with the EOS of a row.
+        overlap: 1 if the last token of a sequence is also the first token of the next, as in Megatron's `GPTDataset`.
 
     Raises:
-        ValueError: there is no room for a token of a row; or the overlap is neither 0 nor 1, or is asked for together
-            with a BOS or EOS of every sequence.
-        TypeError: a number is no integer.
+        ValueError: there is no room for a token of a row; or the overlap is neither 0 nor 1, or is combined with a BOS
+            or EOS of every sequence.
+        TypeError: a number is not an integer.
     """
 
     size: int
@@ -113,12 +113,12 @@ class Split:
         every = sum(name.startswith("every") for name in ids)
         _settle(self, 1 + every, "size", *ids, "overlap")
         if self.overlap not in (0, 1):
-            raise ValueError(f"overlap is 0 or 1, got {self.overlap}")
+            raise ValueError(f"overlap must be 0 or 1, got {self.overlap}")
         if self.overlap and every:
-            raise ValueError("overlap=1 goes with neither every_bos nor every_eos")
+            raise ValueError("overlap=1 cannot be combined with every_bos or every_eos")
 
     def framed(self, lengths: Sequence[int]) -> list[int]:
-        """Returns how many tokens documents have with their BOS and EOS."""
+        """Returns the lengths of documents with their BOS and EOS."""
         more = (self.bos is not None) + (self.eos is not None)
         return [operator.index(length) + more for length in lengths]
 
@@ -127,20 +127,20 @@ Form = Pack | Pad | Split
 
 
 def _settle(form: Form, least: int, *names: str) -> None:
-    """Has fields be ints. Raises TypeError: one is none; ValueError: the size is too small."""
+    """Converts fields to ints. Raises TypeError: one is not an integer; ValueError: the size is below `least`."""
     for name in names:
         value = getattr(form, name)
         try:
             object.__setattr__(form, name, operator.index(value))
         except TypeError:
             what = "a number of tokens" if name in ("size", "overlap") else "a token id"
-            raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
+            raise TypeError(f"{type(form).__name__}: {name} must be {what}, an int, got {value!r:.100}") from None
     if form.size < least:
-        raise ValueError(f"size is a number of tokens from {least}, got {form.size}")
+        raise ValueError(f"size must be a number of tokens from {least}, got {form.size}")
 
 
 class Cut(NamedTuple):
-    """A place between two tokens: the document of the one behind it, and its tokens before, BOS included."""
+    """A position between two tokens: the document of the next token, and its tokens before this one, BOS included."""
 
     document: int
     offset: int
@@ -150,7 +150,7 @@ BEGINNING: Final = Cut(0, 0)  # Before the first document
 
 
 class Piece(NamedTuple):
-    """What a sequence has of one document: perhaps its BOS, its own tokens [start, stop), and perhaps its EOS."""
+    """The part of one document in a sequence: optional BOS, the document's own tokens [start, stop), optional EOS."""
 
     document: int
     start: int
@@ -160,7 +160,7 @@ class Piece(NamedTuple):
 
 
 class SplitSequence(NamedTuple):
-    """What a sequence has of documents, in order; `bos` and `eos` are those that are no document's."""
+    """The pieces of documents in a sequence, in order; `bos` and `eos` are tokens that belong to no document."""
 
     pieces: tuple[Piece, ...]
     bos: bool = False
@@ -170,27 +170,27 @@ class SplitSequence(NamedTuple):
 def make_sequences(
     lengths: Sequence[int], form: Form, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
 ) -> tuple[list[SplitSequence], Cut]:
-    """Returns the sequences made of documents from the `start` that an earlier call has left, and what it left.
+    """Returns the sequences made of documents from `start` on, and the position at which the next call continues.
 
-    If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
+    If no document follows (`last`), the rest becomes a sequence of its own; `begun` if sequences were made before.
     """
     if isinstance(form, Split):
         return _split(lengths, form, start, last, begun)
     if start != BEGINNING:
-        raise ValueError(f"whole documents are not begun within one, got {start}")
+        raise ValueError(f"whole documents cannot start within a document, got {start}")
     if isinstance(form, Pack):
         groups = pack_samples(lengths, form.size)
     elif all(1 <= length <= form.size for length in lengths):
         groups = [[document] for document in range(len(lengths))]
     else:
-        raise ValueError(f"lengths are from 1 to {form.size}")
+        raise ValueError(f"lengths must be from 1 to {form.size}")
     whole = [Piece(one, 0, length, False, False) for one, length in enumerate(lengths)]
     return [SplitSequence(tuple([whole[one] for one in group])) for group in groups], Cut(len(lengths), 0)
 
 
 def _split(lengths: Sequence[int], form: Split, start: Cut, last: bool, begun: bool) -> tuple[list[SplitSequence], Cut]:
     if any(length < 0 for length in lengths):
-        raise ValueError(f"lengths are 0 or more, got {min(lengths)}")
+        raise ValueError(f"lengths must be 0 or more, got {min(lengths)}")
     tokens = _Tokenised(lengths, form)
     at = tokens.position(start)
     sequences: list[SplitSequence] = []
@@ -198,11 +198,11 @@ def _split(lengths: Sequence[int], form: Split, start: Cut, last: bool, begun: b
         ends = form.eos is not None and tokens.starts[bisect_left(tokens.starts, stop)] == stop
         eos = form.every_eos is not None and not ends
         sequences.append(SplitSequence(tokens.pieces(at, stop - eos), bos, eos))
-        # The place of an EOS was that of a token which the next sequence begins with.
+        # The EOS replaced a token, which begins the next sequence.
         at = stop - 1 if eos or form.overlap else stop
     if not last:
         return sequences, tokens.cut(at)
-    # With an overlap the sequence before, if there is one, has the first of these tokens too.
+    # With an overlap, the previous sequence, if there is one, already has the first of these tokens.
     if tokens.total - at > (form.overlap if begun or sequences else 0):
         eos = form.every_eos is not None and form.eos is None
         sequences.append(SplitSequence(tokens.pieces(at, tokens.total), tokens.begins(at), eos))
@@ -210,13 +210,13 @@ def _split(lengths: Sequence[int], form: Split, start: Cut, last: bool, begun: b
 
 
 def cut_after(sequence: SplitSequence, form: Split) -> Cut:
-    """Returns where the sequence after one that is full begins, perhaps at the end of its document."""
+    """Returns where the sequence after a full one begins, possibly at the end of its document."""
     document, _, stop, _, eos = sequence.pieces[-1]
     return Cut(document, (form.bos is not None) + stop + eos - form.overlap)
 
 
 class _Tokenised:
-    """All tokens of documents one behind the other, BOS and EOS included, by their number from 0."""
+    """All tokens of the concatenated documents, including BOS and EOS, numbered from 0."""
 
     def __init__(self, lengths: Sequence[int], form: Split) -> None:
         self._form = form
@@ -224,24 +224,24 @@ class _Tokenised:
         self.total = self.starts[-1]
 
     def position(self, cut: Cut) -> int:
-        """Returns the token at a place. Raises ValueError: there is no such document, or it is not so long."""
+        """Returns the token number of a cut. Raises ValueError: there is no such document, or it is shorter."""
         document, offset = cut
         within = self.starts[document : document + 2] if document >= 0 else []
         if not within or not within[0] <= within[0] + offset <= within[-1]:
-            raise ValueError(f"start is a place in one of {len(self.starts) - 1} documents, got {cut}")
+            raise ValueError(f"start must be a position in one of {len(self.starts) - 1} documents, got {cut}")
         return within[0] + offset
 
     def cut(self, at: int) -> Cut:
-        """Returns the place of a token, or of the end."""
+        """Returns the cut before a token, or at the end."""
         document = bisect_right(self.starts, at) - 1
         return Cut(document, at - self.starts[document])
 
     def begins(self, at: int) -> bool:
-        """Whether the sequence that begins there is given a BOS that is no document's."""
+        """Whether the sequence that begins there gets a BOS that belongs to no document."""
         return self._form.every_bos is not None and not (self._form.bos is not None and self.cut(at).offset == 0)
 
     def pieces(self, first: int, stop: int) -> tuple[Piece, ...]:
-        """Returns the documents of the tokens [first, stop)."""
+        """Returns the pieces of documents in the tokens [first, stop)."""
         bos, eos = self._form.bos is not None, self._form.eos is not None
         found = []
         for document in range(self.cut(first).document, bisect_left(self.starts, stop)):
@@ -254,23 +254,23 @@ class _Tokenised:
 
 
 def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> list[list[int]]:
-    """Returns packs of samples, each sample whole in one of them, which lengths alone decide.
+    """Returns packs of whole samples, determined by their lengths alone.
 
-    Packs come in the order of the longest sample of each, samples of a pack in their own. At most one pack is half
-    empty or emptier. Raises ValueError: a length is not from 1 to the capacity.
+    Packs are in the order of their longest sample; samples within a pack are in their original order. At most one pack
+    is at most half full. Raises ValueError: a length is not from 1 to the capacity.
     """
     if capacity < 1:
-        raise ValueError(f"capacity is a number of tokens from 1, got {capacity}")
+        raise ValueError(f"capacity must be a number of tokens from 1, got {capacity}")
     sizes = np.asarray(lengths, dtype=np.int64)
     if not len(sizes):
         return []
     wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
     if len(wrong):
-        raise ValueError(f"lengths are from 1 to {capacity}, got {sizes[wrong[0]]} for sample {wrong[0]}")
+        raise ValueError(f"lengths must be from 1 to {capacity}, got {sizes[wrong[0]]} for sample {wrong[0]}")
     order = np.argsort(-sizes, kind="stable")
     shortest = int(sizes[order[-1]])
     packs: list[list[int]] = []
-    rooms: list[int] = []  # in packs that are open, each once, rising: the tightest is found by bisection
+    rooms: list[int] = []  # distinct free sizes of open packs, ascending: the tightest fit is found by bisection
     with_room: defaultdict[int, list[list[int]]] = defaultdict(list)
     for sample, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         at = bisect_left(rooms, size)
@@ -288,18 +288,18 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
             if not with_room[room]:
                 insort(rooms, room)
             with_room[room].append(pack)
-    # The longest of a pack is the one that has opened it.
+    # The longest sample of a pack is its first.
     return [sorted(pack) for pack in sorted(packs, key=lambda pack: pack[0])]
 
 
 def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[SplitSequence]:
-    """Returns as many sequences as one more micro batch of every rank has places, made of those left over.
+    """Returns `places` sequences, one more micro batch of every rank, made of the sequences left over.
 
-    Packs are taken apart into even halves, the longest first, until there are enough; then, and with the other forms,
-    sequences come once more in turn.
+    Packs are split into halves of similar length, the longest first, until there are enough. If they cannot be split
+    further, and with other forms, sequences are repeated in turn.
     """
     if not 0 < len(left) <= places:
-        raise ValueError(f"from 1 to {places} sequences are completed, got {len(left)}")
+        raise ValueError(f"from 1 to {places} sequences can be completed, got {len(left)}")
     found = [(_tokens(one.pieces), one) for one in left]
     while isinstance(form, Pack) and len(found) < places:
         apart = [place for place, (_, one) in enumerate(found) if len(one.pieces) > 1]
@@ -317,10 +317,10 @@ def _tokens(pieces: Sequence[Piece]) -> int:
 
 
 def tokens_of(sample: Any) -> dict[str, _Tokens]:
-    """Returns the token ids of an encoded row, a dict or the ids alone, and its labels if it has some.
+    """Returns the token ids of an encoded row (a dict, or the ids alone), and its labels if it has some.
 
     Raises:
-        ValueError: it has no ids, one is not in [0, MOST_ID], or its labels are not as many, or not of 32 bits.
+        ValueError: ids are missing or not in [0, MOST_ID], or labels differ in number or exceed 32 bits.
     """
     fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
     if INPUT_IDS not in fields:
@@ -334,9 +334,9 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
 
 
 def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str, _Tokens]:
-    """Returns the tokens of a row, of no more than `size`, padded to that: arrays of shape (size,).
+    """Returns the tokens of a row with at most `size` tokens, padded to arrays of shape (size,).
 
-    Token ids are padded with `token`, labels with -100; `attention_mask` is 1 where a token of the row is.
+    Token ids are padded with `token`, labels with -100; `attention_mask` is 1 for tokens of the row.
     """
     count, ends = len(tokens[INPUT_IDS]), {INPUT_IDS: token, LABELS: NO_LABEL, ATTENTION_MASK: 0}
     whole = {**tokens, ATTENTION_MASK: np.ones(count, np.int64)}
@@ -346,14 +346,14 @@ def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str
 def cut_tokens(
     sequence: SplitSequence, tokens: Mapping[int, Mapping[str, npt.NDArray[Any]]], form: Split
 ) -> dict[str, _Tokens]:
-    """Returns the tokens of a sequence, with `position_ids` from 0 for each document in it.
+    """Returns the tokens of a sequence, with `position_ids` that start at 0 for each document.
 
-    What is put in as BOS or EOS is its own label. Raises ValueError: some of its documents have labels, others do not.
+    An inserted BOS or EOS is its own label. Raises ValueError: some of its documents have labels and others do not.
     """
     rows = [tokens[piece.document] for piece in sequence.pieces]
     names = list(rows[0])
     if any(list(row) != names for row in rows):
-        raise ValueError("of the rows of its sequence some have labels and others have none")
+        raise ValueError("some rows of the sequence have labels and others do not")
     found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in [*names, POSITION_IDS]}
     last = len(rows) - 1
     for number, (piece, row) in enumerate(zip(sequence.pieces, rows, strict=True)):
@@ -369,12 +369,12 @@ def _numbers(name: str, values: Any, least: int, what: str) -> _Tokens:
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise ValueError(f"{name} are no numbers: {cause}") from cause
+        raise ValueError(f"{name} are not numbers: {cause}") from cause
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         kind = "text" if found.dtype.kind == "U" else f"{found.dtype}"
         shape = "" if found.ndim == 1 else f" of shape {found.shape}"
         some = reprlib.repr(found.reshape(-1)[:1].tolist())[1:-1]
-        raise ValueError(f"{name} are whole numbers in one dimension, found {kind}{shape}, such as {some}")
+        raise ValueError(f"{name} must be integers in one dimension, found {kind}{shape}, such as {some}")
     wrong = np.flatnonzero((found < least) | (found > MOST_ID))
     if len(wrong):
         raise ValueError(f"{name}[{wrong[0]}] is {found[wrong[0]]}, expected {what} from {least} to {MOST_ID}")

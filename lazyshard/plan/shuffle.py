@@ -1,7 +1,7 @@
-"""Permutations that are a function of a few integers, and stay so; windows; rows dealt by cost.
+"""Permutations computed from a few integers, stable across releases; shuffle windows; rows dealt by cost.
 
-A shuffle buffer has a state to save; a permutation has none, if it can be computed again. Library generators do not
-promise that, so the order is defined here by arithmetic on 64-bit words alone, all modulo 2**64::
+A shuffle buffer has state to save; a permutation that can be recomputed has none. Library generators do not guarantee
+stable results, so the order is defined here by arithmetic on 64-bit words alone, all modulo 2**64::
 
     GAMMA       = 0x9E3779B97F4A7C15                      (2**64 divided by the golden ratio, odd)
     finalise(z) : z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9
@@ -12,18 +12,18 @@ promise that, so the order is defined here by arithmetic on 64-bit words alone, 
     permutation = the numbers 0 .. size-1 ordered by key
 
 `finalise` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014). It is a bijection, and so is the walk by an odd step, so no two keys are equal and any sort
-gives the same order. It is not a cryptographic shuffle.
+generators", OOPSLA 2014). It is a bijection, and so is adding multiples of an odd number, so no two keys are equal and
+every sort gives the same order. The shuffle is not cryptographic.
 
 **Windows.** Position p of a lane is drawn as position `w * window + pi(p % window)`, with `w = p // window` and pi the
-permutation of the key (seed, epoch, lane, w). The last window of an ended lane is as long as what it still holds.
+permutation of the key (seed, epoch, lane, w). The last window of an ended lane has the length of the rest of the lane.
 
-**Neighbours** are samples n and n + 1 of the stream, drawn at positions p and q of one lane or two; their distance is
-|p - q|. R lanes, unit u, window W, m = W / u (in order the window is one unit, unshuffled). In one lane's window
-W - d of the W (W - 1) / 2 pairs are d apart, so the mean is (W + 1) / 3. The permutations of two lanes are independent,
-and the mean is (W**2 - 1) / (3 W). From the last sample of window w to the first of w + 1 it is W. Of the R W
-neighbours that begin in a window, R (W - m) lie in one unit, R m - 1 in two units of the window, and one leads into the
-next window.
+**Neighbours** are samples n and n + 1 of the stream, drawn at positions p and q of the same lane or of two lanes; their
+distance is |p - q|. Let R be the number of lanes, u the unit, W the window, m = W / u (in order, the window is one
+unit, not shuffled). In one lane's window, W - d of the W (W - 1) / 2 pairs are d apart, so the mean is (W + 1) / 3. The
+permutations of two lanes are independent, and the mean is (W**2 - 1) / (3 W). From the last sample of window w to the
+first of w + 1 it is W. Of the R W neighbours that begin in a window, R (W - m) lie in one unit, R m - 1 in two units of
+the window, and one extends into the next window.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _MULTIPLIER_2: Final = 0x94D049BB133111EB
 
 PER_TOKEN: Final = 1.0
 PER_TOKEN_SQUARED: Final = 4e-5
-"""What a row costs for the square of its tokens, in units of what a token costs by itself.
+"""The cost of a row for the square of its token count, relative to the cost per token.
 
 A transformer of L layers of width h does about 72 L h^2 (1 + t / 6h) floating point operations for each token of a row
 of t tokens (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
 2021). The ratio is 1 / 6h: 4.07e-5 for the 4,096 of a model of 7 to 8 billion parameters."""
 
 _ROWS, _RANKS, _STEPS, _REST = range(4)
-"""What a permutation is for: part of its key."""
+"""The purpose of a permutation: part of its key."""
 
 
 def mix64(*key: int) -> int:
-    """Folds integers of [0, 2**64) into one of 64 bits; their order counts. Raises ValueError: one lies outside."""
+    """Hashes integers in [0, 2**64), in order, to one 64-bit integer. Raises ValueError: one is out of range."""
     mixed = 0
     for part in key:
         word = index(part)
@@ -73,23 +73,23 @@ def mix64(*key: int) -> int:
     return mixed
 
 
-# A lane draws from one window at a time; the rest serves processes that meet several lanes in turn.
+# A lane draws from one window at a time; the other entries serve processes that switch between lanes.
 @lru_cache(maxsize=16)
 def permutation(size: int, *key: int) -> _Integers:
-    """Returns the permutation of [0, size) that belongs to `key`: element i is where i goes; int64, read-only.
+    """Returns the permutation of [0, size) for `key`: element i is the new place of i; int64, read-only.
 
-    A smaller size of the same key has the same order, without the numbers from `size` on. The last 16 are kept.
+    A smaller size with the same key gives the same order without the numbers from `size` on. The last 16 are cached.
     """
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
-    # Arrays of uint64 wrap silently, as wanted; numpy's scalars would warn. Shifts need uint64 on both sides, or numpy
+    # Arrays of uint64 wrap silently, as intended; numpy scalars would warn. Shifts need uint64 on both sides, or numpy
     # before 2.0 promotes to float64.
     words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(mix64(*key))
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
     words = words ^ (words >> np.uint64(31))
-    # The order of np.argsort(words), 3.5 times as fast for thousands: numpy sorts 16-bit numbers by radix, and its
-    # stable sort then finds the words all but in order, since few share their highest 16 bits.
+    # Same order as np.argsort(words), 3.5 times as fast for thousands: numpy sorts 16-bit numbers by radix, after which
+    # its stable sort finds the words almost in order, since few share their highest 16 bits.
     nearly = np.argsort((words >> np.uint64(48)).astype(np.uint16), kind="stable")
     order = nearly[np.argsort(words[nearly], kind="stable")].astype(np.int64, copy=False)
     order.setflags(write=False)
@@ -97,24 +97,24 @@ def permutation(size: int, *key: int) -> _Integers:
 
 
 def window_for_distance(distance: int, samples_per_chunk: int) -> int:
-    """Returns how many chunks to shuffle together so that neighbours in the stream end up so far apart on average.
+    """Returns how many chunks to shuffle together so that neighbours in the stream are `distance` apart on average.
 
-    The distance is in samples that one rank draws, one after the other; in optimiser steps that is `distance` divided
-    by the samples that a rank draws in a step. Two samples of a window of W are (W + 1) / 3 apart on average, so this
-    is the smallest number of chunks that hold at least 3 * distance - 1 samples, for any number of ranks and any unit::
+    The distance is in samples that one rank draws; in optimiser steps it is `distance` divided by the samples that a
+    rank draws per step. Two samples of a window of W are (W + 1) / 3 apart on average, so the result is the smallest
+    number of chunks that hold at least 3 * distance - 1 samples, for any number of ranks and any unit::
 
         order = Order(shuffle_window=window_for_distance(10_000, samples_per_chunk=1000))
         dataset = LazyShardedDataset(stream, order=order)
 
-    Not guaranteed where a stream ends: its last window is as short as what is left, and the window is at most all that
-    a rank has, with which neighbours are a third of that apart.
+    Not guaranteed at the end of a stream: its last window has only the remaining samples. A window is at most all
+    samples of a rank, with neighbours a third of that apart.
 
     Args:
         distance: from 1.
-        samples_per_chunk: rows in every chunk but the last of the stream.
+        samples_per_chunk: rows in every chunk except the last of the stream.
 
     Raises:
-        ValueError: a number is no `int` from 1.
+        ValueError: a number is not an `int` of at least 1.
 
     >>> window_for_distance(10_000, 1000), window_for_distance(1, 1000), window_for_distance(667, 1000)
     (30, 1, 2)
@@ -125,7 +125,7 @@ def window_for_distance(distance: int, samples_per_chunk: int) -> int:
 
 
 def largest_distance(positions: int) -> int:
-    """Returns how far apart neighbours are, rounded down, if all of a rank's positions are one window.
+    """Returns the mean distance of neighbours, rounded down, if all positions of a rank are one window.
 
     >>> largest_distance(30_000), largest_distance(1), largest_distance(2)
     (10000, 0, 1)
@@ -134,10 +134,9 @@ def largest_distance(positions: int) -> int:
 
 
 def expected_neighbours(ranks: int, unit: int, window: int, length: int | None) -> float:
-    """Returns the mean distance, in positions, of two neighbours in the stream; 0.0 if there are no two samples.
+    """Returns the mean distance, in positions, of two neighbours in the stream; 0.0 with fewer than two samples.
 
-    `window` is a multiple of `unit`, 0 for none; `length` the positions of each lane in the epoch, None for endless
-    ones.
+    `window` is a multiple of `unit`, 0 for none; `length` is the positions of each lane in the epoch, None if endless.
     """
     span = window or unit
     if length is None:
@@ -155,10 +154,10 @@ def expected_neighbours(ranks: int, unit: int, window: int, length: int | None) 
 
 
 def _neighbours_within(ranks: int, unit: int, size: int, shuffled: bool) -> float:
-    """Returns the sum of the distances of neighbours of which both lie in one window of all lanes, of that size."""
+    """Returns the sum of distances of neighbours that both lie in one window, of `size` positions, of all lanes."""
     units, tail = divmod(size, unit)
     if not shuffled:
-        # The window is one stripe; or less than one, dealt row by row.
+        # The window is one stripe, or a tail dealt row by row.
         return (2 * ranks - 1) * (unit - 1) if units else tail - 1
     same = size - 1 if ranks == 1 else ranks * (size - tail - units)
     return same * (size + 1) / 3 + (ranks * size - 1 - same) * (size * size - 1) / (3 * size)
@@ -166,7 +165,7 @@ def _neighbours_within(ranks: int, unit: int, size: int, shuffled: bool) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it costs to train a row: of each token, and of each pair of tokens. Only ratios count."""
+    """The cost of training a row: per token, and per pair of tokens. Only ratios matter."""
 
     per_token: float = PER_TOKEN
     per_token_squared: float = PER_TOKEN_SQUARED
@@ -184,22 +183,22 @@ class Cost:
         return self.of_packs(lengths, lengths * lengths)
 
     def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike) -> _Floats:
-        """Returns what packs of samples that do not attend to each other cost: by sums of lengths and of squares."""
+        """Returns the cost of packs of samples that do not attend to each other, from sums of lengths and squares."""
         sums, of_squares = np.asarray(tokens, np.float64), np.asarray(squares, np.float64)
         return np.asarray(sums * self.per_token + of_squares * self.per_token_squared)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The order of a stream dealt by cost, so that the ranks of a step have as much to do as each other.
+    """Orders a stream by cost, so that the ranks of a step have equal work.
 
-    A stripe is one chunk for each rank, so the order in which its rows are published decides which meet in a step. Rows
-    go into micro batches from the costliest to the cheapest, one each in a round, the cheapest micro batch first:
-    Graham's "longest processing time first" ("Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17,
-    1969) with as many items in every bin, equal costs by chance. Sorted by cost, `ranks` micro batches that follow each
-    other are a step. Steps are shuffled, as in every stripe, and so are the ranks within each, so steps stay even with
-    other numbers of ranks too. What fills no whole stripe is dealt row by row; the rows that fill no step are chosen by
-    chance. `samples_per_chunk` is a multiple of `micro_batch_size`.
+    A stripe is one chunk per rank, so the order in which its rows are published decides which rows share a step. Rows
+    are assigned to micro batches from the most to the least expensive, one per micro batch in each round, the cheapest
+    micro batch first. This is Graham's "longest processing time first" ("Bounds on Multiprocessing Timing Anomalies",
+    SIAM J. Appl. Math. 17, 1969) with equally many items per bin and ties broken at random. After sorting by cost,
+    `ranks` consecutive micro batches are a step. Steps are shuffled, the same way in every stripe, and so are the ranks
+    within each step, so steps stay even with other numbers of ranks. Rows that fill no whole stripe are dealt row by
+    row; the rows that fill no step are chosen at random. `samples_per_chunk` is a multiple of `micro_batch_size`.
     """
 
     ranks: int
@@ -209,17 +208,17 @@ class Balance:
 
     @property
     def stripe(self) -> int:
-        """Rows of a stripe, a chunk for each rank."""
+        """Rows of a stripe: one chunk per rank."""
         return self.ranks * self.samples_per_chunk
 
     def room(self, sample: int) -> int:
-        """Returns how many samples there are from this one to the end of its stripe, itself included."""
+        """Returns how many samples there are from this one (included) to the end of its stripe."""
         return self.stripe - sample % self.stripe
 
     def order(self, costs: npt.ArrayLike, first: int) -> _Integers:
-        """Returns the order in which rows are to be published: element i is the row that becomes sample `first + i`.
+        """Returns the order in which to publish rows: element i is the row that becomes sample `first + i`.
 
-        Where `first` begins no stripe, the rows keep their order. Raises ValueError: there are more than `room(first)`.
+        If `first` is not the beginning of a stripe, rows keep their order. Raises ValueError: more than `room(first)`.
         """
         rows = np.asarray(costs, np.float64)
         if len(rows) > self.room(first):
@@ -228,7 +227,7 @@ class Balance:
         if within:
             return np.arange(len(rows))
         if len(rows) == self.stripe:
-            # (step, rank, row) to (rank, step, row): each rank's chunk lies in one piece.
+            # (step, rank, row) to (rank, step, row): each rank's chunk is contiguous.
             return self._steps(rows, stripe).transpose(1, 0, 2).reshape(-1)
         step = self.ranks * self.micro_batch_size
         chance = permutation(len(rows), self.seed, _REST, stripe)
@@ -238,7 +237,7 @@ class Balance:
         return np.concatenate((steps, np.sort(chance[len(steps) :])))
 
     def _steps(self, costs: _Floats, stripe: int) -> _Integers:
-        """Returns which rows meet in each step: shape (steps, ranks, micro_batch_size)."""
+        """Returns the rows of each step, shape (steps, ranks, micro_batch_size)."""
         chance = permutation(len(costs), self.seed, _ROWS, stripe)
         batches, sums = _batches(costs, chance, self.micro_batch_size)
         steps = len(batches) // self.ranks
@@ -250,7 +249,7 @@ class Balance:
 
 
 def _batches(costs: _Floats, chance: _Integers, size: int) -> tuple[_Integers, _Floats]:
-    """Returns micro batches of nearly equal cost, shape (n / size, size), and the cost of each."""
+    """Returns micro batches of nearly equal cost, shape (n / size, size), and their costs."""
     falling = chance[np.argsort(-costs[chance], kind="stable")]
     count = len(costs) // size
     batches, sums = np.empty((count, size), np.int64), np.zeros(count)

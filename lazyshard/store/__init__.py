@@ -1,1 +1,1 @@
-"""Directories and object stores: how files are written durably, read, and copied to this node."""
+"""Directories and object stores: durable writes, reads, and local copies of objects."""

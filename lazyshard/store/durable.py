@@ -1,6 +1,6 @@
-"""The durable steps of publishing: write, sync the file, rename, sync the directory; and locks of a node.
+"""The durable steps of publishing: write, sync the file, rename, sync the directory; and locks within a node.
 
-Rename is atomic but not durable: a name survives a power cut only once its directory was synced.
+Rename is atomic but not durable: a new name survives a power failure only after its directory is synced.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from lazyshard.errors import FileRefused
 
 NEW_FILE_MODE: Final = 0o666  # before the user's umask
 
-# What filesystems say that have no hard links; some say the first of a name that is taken, too
+# Errors of filesystems without hard links; some also return the first one if the name exists
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-# What is done under a lock takes milliseconds. One that holds it for longer was stopped, and is not waited for
+# Work under a lock takes milliseconds. A process that holds the lock longer was suspended; others stop waiting
 LOCK_S: Final = 10.0
 
-# Descriptors that threads of this process hold locked: a lock that a fork shares would outlive the parent's death
+# Descriptors locked by threads of this process: a lock shared with a fork would outlive the parent's death
 _held: Final[set[int]] = set()
 
-# Not every libc has it; see sync_file_range(2)
+# Not available in every libc; see sync_file_range(2)
 _sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, start: int | None = None) -> None:
-    """Writes all the bytes, however many calls it takes, from a place in the file on if one is given.
+    """Writes all bytes, in as many calls as needed, from the offset `start` on if given.
 
     After an OSError some of them may have been written.
     """
@@ -47,12 +47,12 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, start: int | None =
 
 
 def sync(fd: int) -> None:
-    """Waits until the file's content is on the device."""
+    """Waits until the content of a file is on the device."""
     os.fsync(fd)
 
 
 def start_writing_back(fd: int, offset: int, size: int) -> None:
-    """Begins bringing bytes of a file onto the device, so that a later `sync` has less to wait for; a hint."""
+    """Starts writing bytes of a file to the device, so that a later `sync` takes less time; a hint."""
     if _sync_file_range is not None:
         _sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(size), 2)  # SYNC_FILE_RANGE_WRITE
 
@@ -67,9 +67,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Gives a file its final name, in place of any file that has it. Raises OSError: that was not done.
+    """Gives a file its final name, replacing any file of that name. Raises OSError: it was not renamed.
 
-    NFS may repeat a request whose answer was lost, and report the repeat's error although it was done: it is checked.
+    NFS may repeat a request whose response was lost, and report an error although the first succeeded: this is checked.
     """
     before = os.stat(source, follow_symlinks=False)
     try:
@@ -83,12 +83,12 @@ def rename(source: Path, target: Path) -> None:
 
 
 def create(path: Path) -> int:
-    """Makes a new empty file for writing and returns its descriptor; what had the name loses it.
+    """Creates a new empty file for writing, replacing any file of that name, and returns its descriptor.
 
-    Nothing that was there is ever opened: a link would lead elsewhere, and a named pipe would block.
+    An existing file is never opened: a link could lead elsewhere, and a named pipe would block.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    for _ in range(4):  # the name is free after the first one unless somebody plays with it
+    for _ in range(4):  # the first removal frees the name, unless another process keeps creating it
         try:
             return os.open(path, flags, NEW_FILE_MODE)
         except FileExistsError:
@@ -97,12 +97,12 @@ def create(path: Path) -> int:
 
 
 def write_new(path: Path, data: bytes, *, durable: bool = False, over: bool = False) -> None:
-    """Makes a file with this content under its own name, see `create`, or `over` the one there, see `open_own`."""
+    """Creates a file with this content, see `create`, or if `over` overwrites the existing one, see `open_own`."""
     fd = open_own(path) if over else create(path)
     try:
         write_all(fd, data)
         if over:
-            # Last: so it is never empty.
+            # Truncate last, so that the file is never empty.
             os.ftruncate(fd, len(data))
         if durable:
             sync(fd)
@@ -111,10 +111,10 @@ def write_new(path: Path, data: bytes, *, durable: bool = False, over: bool = Fa
 
 
 def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True, reserved: bool = False) -> None:
-    """Makes a file appear with its whole content, or not at all; what had its name is replaced.
+    """Publishes a file with its whole content or not at all, replacing any file of that name.
 
-    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`: a
-    hint that is rebuilt anyway. `reserved`: the temporary file is there and has its room, for a full disk.
+    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`:
+    for hints, which can be rebuilt. `reserved`: the temporary file exists and has reserved space, for a full disk.
     """
     write_new(temporary, data, durable=durable, over=reserved)
     rename(temporary, target)
@@ -123,15 +123,15 @@ def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool =
 
 
 def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
-    """As `publish_bytes`, durably, unless there is a file of that name: then it raises FileExistsError.
+    """As `publish_bytes`, durably, but raises FileExistsError if the name exists.
 
-    The server of a network filesystem tells whether there is one: it refuses a link. Without hard links it is a rename.
+    On a network filesystem the server decides: it refuses the hard link. Without hard links, the file is renamed.
     """
     write_new(temporary, data, durable=True)
     try:
         linked = _link(temporary, target)
     except OSError:
-        # Nothing clears up before there is a stream, and on a full disk each try would leave one file more.
+        # Before there is a stream nothing cleans up, and on a full disk each attempt would leave another file.
         with contextlib.suppress(OSError):
             remove(temporary)
         raise
@@ -143,17 +143,17 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Gives a file a second name that is free; returns False where there are no hard links."""
+    """Creates a hard link with a free name; returns False if hard links are not supported."""
     try:
         os.link(source, target)
     except OSError as cause:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(source), os.lstat(target)):
-                # As with `rename`: only the answer was lost, or is that to a repeated request.
+                # As with `rename`: only the response was lost, or it is the response to a repeated request.
                 return True
         if cause.errno not in _NO_LINKS:
             raise
-        # SFTP has no word for a name that is taken. If another name can be had, that is what it means.
+        # SFTP has no error for an existing name. If another name can be linked, the name existed.
         trial = source.with_name(f"{source.name}.link")
         try:
             os.link(source, trial)
@@ -165,11 +165,11 @@ def _link(source: Path, target: Path) -> bool:
 
 
 def open_own(path: Path, flags: int = os.O_CREAT) -> int:
-    """Opens a file for reading and for writing in place, made if it is not there; returns its descriptor. Never blocks.
+    """Opens a file to read and to write in place, created if missing; returns its descriptor. Never blocks.
 
-    Raises FileRefused for all but a plain file of no other name: bytes must not go to somebody's file, or to a pipe.
+    Raises FileRefused unless it is a plain file without a second name: writes must not reach foreign files or a pipe.
     """
-    way = "; remove it, after a look at who has made it"
+    way = "; check which program created it, then remove it"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
     except OSError as cause:
@@ -185,20 +185,20 @@ def open_own(path: Path, flags: int = os.O_CREAT) -> int:
 
 
 def refused(path: Path, expected: str, kind: str, way: str = "") -> FileRefused:
-    """Returns the error of a path at which something else was found than expected; `way`: what to do, behind that."""
+    """Returns the error for a path with another kind of file than expected; `way` says what to do."""
     return FileRefused(f"{path}: expected {expected}, found {kind}{way}", file=str(path), kind=kind)
 
 
 def remove(path: Path) -> None:
-    """Removes a file if it is there."""
+    """Removes a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def clear_folder(folder: Path) -> bool:
-    """Removes all files in a folder, if it is there; returns whether something is left in it.
+    """Removes all files in a folder, if it exists; returns whether something is left.
 
-    That may be a folder, or a file that is open here on a network filesystem. Raises NotADirectoryError: it is a link.
+    This may be a folder, or a file open here on a network filesystem. Raises NotADirectoryError: the folder is a link.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -206,7 +206,7 @@ def clear_folder(folder: Path) -> bool:
         return False
     left = False
     try:
-        # By the descriptor: the name may be given to another folder meanwhile, whose files are not ours to remove.
+        # By descriptor: the name may be given to another folder meanwhile, whose files must not be removed.
         with os.scandir(fd) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for name, is_folder in found:
@@ -236,7 +236,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
-    """Has a fork let go of a descriptor meanwhile."""
+    """Makes forked children close a descriptor that they inherit meanwhile."""
     _held.add(fd)
     try:
         yield
@@ -245,14 +245,14 @@ def held(fd: int) -> Iterator[None]:
 
 
 def this_boot() -> str:
-    """Returns which start of the machine this is, "" where that cannot be told."""
+    """Returns the boot id of the machine, "" if unknown."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii")
     return ""
 
 
 def lock(fd: int, *, shared: bool) -> bool:
-    """Locks a file without waiting, or changes how it is locked; returns whether that was possible."""
+    """Locks a file without waiting, or changes its lock; returns whether that was possible."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -261,7 +261,7 @@ def lock(fd: int, *, shared: bool) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int | None]:
-    """Keeps others out by a lock file meanwhile; gives its descriptor, None where it cannot be had in time."""
+    """Holds an exclusive lock file; yields its descriptor, None if the lock was not available in time."""
     fd = open_own(path)
     _held.add(fd)
     try:
@@ -271,7 +271,7 @@ def locked(path: Path) -> Iterator[int | None]:
             pause = min(2 * pause, 0.01)
         yield fd if mine else None
     finally:
-        # Of a fork that has let go of it the number may be another file's by now.
+        # In a fork that closed the descriptor, its number may belong to another file by now.
         if fd in _held:
             _held.discard(fd)
             os.close(fd)

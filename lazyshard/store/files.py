@@ -1,8 +1,8 @@
-"""Opens and reads the files of a stream that someone else writes, on filesystems that cache, or in an object store.
+"""Opens and reads the files of a stream that another process writes, on caching filesystems or in an object store.
 
-Nothing here blocks on a FIFO, follows a link out of the stream, or reads more into memory than a file of its kind can
-hold. ESTALE, for a file that was replaced since it was looked up, is answered by opening again. A path is one of
-this machine, or the URL of an object store: `stream_path` decides which was given.
+No function here blocks on a FIFO, follows a link out of the stream, or reads more into memory than a file of its kind
+can hold. On ESTALE (the file was replaced since it was looked up) it is opened again. A path is local, or the URL of an
+object store: `stream_path` decides which was given.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from lazyshard.store.durable import refused, write_all
 if TYPE_CHECKING:
     from lazyshard.store.objects import ObjectStore
 
-STALE_TRIES: Final = 5  # one more is enough unless the file is replaced again in that very moment
+STALE_TRIES: Final = 5  # two are enough unless the file is replaced again at the same moment
 
-_TOO_LARGE: Final = "; no file of this name is so large"
+_TOO_LARGE: Final = "; the maximum for files of this name is smaller"
 
-PART_BYTES: Final = 16 << 20  # an object is got in pieces, so that memory does not grow with it: 16 ms at 1 GB/s
+PART_BYTES: Final = 16 << 20  # objects are fetched in parts, so that memory use is bounded: 16 ms at 1 GB/s
 
-# Larger than the seal of the largest chunk (28 bytes a row). A file with a hole may claim any size at no cost
+# Larger than the seal of the largest chunk (28 bytes per row). A sparse file may have any size at no cost
 MAX_BYTES: Final = 4 << 30
 
-# What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks
+# Other files are below 1 MiB; a cursor grows by some bytes with each change of ranks
 MAX_PLAIN_BYTES: Final = 64 << 20
 
-FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"  # of the environment: where copies of objects lie
+FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"  # environment variable: the folder for copies of objects
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.DOTALL)
 
@@ -50,7 +50,7 @@ _Given = TypeVar("_Given")
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
-# What a file is that is no plain one, by its type
+# Kinds of files other than plain files
 KINDS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -62,14 +62,14 @@ KINDS: Final = {
 
 @cache
 def _store(url: str, patience: str | None) -> ObjectStore:
-    """Returns the store of a bucket: its streams share its connections."""
+    """Returns the store of a bucket; its streams share its connections."""
     from lazyshard.store.objects import ObjectStore
 
     return ObjectStore(url)
 
 
 class UrlPath(PosixPath):
-    """The URL of a stream, or of an object of it. Joined and taken apart as a path; its text leaves out credentials."""
+    """The URL of a stream or of an object in it. Supports path operations; its text does not contain credentials."""
 
     __slots__ = ()
 
@@ -79,12 +79,12 @@ class UrlPath(PosixPath):
 
     @property
     def url(self) -> str:
-        """The URL as it was given, credentials included: only to open it, never to be shown or kept."""
+        """The URL as given, with credentials: only to open it, never to be shown or stored."""
         scheme, *names = self.parts
         return f"{scheme}//{'/'.join(names)}"
 
     def __fspath__(self) -> NoReturn:
-        raise TypeError(f"{self}: an object store's URL is no path of this machine's filesystem")
+        raise TypeError(f"{self}: an object store's URL is not a path of the local filesystem")
 
     @property
     def store(self) -> ObjectStore:
@@ -93,20 +93,17 @@ class UrlPath(PosixPath):
 
     @property
     def key(self) -> str:
-        """Its name in the store."""
+        """The object's name in the store."""
         return "/".join(self.parts[2:])
 
 
 def is_url(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether this is the URL of an object store; ``file://`` leads to a directory, and is none."""
-    if isinstance(directory, UrlPath):
-        return True
-    found = _URL.fullmatch(os.fspath(directory))
-    return found is not None and found[1].lower() not in _LOCAL
+    """Returns whether this is the URL of an object store; ``file://`` refers to a directory and is not."""
+    return isinstance(stream_path(directory), UrlPath)
 
 
 def stream_path(directory: str | os.PathLike[str]) -> Path:
-    """Returns the path of a stream's directory: a `UrlPath` of a URL as fsspec takes it, but of ``file://``."""
+    """Returns the path of a stream's directory: a `UrlPath` for URLs that fsspec accepts, except ``file://``."""
     if isinstance(directory, UrlPath):
         return directory
     text = os.fspath(directory)
@@ -117,15 +114,15 @@ def stream_path(directory: str | os.PathLike[str]) -> Path:
 
 
 def stream_name(directory: str | os.PathLike[str]) -> str:
-    """Returns what tells one stream's place from another's, and opens it: its absolute path, or its URL as given."""
+    """Returns a unique name with which the stream can be opened: its absolute path, or its URL as given."""
     path = stream_path(directory)
     return path.url if isinstance(path, UrlPath) else os.path.abspath(path)
 
 
 def check_place(directory: str | os.PathLike[str]) -> None:
-    """Raises StreamMissing for a path at which no stream will appear: there is not even the directory above.
+    """Raises StreamMissing if no stream can appear at a path: even its parent directory is missing.
 
-    Those further up are listed too: a network filesystem may remember for a minute that something was not there.
+    Directories further up are listed too: a network filesystem may cache for a minute that a name did not exist.
     """
     path = stream_path(directory)
     if isinstance(path, UrlPath):
@@ -137,7 +134,7 @@ def check_place(directory: str | os.PathLike[str]) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError:
-        # Whoever opens the stream tells.
+        # Opening the stream will report it.
         return
     missing = parent
     while not os.path.isdir(missing.parent):
@@ -145,23 +142,23 @@ def check_place(directory: str | os.PathLike[str]) -> None:
     with contextlib.suppress(OSError):
         if missing.name in os.listdir(missing.parent):
             return
-    what = f"{path}: no stream is there, nor is {path.parent}, to make one in: see whether the path is right"
+    what = f"{path}: there is no stream, and no directory {path.parent} to create it in; check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        what += "; the name of a data set on a hub is none: streams are directories, or URLs of object stores"
+        what += "; names of hub data sets are not supported: streams are directories, or URLs of object stores"
     raise StreamMissing(what, directory=str(path))
 
 
 def is_folder(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether there is such a directory; of a URL it is not asked, True."""
+    """Returns whether there is such a directory; True for any URL, which is not checked."""
     path = stream_path(directory)
     return isinstance(path, UrlPath) or os.path.isdir(path)
 
 
 @dataclass(eq=False, slots=True)
 class OpenFile:
-    """A descriptor, of `size` bytes from byte `begin` of a file on.
+    """A file descriptor: `size` bytes, beginning at byte `begin` of the file.
 
-    It is closed when nothing refers to this object any more, so not while a thread reads from it.
+    It is closed with the last reference to this object, so never while a thread reads from it.
     """
 
     fd: int
@@ -170,37 +167,37 @@ class OpenFile:
     begin: int = 0
 
     def read(self, start: int, size: int) -> bytes:
-        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before."""
+        """Reads `size` bytes from `start` on, usually in one system call; fewer at the end of the file."""
         data = self._ask(os.pread, size, start)
         while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
             data += part
         return data
 
     def read_into(self, memory: memoryview, start: int) -> int:
-        """Reads bytes from a place on into memory; returns how many. Raises as `read`."""
+        """Reads bytes from `start` on into memory; returns how many. Raises as `read`."""
         done = 0
         while done < len(memory) and (read := self._ask(os.preadv, [memory[done:]], start + done)):
             done += read
         return done
 
     def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
-        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
+        """Calls `os.pread` or `os.preadv`; reopens the file and retries if the handle is stale."""
         for _ in range(STALE_TRIES):
             try:
                 return call(self.fd, given, self.begin + start)
             except OSError as error:
-                # The server has forgotten the file; the client was ended, and may have been started again.
+                # The server no longer knows the file handle, or the client was stopped and may have been restarted.
                 if error.errno not in (errno.ESTALE, errno.ENOTCONN):
                     raise
-                # In place, since other threads may be reading by this descriptor.
+                # Replace the descriptor in place, since other threads may be reading from it.
                 again = open_file(self.path)
                 os.dup2(again.fd, self.fd, inheritable=False)
                 self.begin = again.begin
         return call(self.fd, given, self.begin + start)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
-        # At the end of the interpreter the names of this module are None already: none of them is used here.
+        # A network filesystem whose client was stopped reports that here too; the data read remain valid.
+        # At interpreter shutdown the names of this module are already None, so none is used here.
         try:  # noqa: SIM105
             close(self.fd)
         except OSError:
@@ -219,25 +216,25 @@ def open_file(path: Path) -> OpenFile:
 
 
 def open_unread(path: Path) -> OpenFile:
-    """Opens a file of which only the size is looked at: an object's bytes are not fetched. Raises as `open_file`."""
+    """Opens a file whose size is needed but not its content: an object is not fetched. Raises as `open_file`."""
     if isinstance(path, UrlPath):
         return OpenFile(os.open(os.devnull, _FLAGS), path, path.store.size(path.key))
     return open_file(path)
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """Reads a small file of a stream whole. Raises as `open_file`, and FileRefused: it is larger than `most`."""
+    """Reads a whole small file of a stream. Raises as `open_file`, and FileRefused: it is larger than `most`."""
     limit = (MAX_BYTES if path.name.endswith(SEAL_SUFFIX) else MAX_PLAIN_BYTES) if most is None else most
     if isinstance(path, UrlPath):
         data = path.store.get(path.key, limit + 1)
         if len(data) > limit:
-            raise refused(path, f"at most {limit} bytes", "a file of more bytes", _TOO_LARGE)
+            raise refused(path, f"at most {limit} bytes", "more", _TOO_LARGE)
         return data
     return again_if_stale(lambda: _read(_open(path), limit))
 
 
 def read_seal(directory: Path, chunk: int, name: str = "") -> Seal:
-    """Reads the seal of a published chunk, by another than its usual name if given. Raises SealInvalid, OSError."""
+    """Reads the seal of a published chunk, from the file `name` if given. Raises SealInvalid, OSError."""
     path = directory / (name or seal_name(chunk))
     return Seal.decode(read_file(path), chunk, str(path))
 
@@ -250,25 +247,25 @@ def list_names(folder: Path) -> list[str]:
 
 
 def is_there(path: Path) -> bool:
-    """Returns whether there is something of that name."""
+    """Returns whether the name exists."""
     return path.store.exists(path.key) if isinstance(path, UrlPath) else os.path.lexists(path)
 
 
 def size_of(path: Path) -> int:
-    """Returns how many bytes a file of a stream has. Raises OSError: it is not there, or cannot be looked at."""
+    """Returns the size of a file of a stream in bytes. Raises OSError: it is missing or cannot be accessed."""
     return path.store.size(path.key) if isinstance(path, UrlPath) else os.stat(path).st_size
 
 
 def modified_at(path: Path) -> float:
-    """Returns when a file of a stream was written, in seconds since 1970. Raises as `size_of` does."""
+    """Returns the modification time of a file of a stream, in seconds since 1970. Raises as `size_of`."""
     return path.store.modified(path.key) if isinstance(path, UrlPath) else os.stat(path).st_mtime
 
 
 def read_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T:
-    """Reads a small file of a stream, and returns what `decode` makes of its bytes and its name for messages.
+    """Reads a small file of a stream and returns `decode` of its bytes and its name for messages.
 
-    What cannot be decoded is read again before it is believed: somebody may be replacing it, and a client that asks for
-    the size by the name, as sshfs does, may give the old content cut at the size of the new file.
+    If decoding fails, the file is read again: it may be being replaced, and a client that looks up the size by name,
+    such as sshfs, may return the old content truncated to the size of the new file.
     """
     for _ in range(2):
         with contextlib.suppress(FormatInvalid):
@@ -277,17 +274,17 @@ def read_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T:
 
 
 def read_given_file(path: Path, most: int = MAX_PLAIN_BYTES) -> bytes:
-    """Reads a small file that the user names, wherever a link leads; else as `read_file`."""
+    """Reads a small file named by the user, following any link; otherwise as `read_file`."""
     return again_if_stale(lambda: _read(_open(path, links=True), most))
 
 
 def open_given_file(path: Path) -> OpenFile:
-    """Opens a plain file wherever a link leads; else as `open_file`."""
+    """Opens a plain file, following any link; otherwise as `open_file`."""
     return again_if_stale(lambda: _open(path, links=True))
 
 
 def check_folder(folder: Path) -> Path:
-    """Returns a folder in a stream's directory. Raises FileRefused: it is a link, which may lead to somebody else's."""
+    """Returns a folder of a stream's directory. Raises FileRefused: it is a link, which may lead to foreign files."""
     if not isinstance(folder, UrlPath) and folder.is_symlink():
         raise refused(folder, "a directory", "a link")
     return folder
@@ -295,7 +292,7 @@ def check_folder(folder: Path) -> Path:
 
 def _read(file: OpenFile, most: int) -> bytes:
     parts, offset = [], 0
-    # Not more than is there: memory for a mebibyte, of which a seal fills some kilobytes, would come and go each time.
+    # Request little more than the file's size: a buffer of 1 MiB for a seal of some kilobytes is costly each time.
     while part := os.pread(file.fd, min(1 << 20, max(file.size - offset, 0) + 1), offset):
         parts.append(part)
         offset += len(part)
@@ -305,7 +302,7 @@ def _read(file: OpenFile, most: int) -> bytes:
 
 
 def _copy(path: UrlPath) -> OpenFile:
-    """Returns a copy of an object, in a file of this machine that has no name."""
+    """Returns a copy of an object in an unnamed local file."""
     with tempfile.TemporaryFile(dir=cache_folder()) as file:
         size = 0
         while data := path.store.get_range(path.key, size, size + PART_BYTES):
@@ -317,7 +314,7 @@ def _copy(path: UrlPath) -> OpenFile:
 
 
 def again_if_stale(call: Callable[[], _T]) -> _T:
-    """Returns what a call that opens a file returns, calling again where the server has forgotten the file."""
+    """Calls a function that opens a file, and again while the file handle is stale."""
     for _ in range(STALE_TRIES - 1):
         try:
             return call()
@@ -348,16 +345,16 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
 
 
 def open_inside(path: Path) -> int:
-    """Opens whatever has a name, without blocking, and follows a link only to what lies in the directory of the name.
+    """Opens any kind of file without blocking; follows a link only if its target is inside the link's directory.
 
-    Not guaranteed: that nobody replaces a directory on the way to the target between the look and the opening.
+    Not guaranteed: protection against a directory on the way to the target that is replaced between check and open.
     """
     try:
         return os.open(path, _FLAGS | os.O_NOFOLLOW)
     except OSError as cause:
         if cause.errno != errno.ELOOP:
             raise
-    # `Path.resolve` raises a RuntimeError for a circle of links in some releases of Python, this never does.
+    # Unlike `Path.resolve`, `realpath` never raises RuntimeError for a loop of links in any release of Python.
     target = Path(os.path.realpath(path))
     if Path(os.path.realpath(path.parent)) not in target.parents:
         raise refused(path, "a plain file", f"a link to {printable(str(target))}, out of the stream")
@@ -365,19 +362,19 @@ def open_inside(path: Path) -> int:
 
 
 def unreadable(path: Path) -> AccessRefused:
-    """Returns the error for what this process may not read."""
+    """Returns the error for a file that this process may not read."""
     uid = os.geteuid()
     what = f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it"
     return AccessRefused(what, file=str(path), uid=uid)
 
 
 def cache_folder() -> Path:
-    """Returns the folder of all copies, made if it was not there.
+    """Returns the folder for copies of objects, created if missing.
 
-    Raises FileRefused: it is none, or others may write to it, who could put other rows there.
+    Raises FileRefused: it is not a folder, or others may write to it, who could replace rows.
     """
-    # On a disk nearly everywhere, where /tmp is often memory; fixed, since processes of a job may differ in TMPDIR.
-    uid, way = os.geteuid(), f"; name another one for the copies of chunks with {FOLDER_VARIABLE}"
+    # /var/tmp is on disk nearly everywhere, while /tmp is often in memory; fixed, since TMPDIR may differ in a job.
+    uid, way = os.geteuid(), f"; set {FOLDER_VARIABLE} to another folder for the copies of chunks"
     folder = Path(os.environ.get(FOLDER_VARIABLE) or f"/var/tmp/lazyshard-objects-{uid}").absolute()  # noqa: S108
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -391,7 +388,7 @@ def cache_folder() -> Path:
 
 
 def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields what lies in a folder; nothing if that is not there."""
+    """Yields the files in a folder; none if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -399,7 +396,7 @@ def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def evict(files: Iterable[tuple[Path, os.stat_result]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
-    """Drops files, in order, until no more than so many bytes are taken; returns how many are."""
+    """Drops files, in order, until at most `most` bytes are used; returns how many are."""
     for path, found in files:
         if taken <= most:
             break

@@ -1,15 +1,15 @@
-"""Copies of the chunks of a stream in an object store, on this node: fetched when they are asked for, and ahead.
+"""Local copies of a stream's chunks from an object store, fetched on demand and prefetched.
 
-Of the processes of a node that want the same chunk at a time one fetches it, under a temporary name that is locked
-while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and its rows are those
-that its seal tells. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
+If several processes of a node want the same chunk, one fetches it, into a temporary file that it locks meanwhile
+(single-flight); the others wait as long as it makes progress. The file is renamed once it is complete and its rows
+match the seal. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
 
-The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment.
-Files in it: `.lock`, held (flock) for the moment in which room is made; and in the folder of a stream, for each chunk,
-its copy, `chunk_N.jsonl`, or `.chunk_N.jsonl.part` while it is being fetched. Whoever reads a copy holds a shared flock
-on it, who fetches it an exclusive one on the part. So what may go is what can be locked, and a lock ends with its
-process: a part that can be locked was left by one that was killed. A copy's modification time says when it was last
-opened, its access time `_UNREAD` that it was fetched ahead and never opened yet.
+The cache serves all processes of a node, so its settings are environment variables. Its files: `.lock`, held (flock)
+briefly while space is reserved; and in a folder per stream, for each chunk, its copy `chunk_N.jsonl`, or
+`.chunk_N.jsonl.part` while it is being fetched. A process that reads a copy holds a shared flock on it; the process
+that fetches it holds an exclusive flock on the part. So a file may be evicted if it can be locked, and locks end with
+their process: a part that can be locked was left by a killed process. The modification time of a copy is when it was
+last opened; its access time is `_UNREAD` if it was prefetched and not opened yet.
 """
 
 from __future__ import annotations
@@ -40,72 +40,72 @@ AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 PART_SUFFIX: Final = ".part"
 _UNREAD: Final = 0
 
-_LOOK_S: Final = 0.02  # how often to look whether another process has fetched what this one waits for
+_LOOK_S: Final = 0.02  # interval at which a waiting process checks whether another one has fetched the chunk
 
-# One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for
+# A fetching process that gets no byte for this long has failed many times or was suspended; others stop waiting
 _STALLED_S: Final = 60.0
 
 _log = logging.getLogger("lazyshard")
 _told: set[str] = set()
 
-# Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference
+# A chunk's seal, data file, and side file if it has one. Files are closed with their last reference
 _Copy: TypeAlias = tuple[Seal, OpenFile, OpenFile | None]
 
 
 class Mirror:
-    """The copies of one stream, in `folder`; `check_identity` raises if another stream is at the URL now.
+    """The copies of one stream, in `folder`; `check_identity` raises if the URL now has another stream.
 
-    A thread fetches those that come next. What is raised there is met again by who asks for that chunk.
+    A thread prefetches the next chunks. Its errors occur again in the process that opens the chunk.
     """
 
     def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
         self._directory, self._check_identity = directory, check_identity
-        # What a machine can spare that trains, and room for some chunks of each of its ranks.
+        # Affordable on a training machine, with room for some chunks of each of its ranks.
         self._most = number_of(BYTES_VARIABLE, 16 << 30)
-        # One that is there when the one before it is done with, and one that may take longer than usual.
+        # One to be ready when the current chunk is finished, and one in case a fetch takes longer than usual.
         self._ahead = number_of(AHEAD_VARIABLE, 2)
-        # A machine that was started again has another one: nothing in it was ever synced.
+        # A restart of the machine gives another name: the copies were never synced.
         name = f"2 {this_boot()} {directory} {stream_id}"
         self.folder = files.cache_folder() / xxhash.xxh3_128_hexdigest(name.encode())
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        # Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same.
+        # Chunks opened last, to guess their distance; a part of a larger window has the same distance.
         self._recent: deque[int] = deque(maxlen=16)
-        self._wanted: list[int] = []  # that the thread has not taken up yet
+        self._wanted: list[int] = []  # chunks that the thread has not started to fetch
         self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_thread": None}
 
     def open(self, chunk: int) -> _Copy:
-        """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
+        """Opens a chunk's copy, fetching it if needed: its data file, and its side file if it has one.
 
-        What is not as its seal tells is fetched once more, and then opened as it is, for this process alone. Raises
-        FileNotFoundError: an object is not there (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable.
+        A chunk that does not match its seal is fetched once more, then opened as it is, for this process only. Raises
+        FileNotFoundError: an object is missing (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
         self._recent.append(chunk)
         self._wanted = guess_next(self._recent, self._ahead)
         if self._wanted and not (self._thread is not None and self._thread.is_alive()):
-            # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
+            # A daemon: if the process ends during a fetch, another process fetches the chunk again.
             self._thread = threading.Thread(target=self._fetch_ahead, name="lazyshard-read-ahead", daemon=True)
             self._thread.start()
         return found
 
     def _fetch_ahead(self) -> None:
-        # Not published yet, most often. Whoever comes to it meets the same.
+        # Usually the chunk is not published yet. Opening it raises the same error.
         with contextlib.suppress(LazyShardError, OSError, IndexError):
-            # When the reader is on, what it comes to next is more urgent.
+            # `open` replaces the list when the reader advances: its next chunks are more urgent.
             while self._wanted:
                 self.fetch(self._wanted.pop(0))
 
     def fetch(self, chunk: int) -> None:
-        """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
+        """Prefetches a copy, unless there is no room. Raises as `open`."""
         if not (self.folder / chunk_name(chunk)).exists():
             self._get(chunk, ahead=True)
 
     def drop(self, chunk: int) -> None:
-        """Removes a copy that is not what its seal tells; who has it open keeps it."""
+        """Removes a copy that does not match its seal; processes that have it open keep it."""
         remove(self.folder / chunk_name(chunk))
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
@@ -118,23 +118,23 @@ class Mirror:
                     return found
                 file = _file(part, os.O_CREAT)
             except BlockingIOError:
-                # Its process is about to read it, or somebody is removing it: a matter of a moment.
+                # Its process is about to read it, or another one is removing it: this takes only a moment.
                 time.sleep(_LOOK_S)
                 continue
             except FileNotFoundError:
-                # Whoever removed the last copy has removed the folder.
+                # A process that removes the last copy also removes the folder.
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 continue
             with held(file.fd):
                 mine = lock(file.fd, shared=False)
-                # Since it was opened it may have been fetched and renamed, or removed.
+                # It may have been fetched and renamed, or removed, since it was opened.
                 if mine and is_at(file.fd, part):
                     if not copy.exists():
                         return self._fill(file, part, chunk, ahead=ahead) or (None if ahead else self._alone(chunk))
-                    # Between the look and the lock another one has come to its end.
+                    # Another process finished between the check and the lock.
                     remove(part)
             if mine:
-                del file  # and its lock, which would keep this process out too
+                del file  # with its lock, which would exclude this process too
                 continue
             now, at = time.monotonic(), os.fstat(file.fd).st_mtime_ns
             if at != progress:
@@ -146,7 +146,7 @@ class Mirror:
             time.sleep(_LOOK_S)
 
     def _opened(self, chunk: int, copy: Path, *, read: bool) -> _Copy | None:
-        """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
+        """Opens an existing copy; None if there is no complete one. Raises BlockingIOError: it is locked."""
         if not copy.exists():
             return None
         file = _file(copy)
@@ -162,26 +162,26 @@ class Mirror:
                 if read:
                     note_use(file.fd, read=True)
                 return self._parts(file, seal)
-        # Nobody of ours has left it so; another program has been here.
+        # No release of lazyshard writes such a file: another program has modified it.
         del file
         drop(copy)
         return None
 
     def _objects(self, seal: Seal) -> list[tuple[UrlPath, Seal | SealedArrays]]:
-        """Returns the objects of a chunk beside its seal, in the order in which its copy has them."""
+        """Returns the objects of a chunk except its seal, in their order in a copy."""
         objects: list[tuple[UrlPath, Seal | SealedArrays]] = [(self._directory / chunk_name(seal.chunk), seal)]
         return objects if seal.arrays is None else [*objects, (self._directory / arrays_name(seal.chunk), seal.arrays)]
 
     def _parts(self, file: OpenFile, seal: Seal) -> _Copy:
-        """Returns a copy as files of its own, whose names for messages are those of the objects."""
+        """Returns the parts of a copy as separate files, which messages name by their objects."""
         data, *side = self._objects(seal)
         opened = OpenFile(os.dup(file.fd), data[0], seal.size)
         return seal, opened, OpenFile(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
 
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
-        """Fetches a chunk into its locked part, and names it; None: no room, or it is not what its seal tells."""
+        """Fetches a chunk into its locked part and renames it; None: no room, or it does not match its seal."""
         with contextlib.ExitStack() as undo:
-            # An error keeps it open as long as somebody keeps that.
+            # The file stays open as long as an error refers to it, so free its space.
             undo.callback(os.ftruncate, file.fd, 0)
             undo.callback(remove, part)
             try:
@@ -194,7 +194,7 @@ class Mirror:
                     return None
                 begins = (0, seal.size)
                 whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
-                # After all was fetched: a stream that was made anew has its manifest before its chunks.
+                # After the fetch: a recreated stream writes its manifest before its chunks.
                 self._check_identity()
                 if not whole:
                     return None
@@ -206,14 +206,14 @@ class Mirror:
                 way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
                 raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
             note_use(file.fd, read=not ahead)
-            # From here on others may read it.
+            # From here on other processes may read it.
             undo.pop_all()
             os.rename(part, self.folder / chunk_name(chunk))
             lock(file.fd, shared=True)
             return self._parts(file, seal)
 
     def _alone(self, chunk: int) -> _Copy:
-        """Opens a chunk for this process alone, as it is."""
+        """Opens a chunk for this process only, as it is."""
         seal, _ = self._seal(chunk)
         data, *side = [(open_file if _may_be(*one) else open_unread)(one[0]) for one in self._objects(seal)]
         self._check_identity()
@@ -230,17 +230,17 @@ def _file(path: Path, flags: int = 0) -> OpenFile:
 
 
 def number_of(variable: str, default: int) -> int:
-    """Returns the number that a variable of the environment says. Raises ConfigInvalid: it says none."""
+    """Returns the number in an environment variable. Raises ConfigInvalid: it is not a number."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
-        raise ConfigInvalid(f"{variable} is a number from 0 on, got {text!r}")
+        raise ConfigInvalid(f"{variable} must be a number from 0 on, got {text!r}")
     return int(text)
 
 
 def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
-    """Makes room in a cache of at most `most` bytes for a locked part, and gives it that size; returns whether it has.
+    """Makes room for a locked part in a cache of at most `most` bytes and sets its size; returns whether it did.
 
-    Always if not `ahead`: the cache may then exceed its bound. What nobody waits for displaces only what was read.
+    Unless `ahead`, it always does, and the cache may exceed its limit. A prefetch only evicts copies that were read.
     """
     with locked(root / ".lock"):
         total, copies = 0, []
@@ -259,16 +259,16 @@ def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool
                 return False
             if str(root) not in _told:
                 _told.add(str(root))
-                what = f"{root}: {total + size} bytes of chunks are being read on this node, more than the {most} that"
-                what += " the cache may take; it grows past that, and chunks may have to be fetched again: let it have"
-                what += " room for all chunks that the ranks of a node read at a time (their shuffle windows), with"
+                what = f"{root}: {total + size} bytes of chunks are being read on this node, more than the limit of"
+                what += f" {most} bytes; the cache exceeds it, and chunks may have to be fetched again: make room for"
+                what += " all chunks that the ranks of a node read at a time (their shuffle windows), with"
                 _log.warning("%s %s", what, BYTES_VARIABLE)
         os.ftruncate(part, size)
     return True
 
 
 def note_use(fd: int, *, read: bool) -> None:
-    """Notes that a copy is used now; `read`: opened, not just fetched."""
+    """Records that a copy is used now; `read`: it was opened, not just fetched."""
     now = time.time_ns()
     os.utime(fd, ns=(now if read else _UNREAD, now))
 
@@ -281,7 +281,7 @@ def is_at(fd: int, path: Path) -> bool:
 
 
 def drop(path: Path) -> bool:
-    """Removes a file of the cache that nobody reads or fetches; returns whether it was removed."""
+    """Removes a file of the cache that no process reads or fetches; returns whether it was removed."""
     try:
         file = _file(path)
     except OSError:
@@ -290,22 +290,22 @@ def drop(path: Path) -> bool:
         return False
     remove(path)
     del file
-    # The last one of a stream leaves an empty folder.
+    # After the last copy of a stream its folder is empty.
     with contextlib.suppress(OSError):
         path.parent.rmdir()
     return True
 
 
 def _may_be(path: UrlPath, sealed: Seal | SealedArrays) -> bool:
-    """Returns whether an object may be what is sealed: what is large is not fetched to learn that it is not."""
+    """Returns whether an object may match the seal; checks the size of large objects before they are fetched."""
     return sealed.size <= PART_BYTES or size_of(path) == sealed.size
 
 
 def _download(fd: int, begin: int, path: UrlPath, sealed: Seal | SealedArrays) -> bool:
-    """Fetches an object of a chunk to its place in a copy; returns whether it is what is sealed."""
+    """Fetches an object of a chunk to its place in a copy; returns whether it matches the seal."""
     start, size = 0, sealed.size
     while start < size:
-        # One byte more than there should be, to see that there are no more.
+        # Request one byte more than expected, to detect an object that is too large.
         wanted = min(PART_BYTES, size + 1 - start)
         data = path.store.get_range(path.key, start, start + wanted)
         write_all(fd, data, begin + start)
@@ -323,9 +323,9 @@ def _rows_are(fd: int, begin: int, sealed: Seal | SealedArrays) -> bool:
 
 
 def guess_next(opened: Sequence[int], count: int) -> list[int]:
-    """Returns the chunks that will be opened next, by those opened last; none as long as there was only one.
+    """Returns the chunks that will probably be opened next, from those opened last; none after only one.
 
-    A rank's chunks are a fixed distance apart, and a window of them is opened in any order.
+    A rank's chunks are a fixed distance apart, and those of a window are opened in any order.
     """
     chunks = sorted(set(opened))
     if len(chunks) < 2:

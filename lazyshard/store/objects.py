@@ -1,8 +1,8 @@
-"""Objects of a store (S3, or whatever fsspec has a driver for) under one URL: got, listed, put and deleted by name.
+"""Objects under one URL of a store (S3, or any store with an fsspec driver): read, listed, put and deleted by name.
 
-A try that fails by the network or the server is repeated, for a stated patience; an object is put under a condition
-where the store can do that; and a request that moves data has an end of its own: aiohttp has none while it sends, or
-waits for the `100 Continue` that S3 drivers ask for (`ResponseHandler.data_received`, 3.14).
+Requests that fail because of the network or the server are retried until a time limit. Objects are put conditionally if
+the store supports it. Requests that move data have their own time-out: aiohttp has none while it sends, or while it
+waits for the `100 Continue` that S3 drivers request (`ResponseHandler.data_received`, 3.14).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable, redact
 
-PATIENCE_S: Final = 120.0  # longer than a store throttles, or an endpoint is moved to another machine
-PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"  # variable of the environment with another number of seconds
+PATIENCE_S: Final = 120.0  # longer than stores throttle, or than moving an endpoint to another machine takes
+PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"  # environment variable with another number of seconds
 
-# More than any object has that is read at once. Without an end, S3's driver would ask for the size first
+# More than any object that is read at once. Without an end, S3's driver would request the size first
 _MOST_BYTES: Final = 4 << 30
 
-# Libraries whose errors come from a connection, unless they say otherwise
+# Libraries whose errors are connection errors, unless they say otherwise
 _DRIVERS: Final = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "adlfs", "requests", "urllib3")
 
 _NO_CREDENTIALS: Final = re.compile(
@@ -37,50 +37,50 @@ _NO_CREDENTIALS: Final = re.compile(
 _OWN_MISTAKES: Final = ("ParamValidationError", "InvalidEndpointURLError", "NoRegionError", "UnknownServiceError")
 _NO_PLACE: Final = (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS)
 
-_DRIVER_ADVICE: Final = "Install what reads such URLs: pip install 'lazyshard[objects]' for s3://, or fsspec's driver"
-_REQUEST_ADVICE: Final = "Correct the URL, or the settings of the store"
+_DRIVER_ADVICE: Final = "Install a driver for such URLs: pip install 'lazyshard[objects]' for s3://, or fsspec's driver"
+_REQUEST_ADVICE: Final = "Correct the URL or the settings of the store"
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
 
 class _Failure(NamedTuple):
-    """Why a call has failed; "unknown": by none of the store's errors."""
+    """Why a call failed; "unknown": the error is not one of the store."""
 
     kind: Literal["missing", "passing", "refused", "unknown"]
-    words: str  # what the store or its driver said, on one line
-    advice: str  # what to do, where it was refused
-    status: int | None  # of the HTTP answer
+    words: str  # the message of the store or its driver, on one line
+    advice: str  # what to do, if it was refused
+    status: int | None  # of the HTTP response
 
 
 class ObjectStore:
-    """The objects whose names begin with one URL. Safe under fork, in threads, and when pickled.
+    """The objects whose names begin with one URL. Fork-safe, thread-safe and picklable.
 
     Args:
         url: like ``s3://bucket/prefix``.
-        patience_s: how many seconds to repeat what fails; None for `PATIENCE_VARIABLE`, or else `PATIENCE_S`.
+        patience_s: how many seconds to retry failed requests; None for `PATIENCE_VARIABLE`, or else `PATIENCE_S`.
 
     Attributes:
-        url: without the credentials that the given one may hold, for people, as is what `name_of` returns.
-        conditional: whether the store itself decides which of two conditional puts comes first, as S3 does; else a look
-            goes before.
+        url: the given URL without credentials, for people, like the results of `name_of`.
+        conditional: whether the store itself decides which of two conditional puts comes first, as S3 does; otherwise
+            the condition is checked before the put.
 
-    All methods raise, beside what they say:
+    All methods may also raise:
         FileNotFoundError: there is no such object; its `filename` is the URL.
-        AccessRefused: the store, or fsspec's driver, does not let this be done; nothing is repeated.
-        StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
+        AccessRefused: the store, or fsspec's driver, refuses the request; it is not retried.
+        StoreUnavailable: the store did not respond, or requests failed, until the time limit.
     """
 
-    _advice = f"When it is back, continue from the last checkpoint; {PATIENCE_VARIABLE} says how long to try"
+    _advice = f"When it is back, continue from the last checkpoint; {PATIENCE_VARIABLE} sets how long to retry"
 
     def __init__(self, url: str, *, patience_s: float | None = None) -> None:
         self.url = redact(url.rstrip("/"))
         self.conditional = url.partition("://")[0] in ("s3", "s3a")
         self._patience_s = _patience() if patience_s is None else patience_s
         self._url = url.rstrip("/")
-        self._told = 0.0  # when the last call began of which was said that it fails; threads share this
-        # By process. Those of a parent are kept: to close what a fork has inherited would wait for a thread that only
-        # the parent has.
+        self._told = 0.0  # start of the last call whose failures were logged; shared by threads
+        # By process. Those of a parent are kept: closing what a fork inherited would wait for a thread that exists only
+        # in the parent.
         self._systems: dict[int, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,11 +91,11 @@ class ObjectStore:
         return redact(self._url_of(name))
 
     def get(self, name: str, most: int = _MOST_BYTES) -> bytes:
-        """Returns an object's bytes, `most` of them, in one request."""
+        """Returns the first `most` bytes of an object, in one request."""
         return self.get_range(name, 0, most)
 
     def get_range(self, name: str, start: int, stop: int) -> bytes:
-        """Returns the bytes of [start, stop) of an object, fewer where it ends."""
+        """Returns the bytes [start, stop) of an object, fewer at its end."""
 
         def call(fs: Any, path: str) -> bytes:
             try:
@@ -108,7 +108,7 @@ class ObjectStore:
         return self.request(name, "reading", call)
 
     def get_tagged(self, name: str) -> tuple[bytes, str]:
-        """Returns an object's bytes, and a tag that tells them from others, for `put_matching`."""
+        """Returns an object's bytes, and a tag of this version for `put_matching`."""
 
         def call(fs: Any, path: str) -> tuple[bytes, str]:
             if self.conditional:
@@ -129,11 +129,11 @@ class ObjectStore:
         return False
 
     def size(self, name: str) -> int:
-        """Returns how many bytes an object has."""
+        """Returns the size of an object in bytes."""
         return self.request(name, "looking at", lambda fs, path: int(fs.info(path)["size"]))
 
     def modified(self, name: str) -> float:
-        """Returns when an object was put, in seconds since 1970; raises OSError where the store does not tell."""
+        """Returns when an object was put, in seconds since 1970; raises OSError if the store does not report it."""
         found = self.request(name, "looking at", lambda fs, path: dict(fs.info(path)))
         at = found.get("LastModified", found.get("mtime", found.get("created")))
         if at is None:
@@ -141,30 +141,30 @@ class ObjectStore:
         return float(at.timestamp() if hasattr(at, "timestamp") else at)
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """Returns the names right under a folder, those of folders included, each with its size."""
+        """Returns the names directly in a folder, including folders, each with its size."""
 
         def call(fs: Any, path: str) -> dict[str, int]:
             found = fs.ls(path, detail=True, **({"refresh": True} if self.conditional else {}))
             names = {str(entry["name"]).rstrip("/"): int(entry["size"] or 0) for entry in found}
-            # An object may have the name of the folder itself: some programs make folders so.
+            # An object may have the name of the folder itself: some programs create folders this way.
             names.pop(path.rstrip("/"), None)
             return {name.rpartition("/")[2]: size for name, size in names.items()}
 
         return self.request(folder, "listing", call)
 
     def put(self, name: str, data: bytes, *, patience_s: float | None = None) -> None:
-        """Puts an object, in place of any of its name. It appears whole; when this returns, the store has it."""
+        """Puts an object, replacing any of its name. It appears whole; on return the store has it durably."""
         self._put(name, data, lambda fs, path: True, patience_s)
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """Puts an object if there is none of its name; returns whether this was done, maybe by an earlier try.
+        """Puts an object if its name is free; returns whether this was done, possibly by an earlier attempt.
 
-        Not guaranteed without `conditional`: that of two at a time one is refused.
+        Not guaranteed unless `conditional`: that one of two simultaneous puts is refused.
         """
         return self._put(name, data, lambda fs, path: not fs.exists(path), IfNoneMatch="*")
 
     def put_matching(self, name: str, data: bytes, tag: str) -> bool:
-        """Puts an object in place of the one with a tag of `get_tagged`; else as `put_new`."""
+        """Puts an object in place of the version with a tag of `get_tagged`; otherwise as `put_new`."""
         return self._put(name, data, lambda fs, path: _tag(bytes(fs.cat_file(path))) == tag, IfMatch=tag)
 
     def _put(
@@ -195,7 +195,7 @@ class ObjectStore:
         return self.request(name, "writing", call, patience_s)
 
     def delete(self, name: str) -> None:
-        """Deletes an object if it is there."""
+        """Deletes an object if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.request(name, "deleting", lambda fs, path: _ending(fs, 0, fs.rm_file, path))
 
@@ -203,9 +203,9 @@ class ObjectStore:
         return f"{self._url}/{name}" if name else self._url
 
     def request(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
-        """Returns what a call gives, repeated while it fails by the network or the server.
+        """Returns the result of a call, which is retried while the network or the server fails.
 
-        `doing` in words, like "reading"; `call` takes fsspec's driver and the path of the object there.
+        `doing` names it in messages, such as "reading"; `call` takes fsspec's driver and the object's path in it.
         """
         most = self._patience_s if patience_s is None else patience_s
         started, pause = time.monotonic(), 0.1
@@ -226,19 +226,19 @@ class ObjectStore:
                 what = f"{url}: {doing} it was refused: {failure.words}. {failure.advice}"
                 raise AccessRefused(what, url=url) from cause
             if waited + pause > most:
-                what = f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is it reachable, and its"
-                what = f"{what} endpoint right (AWS_ENDPOINT_URL for S3)? {self._advice}"
+                what = f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is the store reachable, and"
+                what = f"{what} its endpoint right (AWS_ENDPOINT_URL for S3)? {self._advice}"
                 raise StoreUnavailable(what, url=url, waited=waited) from cause
             self._wait(pause, started, most, f"{doing} {url}", failure.words)
-            # Twice as long, and not the same for all who were refused.
+            # Exponential back-off with jitter.
             pause = min(5.0, 2 * pause) * random.uniform(0.75, 1.0)  # noqa: S311
 
     def _wait(self, pause: float, started: float, most: float, doing: str, words: str) -> None:
-        """Waits before the next try of a call that fails since `started`, and is given up after `most` seconds."""
+        """Waits before the next attempt of a call that has failed since `started`; it is given up after `most` s."""
         waited = time.monotonic() - started
         if waited >= 10.0 and self._told < started:
             self._told = started
-            _log.warning("%s fails for %.0f s now (%s); trying for %.0f s more", doing, waited, words, most - waited)
+            _log.warning("%s has failed for %.0f s (%s); retrying for %.0f s", doing, waited, words, most - waited)
         time.sleep(pause)
 
     def _system(self) -> tuple[Any, str]:
@@ -249,7 +249,7 @@ class ObjectStore:
 
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if self.conditional:
-            # Repeated here, where the patience is known, and nowhere below.
+            # Retries are done here, where the time limit is known, and not in the driver.
             own = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
             options["config_kwargs"] = own | dict(conf.get("s3", {}).get("config_kwargs", {}))
         fs, path = fsspec.core.url_to_fs(self._url, **options)
@@ -259,7 +259,7 @@ class ObjectStore:
 
 
 def _without_credentials(error: Exception, failure: _Failure, url: str) -> Exception:
-    """Returns an error, or what may be shown of it where its traceback would show the credentials of a URL."""
+    """Returns an error, replaced by one with a redacted message if its traceback would show credentials of a URL."""
     told = "".join(traceback.format_exception(type(error), error, None))
     if redact(told, url) == told:
         return error
@@ -267,17 +267,17 @@ def _without_credentials(error: Exception, failure: _Failure, url: str) -> Excep
 
 
 def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Makes a request that moves so many bytes at the most, and gives it up (TimeoutError) where it takes too long."""
+    """Makes a request that moves at most `size` bytes; raises TimeoutError if it takes too long."""
     if not fs.async_impl:
         return request(*arguments, **named)
     settings = getattr(fs, "config_kwargs", {})
     idle = (settings.get(name) or getattr(fs, name, None) or 60.0 for name in ("connect_timeout", "read_timeout"))
-    # Beside the driver's own time-outs so many bytes a second must be moved at the least.
+    # In addition to the driver's own time-outs, a minimum number of bytes per second is required.
     most = float(sum(idle)) + size / (64 << 10)
     try:
         return request(*arguments, **named, timeout=most)
     except Exception as error:
-        # Of a time-out of the driver's own fsspec makes one too, with that for its cause.
+        # fsspec also converts the driver's own time-outs, which are then its cause.
         if type(error).__name__ == "FSTimeoutError" and not str(error.__cause__ or ""):
             raise TimeoutError(f"no end of the request after {most:.1f} s") from error
         raise
@@ -288,7 +288,7 @@ def _patience() -> float:
     with contextlib.suppress(ValueError):
         if (found := float(text or PATIENCE_S)) >= 0:
             return found
-    raise ConfigInvalid(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
+    raise ConfigInvalid(f"{PATIENCE_VARIABLE} must be a number of seconds from 0 on, got {text!r}")
 
 
 def _tag(data: bytes) -> str:
@@ -296,7 +296,7 @@ def _tag(data: bytes) -> str:
 
 
 def _why_failed(error: BaseException, url: str = "") -> _Failure:
-    """Returns what an error of a driver means; credentials of this URL or any other are left out of its words."""
+    """Classifies an error of a driver; its words do not contain credentials of this or any other URL."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -306,35 +306,35 @@ def _why_failed(error: BaseException, url: str = "") -> _Failure:
     names, of_value = {type(one).__name__ for one in chain}, isinstance(error, ValueError)
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError)) or status == 404
     rules: tuple[tuple[object, str], ...] = (
-        (code == "NoSuchBucket", "Make the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"),
+        (code == "NoSuchBucket", "Create the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"),
         (isinstance(error, ImportError) or (of_value and "Protocol not known" in words), _DRIVER_ADVICE),
         (
             any(map(_NO_CREDENTIALS.fullmatch, names)),
             "Give this process credentials of the store: for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "AWS_PROFILE, or a role of the machine",
         ),
-        (of_value and "Invalid endpoint" in words, "Make AWS_ENDPOINT_URL a URL, like http://host:9000"),
+        (of_value and "Invalid endpoint" in words, "Set AWS_ENDPOINT_URL to a URL such as http://host:9000"),
         (names.intersection(_OWN_MISTAKES), _DRIVER_ADVICE if of_value else _REQUEST_ADVICE),
         (missing, ""),
         (
             isinstance(error, PermissionError) or status in (401, 403),
-            "See to the credentials and their rights: reading takes s3:GetObject and s3:ListBucket (without the "
-            "latter S3 says 403 of what is only not there yet), cursors and a producer take s3:PutObject",
+            "Check the credentials and their permissions: reading needs s3:GetObject and s3:ListBucket (without the "
+            "latter, S3 reports 403 for an object that does not exist yet), cursors and a producer need s3:PutObject",
         ),
-        # Of the client's faults too slow, somebody else was writing it just then, and too often will pass.
+        # Temporary among client errors: 408 timeout, 409 conflict, 425 too early, 429 too many requests.
         (status and 300 <= status < 500 and status not in (408, 409, 425, 429), _REQUEST_ADVICE),
         (isinstance(error, OSError) and error.errno in _NO_PLACE, _REQUEST_ADVICE),
     )
     if advice := next((advice for holds, advice in rules if holds), ""):
         return _Failure("refused", words, advice, status)
-    # An answer of success was read only in part.
+    # A status of success here means that the response was only read in part.
     known = isinstance(error, (OSError, EOFError)) or (status or 500) < 300 or any("Timeout" in name for name in names)
     known = known or any(type(one).__module__.partition(".")[0] in _DRIVERS for one in chain)
     return _Failure("missing" if missing else "passing" if known else "unknown", words, "", status)
 
 
 def _answer(chain: list[BaseException]) -> tuple[int | None, str]:
-    """Returns the status and the code of the store's answer, as far as the errors have kept them."""
+    """Returns the status and the code of the store's response, as far as the errors contain them."""
     for one in chain:
         answer: Any = getattr(one, "response", None)
         if isinstance(answer, dict):
@@ -342,7 +342,7 @@ def _answer(chain: list[BaseException]) -> tuple[int | None, str]:
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return (int(code) if status is None and code.isdigit() else status), code
         status = getattr(one, "status", None)
-        # What aiohttp calls a code is its own verdict on an answer that was cut, and no server's.
+        # The code of an aiohttp error is its own verdict on a truncated response, not the server's.
         if status is None and not type(one).__module__.startswith("aiohttp."):
             status = getattr(one, "code", None)
         if isinstance(status, int):

@@ -97,9 +97,9 @@ max_wait: .inf  # max_wait
 """
     assert places(tmp_path, text) == marked(text)
     texts = {mistake.path: mistake.text for mistake in check_config(tmp_path / "train.yaml")}
-    assert "is weight meant?" in texts["datasets[1].wieght"]
-    assert "is dataloader.at_end meant?" in texts["dataloader.drop_last"]
-    assert "is add_square meant?" in texts["datasets[0].steps[1].map.function"]
+    assert "did you mean weight?" in texts["datasets[1].wieght"]
+    assert "did you mean dataloader.at_end?" in texts["dataloader.drop_last"]
+    assert "did you mean add_square?" in texts["datasets[0].steps[1].map.function"]
 
 
 def dataset(**changes: Any) -> dict[str, Any]:
@@ -217,15 +217,15 @@ def test_what_is_of_no_version_and_of_version_0_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("./rows/chat.py:Keep.one", "is rows.chat:Keep.one meant?"),
-        ("rows.py", "is rows:function meant?"),
+        ("./rows/chat.py:Keep.one", "did you mean rows.chat:Keep.one?"),
+        ("rows.py", "did you mean rows:function?"),
         ("/data/rows.py:keep", ""),
         ("my-rows.py:keep", ""),
         ("rows.keep", ""),
         # This has the form of a name, and could be the module py of a package rows.
-        ("rows.py:keep", "is rows:keep meant?"),
+        ("rows.py:keep", "did you mean rows:keep?"),
     ],
 )
 def test_file_in_the_place_of_a_module_is_told_how_it_is_named(name: str, hint: str) -> None:
     caught = raised(FunctionMissing, named_function, name)
-    assert str(caught).endswith(hint) and ("meant?" in str(caught)) == bool(hint)
+    assert str(caught).endswith(hint) and ("did you mean" in str(caught)) == bool(hint)

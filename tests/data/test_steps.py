@@ -102,8 +102,8 @@ def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pyte
     [
         (Filter, "my_rows.keep", {}, '"package.module:function"'),
         (Map, "no_such_module:f", {}, "ModuleNotFoundError"),
-        (Filter, f"{NAMED}:evn", {}, "is even meant?"),
-        (Filter, f"{NAMED}:no_function", {}, "no function but a int"),
+        (Filter, f"{NAMED}:evn", {}, "did you mean even?"),
+        (Filter, f"{NAMED}:no_function", {}, "expected a function, found int"),
         (MessageTransform, 3, {}, "got 3"),
         (Map, functions.add_square, {"remove_columns": "id"}, "got 'id'"),
     ],

@@ -105,7 +105,7 @@ def test_array_of_any_layout_is_written_in_c_order_little_endian(array: np.ndarr
         (np.array(["2020-01-01"], "M8[D]"), "datetime64[D]"),
         (np.array([object()]), "object"),
         (np.ma.masked_array([1], [True]), "masked"),
-        (np.int64(1), "numpy.int64 under 'x'; a row holds what JSON has, and numpy arrays: convert it, with .item()"),
+        (np.int64(1), "numpy.int64 under 'x'; a row holds JSON values and numpy arrays: convert it, with .item()"),
         (b"\xff\xd8", "base64.b64encode(it).decode(); or an array: np.frombuffer(it, np.uint8)"),
         (type("Tensor", (), {})(), ".tolist(); or an array: .numpy()"),
         ([1, {"y": (2, 1j)}], "complex under 'x[1].y[1]'"),
@@ -232,8 +232,8 @@ def test_what_is_no_encoding_is_refused_and_differences_are_named() -> None:
         "max_length is 512 there and 1024 here",
         "flag is true there and 1 here",
         f"system is '{'a' * 37}...{'a' * 38}' there and null here",
-        "gone is 1 there and not said here",
-        "new is not said there and 'x' here",
+        "gone is 1 there and missing here",
+        "new is missing there and 'x' here",
     ]
     assert differences(was, was) == []
     assert differences(was, now) == found

@@ -43,7 +43,7 @@ REFUSED: Final[list[tuple[bytes, int, str]]] = [
     ('{"😀":"😀"}x'.encode(), 15, ""),
     ('{"😀":"é\0"}'.encode(), 11, ""),
     ('{"é":"é'.encode(), 9, ""),
-    *[(line, 0, "nothing but blanks") for line in (b"", b"\n", b"  \t\r\n", b" ")],
+    *[(line, 0, "a blank line") for line in (b"", b"\n", b"  \t\r\n", b" ")],
     (b'{"a":"\xff"}', 6, "byte 0xff"),
     ('{"é":"'.encode() + b'\xc3"}', 7, "byte 0xc3"),
     (b'{"a":"\xed\xa0\x80"}', 6, "byte 0xed"),
@@ -266,7 +266,7 @@ def test_place_of_the_value_and_advice_are_told() -> None:
         (np.datetime64("2020"), "str()"),
         (1j, "[it.real, it.imag]"),
         (type("Tensor", (), {})(), ".tolist()"),
-        (object(), "make it of dicts, lists, text, numbers, True, False and None"),
+        (object(), "use dicts, lists, text, numbers, True, False and None"),
     ]
     for value, told in advice:
         assert told in refused({"x": value})

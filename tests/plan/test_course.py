@@ -360,7 +360,7 @@ SHORT = Course(Rules(4), [Part(2, 3)])
         (lambda: Rules(4, -4), ValueError, "window .* got -4"),
         (lambda: Rules(4, seed=2**63), ValueError, "seed .* got 9223372036854775808"),
         (lambda: Rules(4, seed=1.0), ValueError, "seed .* got 1.0"),  # type: ignore[arg-type]
-        (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), ValueError, "9 positions of 2 lanes"),
+        (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), ValueError, "9 positions .* 2 lanes"),
         (lambda: PLAIN.place(-1, None, 0), IndexError, "sample .* got -1"),
         (lambda: SHORT.draw(0, 0, 5), IndexError, "an epoch is empty"),
         (lambda: SHORT.draws(0, [0], 5), IndexError, "an epoch is empty"),

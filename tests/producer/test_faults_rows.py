@@ -30,7 +30,7 @@ BAD: Final = {
     "malformed": Bad(b'{"id":25 "text":1}', 9),
     "cut in a string": Bad(b'{"id":25,"te', 12),
     "first line of a pretty-printed object": Bad(b"{", 1),
-    "blanks": Bad(b"   ", 0, "nothing but blanks"),
+    "blanks": Bad(b"   ", 0, "a blank line"),
     # invalid UTF-8, UTF-16, a BOM within, CR only
     "invalid UTF-8": Bad(b'{"id":"\xff"}', 7, "not UTF-8: byte 0xff"),
     "Latin-1": Bad(b'{"id":"caf\xe9"}', 10, "not UTF-8: byte 0xe9"),

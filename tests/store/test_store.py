@@ -131,7 +131,7 @@ DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Err
 @pytest.mark.parametrize(
     ("url", "environment", "answer", "told"),
     [
-        ("s3://no-such-bucket/a", {}, None, "Make the bucket"),
+        ("s3://no-such-bucket/a", {}, None, "Create the bucket"),
         ("nothing://bucket/a", {}, None, r"pip install 'lazyshard\[objects\]'"),
         ("", {}, (403, DENIED), "Access Denied"),
         ("", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, None, "AWS_ACCESS_KEY_ID"),

@@ -169,11 +169,11 @@ def test_an_encoded_row() -> None:
     ("name", "hint"),
     [
         ("recipes", "'recipes'"),
-        ("rows/chat.py:keep", "is rows.chat:keep meant?"),
+        ("rows/chat.py:keep", "did you mean rows.chat:keep?"),
         ("/a/m.py:f", "without .py"),
         ("no_such_module:f", "ModuleNotFoundError"),
         (f"{HERE}:NOT_CALLABLE", "int"),
-        (f"{HERE}:twize", "is twice meant?"),
+        (f"{HERE}:twize", "did you mean twice?"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, hint: str) -> None:

@@ -122,7 +122,7 @@ def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:
     ("text", "name", "says"),
     [
         ("", "users:rows", "users has no rows"),
-        ("rows = 3", "users:rows", "is no function but a int"),
+        ("rows = 3", "users:rows", "expected a function, found int"),
         ("import nowhere_to_be_found", "users:rows", "ModuleNotFoundError: No module named 'nowhere"),
         ("class A:\n pass", "users:A.rows", "users has no A.rows"),
     ],

@@ -1,8 +1,8 @@
-"""Streams as data sets for training. The only package of lazyshard that imports torch.
+"""Data sets for training over streams. The only package of lazyshard that imports torch.
 
-`dataset` is the map-style data set, `iterable` the same as an iterable, `blended` several streams as one, `sequences`
-packed, split or padded rows, `loading` all of it by a configuration. Below them, `index_space` says which samples the
-indices draw, and reads their lines in each process; `samples` makes samples of them.
+`dataset` is the map-style data set, `iterable` its iterable form, `blended` a weighted blend of several streams,
+`sequences` packed, split or padded rows, and `loading` builds all of these from a configuration. Below them,
+`index_space` maps indices to samples and reads their lines in each process; `samples` makes samples from lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlendDraw", "Loaded", "Stats", "Step", "StreamingShard", "resolve_rank"]
 
-# The facade finds its own names here, too.
+# `lazyshard/__init__.py` looks up its own names here as well.
 _HOMES: dict[str, tuple[str, ...]] = {}
 _HOMES |= {"blended": ("BlendDraw", "BlendedDataset"), "dataset": ("LazyShardedDataset",), "map_style": ("Batches",)}
 _HOMES |= {"iterable": ("LazyShardedIterable", "LazyShardedStream"), "loading": ("Loaded", "load")}

@@ -1,4 +1,4 @@
-"""`BlendedDataset`: several streams as one data set, by weights."""
+"""`BlendedDataset`: several streams as one data set, blended by weights."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from lazyshard.plan.course import Draw
 from lazyshard.store.files import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
-# Merged at the most.
+# Maximum number of lines, and of bytes, that are merged at a time.
 _AHEAD_LINES: Final = 256
 _AHEAD_BYTES: Final = 1 << 20
 
 
 class BlendDraw(NamedTuple):
-    """What an index of a blend draws: which of its data sets, and epoch and sample in that."""
+    """What an index of a blend draws: the number of the data set, and the epoch and sample in it."""
 
     dataset: int
     draw: Draw
 
 
 class BlendSpace(Space):
-    """The indices of one blend, from where the run stands by its parts.
+    """The indices of one blend, from the position of the run, given by its parts.
 
-    They end with num_samples, else with the epoch of the stream that ends `first`, or last: `lengths` are the draws of
-    a lane until then.
+    They end with num_samples, else with the epoch of the stream that ends `first`, or last. `lengths` are the draws
+    per lane until then.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class BlendSpace(Space):
         super().__init__("the blend", order, rank, max(block, part.draws), part.draws, before)
 
     def drawn(self, position: int) -> tuple[int, ...]:
-        """Returns how many draws of a lane each stream's current part has behind it at a position."""
+        """Returns how many draws per lane the current part of each stream has made at a position."""
         return tuple(map(sum, zip(self._begins, self.course.counts(position), strict=True)))
 
     def streams(self, index: int, count: int) -> list[int]:
-        """Returns which stream an index, and up to so many that follow it in its lane, draw from. Raises IndexError."""
+        """Returns the streams of an index and of those after it in its lane, `count` at most. Raises IndexError."""
         position = self.layout.locate(index)[1]
         return self.course.streams_of(position, min(position + count, self.layout.block))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns which stream an index draws from, and its index in that. Raises as `streams` does."""
+        """Returns the stream that an index draws from, and its index there. Raises IndexError."""
         lane, position = self.layout.locate(index)
         stream, draw = self.course.draw(position)
         return stream, (self._begins[stream] + draw) * self.rank.dp_size + lane
 
 
 class BlendedDataset(Indexed[BlendSpace]):
-    """Streams as one map-style data set, in the proportion of their weights, on every rank alike.
+    """A map-style data set that blends streams in proportion to their weights, identically on every rank.
 
     ::
 
@@ -84,30 +84,31 @@ class BlendedDataset(Indexed[BlendSpace]):
         for batch in blend.batches(num_workers=4):
             train(batch)
 
-    At each position every rank draws from the same stream: that which lags most behind its share, the first of equals
-    (Megatron Core's `BlendedDataset`), by a table that repeats, so that any position is found at once. A stream that
-    comes to its end continues with its next epoch. Nothing is written to disk, and no rank talks to another.
+    At each position every rank draws from the same stream: the one furthest below its share, and the first of them on a
+    tie (as Megatron Core's `BlendedDataset`). The table of draws is periodic, so any position is found at once. A
+    stream that ends continues with its next epoch. Nothing is written to disk, and ranks do not communicate.
 
     Args:
-        datasets: data sets and their weights, in samples. The data sets are new ones, each of another stream, with any
-            settings but these of their own: `batch_size`, `num_samples`, and `layout` and `micro_batches_per_step` of
-            the order are the blend's. Weights are divided by their sum; `shares` says what came of it.
+        datasets: data sets and their weights, in samples. The data sets must be unused, each over another stream. All
+            their settings apply except `batch_size`, `num_samples`, and the `layout` and `micro_batches_per_step` of
+            their order, which the blend sets. Weights are divided by their sum; `shares` returns the result.
         batch_size: samples of one rank in a micro batch.
-        num_samples: samples over all ranks, however many epochs of a stream that takes. None to end by `stopping`.
-        stopping: "first_exhausted": before the first sample that would begin another epoch of any stream.
-            "all_exhausted": once every stream was drawn whole, the others repeating meanwhile.
-        schedule: other weights on the way: optimiser steps, counted from the beginning of the run, and the weights of
-            all data sets from there on. Those of `datasets` hold until the first one. A weight may be 0 for a while.
-            Needs `Order(micro_batches_per_step=...)`.
-        order: `layout` and `micro_batches_per_step`; unit, window and seed are those of each data set.
+        num_samples: samples over all ranks, over any number of epochs of a stream. None to end by `stopping`.
+        stopping: "first_exhausted" ends before the first sample that would begin another epoch of any stream.
+            "all_exhausted" ends once every stream was drawn completely, while the others repeat.
+        schedule: changes of the weights: pairs of an optimiser step, counted from the beginning of the run, and the
+            weights of all data sets from that step on. The weights of `datasets` hold until the first change. A weight
+            may be 0 for some time. Needs `Order(micro_batches_per_step=...)`.
+        order: `layout` and `micro_batches_per_step`. Set unit, window and seed on each data set.
 
     Raises:
-        TypeError: these are no pairs of a data set and a weight, or of a step and weights.
-        ValueError: there is no data set, weights are negative or all 0, two are of one stream, or a setting is wrong.
-        RuntimeError: a data set is used already.
-        ConfigInvalid: the data sets are of different ranks.
+        TypeError: an item is not a pair of a data set and a weight, or of a step and weights.
+        ValueError: there is no data set, weights are negative or all 0, two data sets read the same stream, or a
+            setting is invalid.
+        RuntimeError: a data set was already used.
+        ConfigInvalid: the data sets have different ranks.
 
-    On resume weights may be others, and streams may be added or left out: each continues where it was.
+    On resume, weights may change and streams may be added or removed; each stream continues at its position.
     """
 
     _NAME, _where = "blend", "the blend"
@@ -123,100 +124,100 @@ class BlendedDataset(Indexed[BlendSpace]):
         order: Order = Order(),
     ) -> None:
         check_group("order", order, Order)
-        pairs = _pairs(datasets, "a blend takes pairs of a data set and its weight, as in [(one, 0.8), (other, 0.2)]")
+        pairs = _pairs(datasets, "a blend takes pairs of a data set and its weight, such as [(one, 0.8), (other, 0.2)]")
         self.datasets: tuple[LazyShardedDataset, ...] = tuple(dataset for dataset, _ in pairs)
         """The data sets that are blended, in order."""
         weights = _numbers([weight for _, weight in pairs])
         for dataset in self.datasets:
             if not isinstance(dataset, LazyShardedDataset):
-                raise TypeError(f"a blend is one of data sets; {redact(repr(dataset)):.100} is no LazyShardedDataset")
+                raise TypeError(f"a blend takes data sets, {redact(repr(dataset)):.100} is not a LazyShardedDataset")
         if not self.datasets:
-            raise ValueError("a blend is one of at least one data set, none was given")
+            raise ValueError("a blend needs at least one data set, got none")
         if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
-            raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
+            raise ValueError("set unit, shuffle_window and seed on each data set of a blend, not on the blend")
         check_choice("stopping", stopping, Stopping)
         run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
-        points = _pairs(schedule, "a schedule takes pairs of a step and weights from there on, as in [(1000, [1, 3])]")
+        points = _pairs(schedule, "a schedule takes pairs of a step and the weights from there on, as [(1000, [1, 3])]")
         if not points:
             shares(weights)
         blending = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])
         if not blending.constant and not run_order.draws_per_step:
-            raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
+            raise ValueError("a schedule counts optimiser steps: pass order=Order(micro_batches_per_step=...)")
         names = [dataset.stream_id or stream_name(dataset.directory) for dataset in self.datasets]
         for name in names:
             same = [str(one.directory) for one, other in zip(self.datasets, names, strict=True) if other == name]
             if len(same) > 1:
-                raise ValueError(f"data sets of a blend are of the same stream, {', '.join(same)}: give it once")
+                raise ValueError(f"data sets of a blend read the same stream, {', '.join(same)}: pass it once")
         self._states: BlendStates = BlendStates(names, blending, run_order, stopping)
         self.names = self._states.names
-        """How a state calls the streams, in order: by their identities, or their directories where they have none."""
+        """Names of the streams in a state, in order: their identities, or their directories if they have none."""
         self.shares = self.shares_at(0)
-        """What each data set gives of all samples at the beginning: its weight divided by their sum, as whole draws."""
+        """Initial share of each data set in all samples: its weight divided by the sum of weights, in whole draws."""
         self.period = sum(blending.parts(0))
-        """Positions after which each stream has had exactly its share, at the beginning."""
+        """Number of positions after which each stream has exactly its share, initially."""
         for dataset in self.datasets:
             dataset._enter_blend()
         self._attach()
 
     def _attach(self) -> None:
-        # The epoch is that of the data sets: they tell their workers.
+        # The epoch is stored in the data sets, which share it with their workers.
         self._numbers, self._lanes = self.datasets[0]._numbers, BlendReader(self.datasets)
 
     def __repr__(self) -> str:
-        """Tells what is blended; never waits, never raises."""
+        """Describes the blend; never waits, never raises."""
         if "_lanes" not in vars(self):
             return f"<{type(self).__name__}, not open>"
         streams = [f"{share:.4g} of {dataset!r}" for dataset, share in zip(self.datasets, self.shares, strict=True)]
         return f"<{type(self).__name__}: {', '.join(streams)}>"
 
     def shares_at(self, step: int) -> tuple[float, ...]:
-        """Returns what each data set gives of the samples of an optimiser step, the first one of a run being 0."""
+        """Returns the share of each data set in the samples of an optimiser step; the first step of a run is 0."""
         parts = self._states.schedule.parts(step)
         return tuple(part / sum(parts) for part in parts)
 
     @property
     def consumed_before(self) -> int:
-        """Samples trained before the positions from which `rank_indices` count, over all ranks."""
+        """Samples trained, over all ranks, before the positions from which `rank_indices` count."""
         return self._space().before
 
     def ready(self, index: int) -> bool:
-        """Returns whether a sample can be read without waiting, as far as is known without a look."""
+        """Returns whether a sample can be read without waiting, judging by what was last read of its stream."""
         stream, inner = self._space().locate(operator.index(index))
         return self.datasets[stream]._space().ready(inner)
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts another epoch, of every stream and of the blend. Raises ValueError if it is negative."""
+        """Starts another epoch of the blend and of every stream. Raises ValueError if it is negative."""
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
     def stats(self) -> tuple[Stats, ...]:
-        """Returns what the processes of each data set have met so far."""
+        """Returns the statistics of each data set so far, over all its processes."""
         return tuple(dataset.stats() for dataset in self.datasets)
 
     def draw(self, index: int) -> BlendDraw:
-        """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw` does."""
+        """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw`."""
         stream, inner = self._space().locate(operator.index(index))
         return BlendDraw(stream, self.datasets[stream].draw(inner))
 
     def in_epoch(self, index: int) -> bool:
-        """Returns whether the blend, by `stopping`, has not come to its end within the micro batch of an index.
+        """Returns whether the blend, by `stopping`, does not end within the micro batch of an index.
 
-        The same on every rank, for live streams too. Waits and raises as `draw` does.
+        The result is the same on every rank, for live streams too. Waits and raises as `draw`.
         """
         first, space, epoch = self._states.stopping == "first_exhausted", self._space(), self.epoch
         if first:
-            # What one of them would draw of its next epoch is not trained.
+            # Samples that a stream would draw from its next epoch are not trained.
             for dataset in self.datasets:
                 dataset._numbers[ASKED] = 1
         position = space.layout.locate(operator.index(index))[1]
-        # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
+        # Batches are trained whole: not the one that would draw too much, but the one with the last missing samples.
         begin = position - position % space.order.batch_size
-        # Where one that has ended is exhausted, the others need not be waited for.
+        # If an ended stream is exhausted, the others need not be waited for.
         drawn = zip(self.datasets, space.drawn(begin + space.order.batch_size), strict=True)
         over = (_exhausted(*one, epoch) for one in sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended))
         if first:
             return not any(over)
-        # Waits until the samples up to the index are there. An epoch counts as drawn once the next one would begin.
+        # Waits until the samples up to the index are published. An epoch is complete once the next one would begin.
         list(over)
         counts = zip(self.datasets, space.drawn(begin), strict=True)
         return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
@@ -224,7 +225,7 @@ class BlendedDataset(Indexed[BlendSpace]):
     def _make_space(self, epoch: int) -> BlendSpace:
         states, (rank, *others) = self._states, sorted({dataset.rank for dataset in self.datasets})
         if others:
-            raise ConfigInvalid(f"the data sets of a blend are of one rank, got {[rank, *others]}")
+            raise ConfigInvalid(f"the data sets of a blend must have the same rank, got {[rank, *others]}")
         stands, lengths = [], list[int]()
         for dataset in self.datasets:
             course, order = dataset._space(epoch).course, dataset._states.order
@@ -232,9 +233,9 @@ class BlendedDataset(Indexed[BlendSpace]):
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
             if total is None and states.order.num_samples is None:
-                raise still_open(dataset.reader, "the blend has no length yet: pass num_samples, or max_total_samples")
+                raise still_open(dataset.reader, "the blend has no length yet: set num_samples, or max_total_samples")
             if total is not None and not course.full_epoch_length(total):
-                text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: leave it out"
+                text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: remove it"
                 raise ValueError(f"{dataset.directory}: {text}")
             if total is not None and states.order.num_samples is None:
                 lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
@@ -251,11 +252,11 @@ class BlendedDataset(Indexed[BlendSpace]):
         out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self.names]
         if new or out:
             said = ", ".join(new) or "none", ", ".join(out) or "none"
-            log.warning("the blend continues with other streams: new are %s, left out are %s", *said)
+            log.warning("the blend resumes with other streams: added are %s, removed are %s", *said)
         for dataset, name in zip(self.datasets, self.names, strict=True):
             if name in stands:
                 dataset.load_state_dict(stands[name].to_dict())
-            # One that is new, or comes back from another epoch, begins this one.
+            # A stream that is new, or returns from another epoch, begins this one.
             dataset.set_epoch(epoch_of(found))
 
     def _position_of(self, found: BlendState, anywhere: bool) -> int | None:
@@ -263,23 +264,23 @@ class BlendedDataset(Indexed[BlendSpace]):
         return self._space().position_after(found.consumed) if same else None
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
-        """Commits how far the checkpoints are to every stream whose data set has a `consumer`.
+        """Commits the progress of the checkpoints to every stream whose data set has a `consumer`.
 
-        As `LazyShardedDataset.commit`, `last_epoch` being said of all streams, and `keep` states of the blend. Of a
-        stream that one of these does not know yet, every chunk is kept. Where it raises, some cursors may be written,
-        others not: call it again.
+        As `LazyShardedDataset.commit`; `last_epoch` applies to all streams, and `keep` are states of the blend. If one
+        of these does not contain a stream yet, every chunk of that stream is kept. If it raises, some cursors may be
+        written and others not: call it again.
         """
         own = dict(zip(self.names, self.datasets, strict=True))
         committing = [(dataset, name, dataset._commits) for name, dataset in own.items() if dataset._commits]
         if not committing:
-            raise ValueError("a commit is that of a consumer; make the data sets of the blend with consumer=NAME")
+            raise ValueError("commit needs a consumer; create the data sets of the blend with consumer=NAME")
         state, wrote = self._state_after(consumed), False
         blend = blend_shares(state, {name: dataset.directory for name, dataset in own.items()})
         kept = [BlendState.from_dict(one, "a state to keep") for one in keep]
         for dataset, name, commits in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
             mine, commits.blend = state.members[state.names.index(name)].consumed, blend
-            # Who continues from before a stream was added begins it anew, and needs all of it.
+            # A run resumed from before a stream was added begins that stream anew and needs all of it.
             known = len(older) == len(kept)
             wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
         return wrote
@@ -299,25 +300,26 @@ def _exhausted(dataset: LazyShardedDataset, drawn: int, epoch: int) -> bool:
 
 
 class BlendReader:
-    """Reads for the indices of one process's blend: lines of its streams, in the order of its indices.
+    """Reads the samples of a blend's indices in one process: lines of its streams, in the order of its indices.
 
-    To ask another data set for each sample costs as much as to parse it. So the lines that the data sets have read
-    ahead are merged, some hundred at a time: `ahead`. Where rows are encoded or large, made into samples in different
-    ways, or one of them is bad, each data set makes its own samples.
+    Calling another data set for each sample costs as much as parsing it. Therefore the lines that the data sets have
+    read ahead are merged, some hundred at a time, into `ahead`. If rows are encoded or large, the data sets make
+    samples in different ways, or a row is bad, each data set makes its own samples.
     """
 
     def __init__(self, datasets: Sequence[LazyShardedDataset]) -> None:
         self.ahead, self._datasets = NOTHING, datasets
-        # Each stream's next lines, by epoch, lane and position behind the last merged line; none while somebody merges,
-        # as a line that one thread has taken must not be missing in another one's order. Taking it out is one step.
+        # The next lines of each stream, by epoch, lane and the position after the last merged line. Empty while a
+        # thread merges, as the lines it takes would be missing in the order of another thread. Taking it is atomic.
         self._next: dict[tuple[int, int, int], list[Iterator[bytes]]] = {}
         self._row_bytes = _AHEAD_BYTES // _AHEAD_LINES
-        # The process that has read, and what makes samples of merged lines there; None where data sets differ, encode.
+        # The process that has entered, and the function that makes samples from merged lines there; None if the data
+        # sets use different functions, or encode.
         self._pid = 0
         self._rows_of: RowsOf | None = None
 
     def enter(self, _: BlendSpace) -> None:
-        """Makes what is read with this process's own, if it is not."""
+        """Sets up the readers for this process, if that was not done yet."""
         if self._pid == os.getpid():
             return
         for dataset in self._datasets:
@@ -326,18 +328,18 @@ class BlendReader:
         self._rows_of, self._pid = ways[0] if len(set(map(type, ways))) == 1 else None, os.getpid()
 
     def __enter__(self) -> None:
-        """Begins to read."""
+        """Does nothing; `__exit__` reports errors."""
 
     def __exit__(self, *error: Any) -> None:
-        # For what is raised outside of any data set.
+        # For errors that are raised outside of any data set.
         self._datasets[0]._lanes.__exit__(*error)
 
     def read(self, space: BlendSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
-        """Returns the samples of a batch's indices from a place on that follow each other: at least one."""
+        """Returns the samples of consecutive indices of a batch from place `start` on, at least one."""
         index, count = consecutive(wanted, start, space.step)
         if (lane := space.layout.locate(index)[0]) != space.rank.dp_rank:
             self._datasets[0]._space().tell_lane(index, lane, "blend")
-        # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+        # Free the old lines first, so that the new ones reuse memory that is warm in the CPU's caches.
         self.ahead = NOTHING
         if (rows_of := self._rows_of) is not None:
             lines = self._merge(space, index, count, epoch)
@@ -352,16 +354,16 @@ class BlendReader:
         return [next(read[stream]) for stream, _ in located]
 
     def _merge(self, space: BlendSpace, index: int, wanted: int, epoch: int) -> list[bytes]:
-        """Returns the lines of an index and of some that follow, of which only the wanted ones are waited for.
+        """Returns the lines of an index and of some following ones; waits only for the wanted ones.
 
-        None where data sets have to make the samples themselves.
+        Empty if the data sets have to make the samples themselves.
         """
         streams = space.streams(index, max(wanted, min(_AHEAD_LINES, _AHEAD_BYTES // self._row_bytes)))
         wanted, (lane, position) = min(wanted, len(streams)), space.layout.locate(index)
         nexts = self._next.pop((epoch, lane, position), None) or [iter(())] * len(self._datasets)
         lines: list[bytes] = []
         while True:
-            # Ends where a stream has no line left.
+            # Stops when a stream has no line left.
             lines.extend(map(next, map(nexts.__getitem__, streams[len(lines) :])))
             place = len(lines)
             if place == len(streams):
@@ -373,11 +375,11 @@ class BlendReader:
                 if place < wanted or own.ready(inner):
                     found = dataset._lanes.lines(own, inner, dataset.epoch)
             except (ChunkCorrupt, ChunkRetired, RowInvalid):
-                break  # The data set knows what to do about it
+                break  # The data set handles it
             except (LazyShardError, OSError):
                 if place < wanted:
                     raise
-                break  # It may be gone when it is that sample's turn
+                break  # It may be resolved by the time the sample is wanted
             if not found or len(found[0]) > LARGE_ROW_BYTES:
                 break
             nexts[stream] = iter(found)
@@ -390,7 +392,7 @@ class BlendReader:
 
 
 def _pairs(given: Any, expected: str) -> list[Any]:
-    """Returns what is given, known to be pairs; a data set, which could be read like a list, is none."""
+    """Returns a list of pairs. Raises TypeError for anything else, also for a data set, which is iterable."""
     found = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in found):
         raise TypeError(f"{expected}; got {redact(repr(given)):.100}")
@@ -401,4 +403,4 @@ def _numbers(weights: Any) -> list[float]:
     try:
         return [float(weight) for weight in weights]
     except (TypeError, ValueError) as cause:
-        raise type(cause)(f"weights are numbers, got {weights!r:.100}") from None
+        raise type(cause)(f"weights must be numbers, got {weights!r:.100}") from None

@@ -1,4 +1,4 @@
-"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading hint."""
+"""Exchange between a run and the producer: what the stream still holds, the cursor, and the reading hint."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
 from lazyshard.stream.run_parts import course_of
 
-_DRAWS_AT_ONCE = 1 << 20  # Draws that are looked at together: 16 MB
+_DRAWS_AT_ONCE = 1 << 20  # Draws computed at a time: 16 MB
 _MOST_RANKS: Final = 1 << 20
-REPEAT_S: Final = 1.0  # How often who waits looks whether its need is still told: one small file read
-# How long a hint stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
-# reader of small chunks comes past several windows.
+REPEAT_S: Final = 1.0  # How often a waiting reader checks that its hint still stands: one small file read
+# Minimum interval between hints, unless a reader waits: replacing the file takes about a millisecond, in which a reader
+# of small chunks passes several windows.
 PAUSE_S: Final = 0.2
 
 
 def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     """Raises StateMismatch for a state that has drawn more than the stream holds, or continues with deleted chunks.
 
-    Whether the ranks at hand are others makes no difference: they continue with the same samples. Not looked at: what
-    an epoch that is still to begin needs.
+    The current number of ranks does not matter: any ranks continue with the same samples. Not checked: what a later
+    epoch needs.
     """
     where, total = str(reader.directory), order.known_total(reader.refresh())
     if (ranks := max(part.dp for part in state.parts)) > _MOST_RANKS:
-        # What is looked at below takes time and memory by their number.
-        text = f"the state is of a run with {ranks} ranks, more than {_MOST_RANKS}: it is damaged, take another"
+        # The checks below take time and memory in proportion to the ranks.
+        text = f"the state is of a run with {ranks} ranks, more than {_MOST_RANKS}: it is damaged, use another one"
         raise _mismatch(where, text, f"at most {_MOST_RANKS}", ranks, "dp")
     course = course_of(state)
-    # However the stream continues: the length counts with the limit.
+    # However the stream continues: the length is bounded by the limit.
     known, ended = order.max_total_samples if total is None else total, total is not None
     number = max((n for n, part in enumerate(state.parts) if part.epoch is not None), default=0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
-    # A live stream of which a maximum was asked for may have ended before it, and the run continued with another.
+    # If a maximum was set, a live stream may have ended below it, and the run continued with its next epoch.
     one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
     try:
         standing(course, known)
         if one_epoch and drawn > (total or 0):
             raise ValueError(f"{drawn} samples were drawn of {total}")
     except ValueError as cause:
-        text = f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
+        text = f"{cause} at most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
         expected = "at least a batch of all ranks"
         if ended:
             text = f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}"
-            text = f"{text}: is it another one? Of a run over several epochs give num_samples as it was"
+            text = f"{text}: is it another stream? To resume a run over several epochs, pass num_samples as before"
             expected = f"at least {drawn} samples"
         raise _mismatch(where, text, expected, known, None if ended else "max_total_samples") from cause
-    # The newest chunk is never deleted, so a directory that another program fills has none to look for.
+    # The newest chunk is never deleted, so in a directory that another program fills there is nothing to check.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     size = reader.samples_per_chunk
     if retired and (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
@@ -77,9 +77,9 @@ def _mismatch(where: str, text: str, expected: str, actual: object, field: str |
 
 
 def standing(course: Course, total: int | None) -> tuple[Course, int]:
-    """Returns a course that begins, or continues, in the epoch in which a course stands, and the position there.
+    """Returns the course that begins or continues in the current epoch of a course, and the position in that epoch.
 
-    At the end of an epoch that is still this one. Raises ValueError: more was drawn than there is.
+    The end of an epoch still belongs to that epoch. Raises ValueError: more was drawn than there is.
     """
     drawn = course.current.draws
     if total is None or drawn <= (length := course.epoch_length(total)):
@@ -92,13 +92,13 @@ def standing(course: Course, total: int | None) -> tuple[Course, int]:
 
 
 def first_lost(course: Course, position: int, total: int | None, stop: int) -> int | None:
-    """Returns a sample below `stop` that is drawn from a position on, in the epoch in which the course begins."""
+    """Returns a sample below `stop` drawn from a position on, in the epoch in which the course begins; or None."""
     if course.done_before(position, total) >= stop:
         return None
     end = position + 1 if total is None else course.epoch_length(total)
     while total is None and course.done_before(end, None) < stop:
         end += end - position
-    # From here on nothing below `stop` is drawn.
+    # From `end` on nothing below `stop` is drawn.
     end = position + bisect_left(range(position, end), stop, key=lambda at: course.done_before(at, total))
     lanes, each = np.arange(course.dp)[:, None], max(1, _DRAWS_AT_ONCE // course.dp)
     for first in range(position, end, each):
@@ -109,7 +109,7 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
 
 
 class Commits:
-    """The commits of one process, which owns the cursor from the first on, and says `blend` and `sequences` in it."""
+    """Commits of one process, which owns the cursor from the first one on; `blend` and `sequences` go into it."""
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory, self._consumer = directory, check_consumer(consumer)
@@ -121,21 +121,21 @@ class Commits:
         return self.__dict__ | {"_owner": None}
 
     def hints(self, course: Course, reader: StreamReader, since: float, ranks: int) -> ReadingHints:
-        """Returns what keeps the reading hint of the same consumer."""
+        """Returns the writer of this consumer's reading hint."""
         return ReadingHints(self._consumer, course, reader, since, ranks)
 
     def commit(
         self, states: Sequence[RunState], order: RunOrder, reader: StreamReader, *, last_epoch: bool, take_over: bool
     ) -> None:
-        """Writes the cursor durably, for the state of a run and older ones, as `LazyShardedDataset.commit`."""
+        """Durably writes the cursor for the state of a run and older states; see `LazyShardedDataset.commit`."""
         state = states[0]
         if self._owner is None or not self._owner.begun:
-            # Before the cursor of a run that is further is overwritten by one that cannot continue.
+            # Before a run that cannot continue overwrites the cursor of one that is further.
             check_data(state, order, reader)
         part, rules = state.parts[-1], {"unit": state.unit, "window": state.window, "seed": state.seed}
         plan = self.sequences or {"dp_size": part.dp, "batch_size": part.batch_size, **rules}
         done = chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0
-        # What one rank has drawn of rows does not tell what the ranks have trained of the sequences.
+        # The draws of rows by one rank do not give what the ranks have trained of the sequences.
         kept, made = None if self.sequences else state, (state.stream_id, state.consumed, done, plan)
         cursor = Cursor(self._consumer, *made, time.time(), kept, blend=self.blend)
         try:
@@ -151,15 +151,15 @@ class Commits:
             refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"
             way = f"let uid {uid} write to {CURSORS}/" if refused else "fix that"
-            text = f"{text}; the checkpoint is not touched, the cursor before it still counts: {way}, and commit again"
+            text = f"{text}; the checkpoint is intact and the previous cursor still counts: {way}, then commit again"
             told = WriterFailed(text, directory=where, consumer=self._consumer, uid=uid)
-            # As whoever expects an OSError asks for it: whether the disk is full, for instance.
+            # For callers that expect an OSError and check, for instance, whether the disk is full.
             told.errno = error.errno
             raise told from error
 
 
 def chunks_done(states: Sequence[RunState], total: int | None) -> int:
-    """Returns N such that none of these states needs a chunk of [0, N) again; 0 where they are of several epochs."""
+    """Returns N such that none of these states needs a chunk of [0, N) again; 0 if they are of several epochs."""
     stand = [standing(course_of(state), total) for state in states]
     if len({course.epoch(total) for course, _ in stand}) > 1:
         return 0
@@ -168,11 +168,11 @@ def chunks_done(states: Sequence[RunState], total: int | None) -> int:
 
 @dataclass(eq=False)
 class ReadingHints:
-    """Keeps the reading hint of one consumer. `stop` is the first position for which more is needed than was told.
+    """Writes the reading hint of one consumer. `stop` is the first position that needs more than the hint says.
 
-    Rank 0 speaks for all: ranks train in lockstep, and a window counts as published only with all its lanes. Whichever
-    of its processes comes to a window first replaces the hint; none takes back what another one has told since the data
-    set was made. A hint may still get lost, where two write at the same time, so who waits looks again and again.
+    Rank 0 reports for all: ranks train in lockstep, and a window counts as published only with all its lanes. The first
+    of its processes to reach a window replaces the hint; none lowers a hint that another process has written since the
+    data set was created. If two write at the same time a hint may be lost, so a waiting reader checks it periodically.
     """
 
     consumer: str
@@ -186,9 +186,10 @@ class ReadingHints:
     _hint: ReadingHint | None = None
 
     def enter(self, position: int, limit: int | None, published: int) -> None:
-        """Tells what is needed at a position from `stop` on, before it is waited for. Never raises for the filesystem.
+        """Reports what is needed at a position from `stop` on, before waiting for it. Never raises for the filesystem.
 
-        At once where it has to be waited for, or nothing from `limit` on is needed; else soon, with a later window.
+        Writes at once if the reader has to wait, or if nothing from `limit` on is needed; else soon, with a later
+        window.
         """
         size, course = self.reader.samples_per_chunk, self.course
         needed = course.needed(position)
@@ -202,7 +203,7 @@ class ReadingHints:
             self._write_if_due()
 
     def repeat(self) -> None:
-        """Tells again what is needed if it is not told any more. For who waits; looks about once a second."""
+        """Writes the hint again if it was lost. Called while waiting; checks about once a second."""
         if self.timer() - self._looked_at >= REPEAT_S:
             self._write_if_due()
 
@@ -214,9 +215,9 @@ class ReadingHints:
 
 
 def is_due(found: ReadingHint | None, hint: ReadingHint, since: float) -> bool:
-    """Returns whether a hint is to replace the one that is found, None if none can be read.
+    """Returns whether a hint is to replace `found`, which is None if no hint can be read.
 
-    One older than the data set is that of a run before, which may be far ahead of this one's checkpoint.
+    A hint older than the data set belongs to an earlier run, which may be far ahead of this run's checkpoint.
     """
     if found is None or found.updated_at < since:
         return True

@@ -1,6 +1,6 @@
-"""What the indices of a data set draw, and from when on that is known; and how each process reads it, ahead.
+"""Maps the indices of a data set to samples, waits until a draw is decided, and reads the samples in each process.
 
-Every number follows from the stream's published total and the settings, so all ranks agree without a word.
+Every number follows from the stream's published total and the settings, so all ranks agree without communication.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
 if TYPE_CHECKING:
     from lazyshard.data.commits import ReadingHints
 
-_NO_LENGTH: Final = "the data set has no length yet; pass max_total_samples, of an epoch, or num_samples, of the run"
-_TO_ASK_S: Final = 5.0  # How long a worker waits for a loop to ask about the batch before the one that it has come to
-_POSITIONS: Final = 1 << 20  # Drawn at a time: their samples take 8 MB
+_NO_LENGTH: Final = "the data set has no length yet; set max_total_samples (per epoch) or num_samples (of the run)"
+_TO_ASK_S: Final = 5.0  # How long a worker waits for the training loop to call `in_epoch` for the previous batch
+_POSITIONS: Final = 1 << 20  # Positions computed at a time: their samples take 8 MB
 
-# What was read ahead: index of the first line, step, epoch, lines of it and of the indices that follow in such steps,
-# and what makes samples of them, if that is all there is to do. One value that is only ever replaced, so that no thread
-# sees the lines of one place with the index of another.
+# Lines read ahead: index of the first line, step, epoch, the lines of that index and the following ones at this step,
+# and the function that makes samples from them, if no more is needed. Only ever replaced as one value, so that no
+# thread combines the lines of one place with the index of another.
 Ahead = tuple[int, int, int, list[bytes], RowsOf | None]
 
-# What a data set's indices share: its reader, the kinds of warnings that were logged already, and the shared numbers.
+# Shared by all index spaces of a data set: its reader, the kinds of warnings already logged, and the shared numbers.
 Near = tuple[StreamReader, set[str], SharedNumbers]
 
 NOTHING: Final[Ahead] = (0, 1, 0, [], None)
 
 _MOST: Final = 16_384  # Positions whose order is computed together
-_AHEAD_BYTES: Final = 512 << 10  # Read ahead at the most, where calls follow each other in order, and 256 rows
+_AHEAD_BYTES: Final = 512 << 10  # Maximum read ahead if calls follow each other in order; also at most 256 rows
 
-# Samples of consecutive positions, at least one, and more than wanted where they are known; the position of the first
-# in its lane; what is held, and its place there; how many rows are read, also beyond those wanted. Rows of a range are
-# read together, others cut out of what is held, or each by itself.
+# Samples of consecutive positions: at least one, and more than wanted if they are known; the position of the first one
+# in its lane; the held rows and the place in them; and how many rows to read, including rows beyond the wanted ones.
+# Rows of a range are read together, others are copied from the held rows, or read one by one.
 _Located = tuple[Samples, int, Held | None, int, int]
 
 
 def as_count(consumed: object, what: str = "samples") -> int:
-    """Returns what `state_dict` was given. Raises TypeError: it is no integer."""
+    """Returns the `consumed` of `state_dict` as an int. Raises TypeError: it is not an integer."""
     try:
         return operator.index(consumed)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"consumed is a number of {what}, an int, got {consumed!r}") from None
+        raise TypeError(f"consumed must be a number of {what}, an int, got {consumed!r}") from None
 
 
 class Space:
-    """The indices of a data set, or of a blend, in one epoch that was set: `block` positions of each rank.
+    """The indices of a data set or a blend in one epoch: `block` positions of each rank.
 
-    `stands` positions of each rank were drawn in the state with which the run begins or continues, and `before` samples
-    were trained before the first one. Indices that follow each other in a lane are `step` apart.
+    Each rank has drawn `stands` positions in the state from which the run begins or continues, and `before` samples
+    were trained before the first position. Consecutive indices of a lane are `step` apart.
     """
 
     def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, stands: int, before: int) -> None:
@@ -75,31 +75,31 @@ class Space:
         self.step, self._where = 1 if order.layout == "block" else rank.dp_size, where
 
     def lane_indices(self, position: int | None = None) -> range:
-        """Returns the indices of this rank from a position on, None for where the run stands, in order."""
+        """Returns the indices of this rank from a position on, in order; None means the position of the run."""
         return self.layout.lane_indices(self.rank.dp_rank)[self.stands if position is None else position :]
 
     def consumed(self, position: int) -> int:
-        """Returns the samples that were trained, over all ranks, once each rank has drawn so many positions."""
+        """Returns the number of samples trained, over all ranks, once each rank has drawn `position` positions."""
         return self.before + self.layout.dp * position
 
     def position_after(self, consumed: int) -> int:
-        """Returns the position after so many samples. Raises ValueError, TypeError as `state_dict`."""
+        """Returns the position after `consumed` samples. Raises ValueError, TypeError as `state_dict`."""
         count, dp, size = as_count(consumed), self.layout.dp, self.order.batch_size
-        # What was trained when the loaded state was saved, and all that there is.
+        # The bounds: what was trained when the loaded state was saved, and all there is.
         least, most = self.consumed(self.stands), self.consumed(max(self.layout.block, self.stands))
         position, beside = divmod(count - self.before, dp)
         if not least <= count <= most or beside or position % size:
-            step = f"and in steps of dp_size * batch_size = {dp} * {size} a batch"
-            raise ValueError(f"{self._where}: consumed is at least {least}, at most {most}, {step}, got {count}")
+            step = f"in steps of dp_size * batch_size = {dp} * {size}"
+            raise ValueError(f"{self._where}: consumed must be at least {least}, at most {most}, {step}, got {count}")
         return position
 
 
 class IndexSpace(Space):
-    """The indices of one stream, whatever it does afterwards.
+    """The indices of one stream, which stay valid whatever happens to the stream later.
 
-    `total` is what indices are counted with; None as long as the end is open and there is no maximum. `wraps`: later
-    indices may draw a later epoch than the first ones. `hints`: the reading hint of this rank, None if it keeps none.
-    Raises LengthUnknown: there is neither an end, nor max_total_samples, nor num_samples; ValueError as `order.block`.
+    `total` is the number of samples that lengths are based on; None if the end is open and there is no maximum.
+    `wraps`: later indices may draw a later epoch than the first ones. `hints`: the reading hint of this rank, or None.
+    Raises LengthUnknown: there is no end, no max_total_samples and no num_samples; ValueError as `order.block`.
     """
 
     def __init__(
@@ -116,47 +116,48 @@ class IndexSpace(Space):
         self.wraps = known is None or block > course.epoch_length(known)
         left = 0 if known is None else course.leftover(known)
         if left and known == published.samples and left >= known - (published.chunks - 1) * reader.samples_per_chunk:
-            # No rank will open the last chunk, which proves the end of a foreign directory.
+            # No rank will open the last chunk, which validates the end of a foreign directory.
             reader.check_end()
-        # With num_samples the caller decides where to stop, and `leftover` tells the rest.
+        # With num_samples the caller decides where to stop; `leftover` returns the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
             self.tell("leftover", f"{known} samples; left over in each epoch: {left}, {batch}")
-        # Positions up to this one are certain, given this total: what needs fewer published samples than something
-        # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
-        # of another thread's.
+        # Positions up to this one are decided, given this total: if a position needs fewer published samples than one
+        # that was already waited for, the stream is not read. Only ever replaced as one value, so that no thread
+        # combines a position with the total of another thread.
         self._certain: tuple[int, int | None] = (-1, None)
 
     def draw(self, index: int) -> Draw:
-        """Returns epoch and sample of an index, waiting until they are certain. Raises IndexError, WaitTimeout."""
+        """Returns epoch and sample of an index, waiting until they are decided. Raises IndexError, WaitTimeout."""
         return self.draw_at(*self.layout.locate(index))
 
     def draw_at(self, lane: int, position: int) -> Draw:
-        """Returns epoch and sample of a position. Waits and raises as `draw` does; so do the methods that follow."""
+        """Returns epoch and sample of a position. Waits and raises as `draw`; so do the methods below."""
         return self.course.draw(lane, position, self._total(position))
 
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
-        """Returns where the epoch ends of a run that has drawn so many positions, and the total.
+        """Returns the position where the epoch of a run ends that has drawn `drawn` positions, and the total.
 
-        None if the micro batch of `position` belongs to it and the end is still open. Waits until that is certain.
+        None if the micro batch of `position` belongs to the epoch and the end is still open. Waits until that is
+        decided.
         """
         total = self._total(position)
         return None if total is None else (self.course.epoch_stop(drawn, total), total)
 
     def run(self, lane: int, position: int) -> Run:
-        """Returns the neighbours of a position that draw consecutive samples."""
+        """Returns the run of consecutive samples around a position."""
         run = self.course.run(lane, position, self._total(position))
-        # The course continues for ever, the indices of a lane do not.
+        # The course is endless, the indices of a lane are not.
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
     def window(self, lane: int, position: int, most: int) -> npt.NDArray[np.int64]:
-        """Returns the samples of a position and of those behind it in its window, at least one, as int64."""
+        """Returns the samples of a position and of those after it in its window, at least one, as int64."""
         total = self._total(position)
         stop = min(self.course.window_stop(lane, position, total), position + most, self.layout.block)
         return self.course.draws(lane, np.arange(position, stop), total)[1]
 
     def ready(self, index: int) -> bool:
-        """Returns whether a sample can be read without waiting, as far as is known without a look."""
+        """Returns whether a sample can be read without waiting, judging by what was last read of the stream."""
         position, seen = self.layout.locate(index)[1], self._reader.seen
         return position <= self._certain[0] or seen.ended or self.course.needed(position) <= seen.samples
 
@@ -174,18 +175,19 @@ class IndexSpace(Space):
             self._certain = (position if total is None else self.layout.block, total)
             if limit is not None and published.samples > limit:
                 self.tell("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
-        # Who gives num_samples wants to continue so, and who asks where the epoch ends stops there, though workers read
-        # ahead.
+        # With num_samples continuing is intended; a caller of `in_epoch` stops at the end, though workers read ahead.
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
         if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
-            way = ". To stop instead, ask `dataset.in_epoch(index)` before each step"
-            self.tell("wrapped", f"the stream has ended with {total} samples; what is read now is the next epoch{way}")
+            way = ". To stop instead, call `dataset.in_epoch(index)` before each step"
+            self.tell(
+                "wrapped", f"the stream has ended with {total} samples; the following ones are of the next epoch{way}"
+            )
         return total
 
     def is_left_out(self, drawn: Draw, epoch: int) -> bool:
-        """Returns whether a sample is behind the end at which the training loop stops, so that it is read in vain.
+        """Returns whether a sample lies after the end at which the training loop stops, so that it is never trained.
 
-        A worker, which reads ahead, waits for a moment for a loop that has not asked `in_epoch` yet.
+        A worker, which reads ahead, waits briefly for the loop to call `in_epoch`.
         """
         if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
             return False
@@ -199,24 +201,24 @@ class IndexSpace(Space):
 
     def tell(self, what: str, text: str) -> None:
         """Logs a warning, once in each process for each kind."""
-        # On two ranks: all would say the same, but one that is given another one's indices need not be the first.
+        # Only on ranks 0 and 1, as all ranks log the same; not on 0 alone, as the misuse may show only on another rank.
         if what not in self._told and self.rank.dp_rank < 2:
             self._told.add(what)
             log.warning("%s: %s", self._where, text)
 
     def tell_lane(self, index: int, lane: int, name: str = "dataset") -> None:
-        """Warns of an index that is another rank's."""
-        asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is rank {lane}'s"
-        self.tell(name, f"{asked}: did you forget `sampler={name}.rank_indices`? Else choose another layout")
+        """Warns of an index that belongs to another rank."""
+        asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was given index {index}, which belongs to rank {lane}"
+        self.tell(name, f"{asked}: pass `sampler={name}.rank_indices`, or choose another layout")
 
 
 def no_length(where: object, why: str) -> LengthUnknown:
-    """Returns the error for what has no length."""
+    """Returns the error for an object without a length."""
     return LengthUnknown(f"{where}: {why}", directory=str(where))
 
 
 def still_open(reader: StreamReader, so: str = _NO_LENGTH) -> LengthUnknown:
-    """Returns the error for what cannot be counted yet, as the stream is live."""
+    """Returns the error for a number that is unknown because the stream is live."""
     live = f"the stream is still being produced ({reader.seen.samples} samples so far)"
     return no_length(reader.directory, f"{live}, so {so}")
 
@@ -225,7 +227,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
     """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthUnknown, StreamMismatch, OSError."""
     directory = reader.directory
     if total is None:
-        raise still_open(reader, "not all lengths are known; ask once it has ended")
+        raise still_open(reader, "not all lengths are known; read them once it has ended")
     if reader.stream_id is None:
         raise lengths_missing(directory)
     stream = open_now(directory)
@@ -237,7 +239,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
 
 
 def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> npt.NDArray[np.signedinteger[Any]]:
-    """Returns the length of what each index draws, as int32 or int64: torch has no reductions of unsigned numbers."""
+    """Returns the length of each index's sample, as int32 or int64, as torch cannot reduce unsigned integers."""
     total, block = len(by_sample), space.layout.block
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64
     found: npt.NDArray[np.signedinteger[Any]] = np.zeros(space.layout.size, kind)
@@ -251,27 +253,28 @@ def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> np
 
 
 class IndexReader:
-    """Reads for the indices of one process's data set. Several threads may share it: what it keeps is only replaced.
+    """Reads the samples of indices in one process. Threads may share it: its values are only replaced.
 
-    In windows, who reads on and on, perhaps in steps, gets what is left of each window planned, and its chunks held
-    where that pays; who jumps about gets each sample by itself. As a context it reports what was met.
+    With shuffle windows, a caller that reads in order, possibly with a step, has the rest of each window planned and
+    its chunks held where that pays off; for random access each sample is read on its own. As a context manager it
+    reports the statistics.
     """
 
     def __init__(self, reader: StreamReader, samples: SampleMaker, shared: SharedNumbers, *, late: bool) -> None:
         self.ahead = NOTHING
-        self._pid = 0  # The process that has read; 0 for none yet
+        self._pid = 0  # The process that has entered; 0 for none yet
         self._reader, self._samples, self._shared, self._late = reader, samples, shared, late
         self._scattered = ScatteredReader(reader)
         self._space: IndexSpace | None = None
         self._reported = Stats()
-        # A run, or what is left of a window: lane, epoch, first position, samples, and where rows lie that are held.
+        # A run, or the rest of a window: lane, epoch, first position, samples, and where held rows lie.
         self._planned: tuple[int, int, int, Samples, Held | None] = 0, 0, 0, (), None
-        # Lane, epoch and position behind the last call's; in windows, how many calls in a row continued near there.
+        # Lane, epoch and position after the last call; with windows, how many consecutive calls continued near there.
         self._next = (-1, 0, 0)
         self._steady = 0
 
     def enter(self, space: IndexSpace) -> None:
-        """Makes what is read with this process's own, if it is not."""
+        """Sets up the reader for this process, if that was not done yet."""
         if self._pid == os.getpid():
             return
         enter_process(self._reader, space.rank)
@@ -280,10 +283,10 @@ class IndexReader:
         if self._late and get_worker_info() is not None and self._reader.stream_id is not None:
             self._samples.rows_of = partial(late_rows, self._reader)
         if self._pid:
-            # A fork begins with the bad samples of its parent, but the limit is each process's own.
-            self._samples.forget_met()
+            # A fork inherits the bad samples of its parent, but the limit applies to each process.
+            self._samples.reset_counts()
             self._reported = Stats(chunks_opened=self._reported.chunks_opened, waited_s=self._reported.waited_s)
-        # Last, so that no other thread reads before the space is there.
+        # Set last, so that no other thread reads before the space is set.
         self._space, self._pid = space, os.getpid()
 
     def __enter__(self) -> None:
@@ -295,7 +298,7 @@ class IndexReader:
         self.report()
 
     def report(self) -> None:
-        """Tells the other processes what was met since."""
+        """Adds the statistics since the last report to the shared ones."""
         now, before = self._samples.stats, self._reported
         if now == before:
             return
@@ -304,23 +307,23 @@ class IndexReader:
         space, numbers = self._space, self._shared.view
         first = now.chunks_opened and not before.chunks_opened and not numbers[ORDER_CHECKED]
         if first and space is not None and space.rank.dp_rank == 0:
-            # With the first chunk, which tells how the rows were dealt.
+            # After the first chunk, which records how the rows were dealt.
             numbers[ORDER_CHECKED] = 1
             tell_undone(space.order, space.course.rules.unit, self._reader)
 
     @property
     def rows_of(self) -> RowsOf | None:
-        """Makes samples of lines where rows are samples as they are; None where they are encoded, or hold arrays."""
+        """Makes samples from lines if rows are used as they are; None if they are encoded or hold arrays."""
         return None if self._samples.encodes else self._samples.rows_of
 
     def read(self, space: IndexSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
-        """Returns the samples of a batch's indices from a place on that follow each other: at least one.
+        """Returns the samples of consecutive indices of a batch from place `start` on, at least one.
 
-        Behind the end at which a training loop stops, where chunks are deleted, the stream's last sample, whose chunk
-        is not, and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
+        If the samples lie after the end at which a training loop stops and their chunk is deleted, returns the stream's
+        last sample instead, whose chunk is kept and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
         """
         if len(wanted) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
-            space.tell("batch", f"asked for a batch of {len(wanted)}, batch_size is {size}: give the loader's")
+            space.tell("batch", f"got a batch of {len(wanted)}, batch_size is {size}: set it to the loader's")
         index, count = consecutive(wanted, start, space.step)
         try:
             lane, position = space.layout.locate(index)
@@ -342,11 +345,11 @@ class IndexReader:
                 raise
             text = f"sample {drawn.sample} is drawn again in epoch {drawn.epoch}, its chunk {error.chunk} was deleted"
             way = "produce the stream with --retain all, or several epochs of its rows in advance"
-            stop = "" if space.order.num_samples is not None else "; or stop: ask `in_epoch(index)` before each step"
+            stop = "" if space.order.num_samples is not None else "; or stop: call `in_epoch(index)` before each step"
             raise ChunkRetired(f"{error.file}: {text} by its producer: {way}{stop}", **vars(error)) from error
 
     def lines(self, space: IndexSpace, index: int, epoch: int) -> list[bytes]:
-        """Returns the checked line of an index, which may not be bad, and those behind it that are read with it."""
+        """Returns the checked line of an index, which must not be bad, and the following lines read with it."""
         if ahead := self._lines_ahead(index, sys.maxsize, epoch):
             return ahead
         try:
@@ -356,8 +359,8 @@ class IndexReader:
             self.report()
 
     def _load(self, space: IndexSpace, index: int, count: int, epoch: int, located: _Located) -> list[bytes]:
-        """Reads and keeps the lines of an index and of some behind it: fewer than wanted where one is bad or large."""
-        # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+        """Reads and keeps the lines of an index and of some after it: fewer than wanted if one is bad or large."""
+        # Free the old lines first, so that the new ones reuse memory that is warm in the CPU's caches.
         self.ahead = NOTHING
         samples, position, held, place, ahead = located
         lines: list[bytes] = []
@@ -366,7 +369,7 @@ class IndexReader:
         elif held is not None:
             stop = min(place + max(count, ahead - ahead % count), len(held.samples))
             lines = self._scattered.lines(held, place, stop)
-            # What was read ahead is taken without asking here.
+            # Lines that were read ahead are served without another call to `_locate`.
             self._next = *self._next[:2], position + len(lines)
         else:
             for sample in map(int, samples[:count]):
@@ -382,22 +385,22 @@ class IndexReader:
         return lines
 
     def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
-        """Returns the lines of the first of `count` consecutive indices that were read ahead."""
+        """Returns the lines read ahead for the first of `count` consecutive indices."""
         first, step, ahead_epoch, lines, _ = self.ahead
         place, beside = divmod(index - first, step)
         return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
 
     def _locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> _Located:
-        """Finds the samples that a position and the following ones draw, waiting until they are certain."""
+        """Finds the samples that a position and the following ones draw, waiting until they are decided."""
         rules, last = space.course.rules, self._next
         gap = position - last[2] if last[:2] == (lane, epoch) else -1
         planned_lane, planned_epoch, first, planned, held = self._planned
         if planned_lane != lane or planned_epoch != epoch or not first <= position < first + len(planned):
             self._steady = self._steady + 1 if 0 <= gap <= rules.window else 0
             first, held = position, None
-            # Once two calls have continued near where the last one stopped, the rest of the window is planned.
+            # Once two calls have continued near the end of the previous one, the rest of the window is planned.
             if self._steady < 2 if rules.window else count == 1 and not 0 <= gap < rules.unit:
-                # To find the others costs as much again. Those behind a lane's last position are another lane's.
+                # Planning more would cost as much again. Positions after a lane's last one belong to another lane.
                 stop = min(position + count, space.layout.block)
                 planned = [space.draw_at(lane, at).sample for at in range(position, stop)]
             else:
@@ -415,7 +418,7 @@ class IndexReader:
 
 
 def consecutive(indices: list[int], start: int, step: int) -> tuple[int, int]:
-    """Returns the index at a place of a batch, and how many from there on follow each other in steps of `step`."""
+    """Returns the index at a place of a batch, and how many indices from there on follow each other at `step`."""
     index, count = indices[start], len(indices) - start
     if count == 1 or (start == 0 and indices == list(range(index, index + count * step, step))):
         return index, count

@@ -1,4 +1,4 @@
-"""`LazyShardedStream`: what a rank draws, as an iterable that ends by itself; `LazyShardedIterable`, with a length."""
+"""`LazyShardedStream`: the samples of a rank as a finite iterable; `LazyShardedIterable`: the same with a length."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 
 
 class _Begun(NamedTuple):
-    """Where the passes over an epoch begin: at a position of each rank, None where the data set stands.
+    """Where the passes over an epoch begin: a position of each rank, or None for the position of the data set.
 
-    `within` samples of the first micro batch are behind it already. `over` is how many samples the micro batch had that
-    completed the epoch, of which nothing is left; 0 if there is.
+    `within` samples of the first micro batch were already returned. `over` is the number of samples in the micro batch
+    that completed the epoch, if nothing is left of the epoch; otherwise 0.
     """
 
     epoch: int
@@ -33,12 +33,12 @@ class _Begun(NamedTuple):
 
 
 def worker_here() -> Worker | None:
-    """Returns which DataLoader worker this process is, of how many; None for none."""
+    """Returns the number of this DataLoader worker and how many there are; None outside a worker."""
     return None if (worker := get_worker_info()) is None else (worker.id, worker.num_workers)
 
 
 class RankIterable(IterableDataset[Any]):
-    """What one rank draws of a data set or a blend, in order: what `LazyShardedStream` and the sequences share."""
+    """What one rank draws from a data set or blend, in order: base of `LazyShardedStream` and the sequences."""
 
     _dataset: Any
     _begin_pass: Callable[[int, int], Iterator[Any]]
@@ -47,74 +47,76 @@ class RankIterable(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is set: 0 at first, that of the state once one is loaded."""
+        """The current epoch: initially 0, that of the state once one is loaded."""
         return int(self._dataset.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the passes to come, in running workers too. Raises ValueError if it is negative."""
+        """Sets the epoch of the following passes, in running workers too. Raises ValueError if it is negative."""
         self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass, one at a time. Raises as the class says, of any row and chunk, and ChunkRetired.
+        """Begins a pass; only one may run at a time. Raises the errors of the class for any row or chunk, ChunkRetired.
 
-        Sequences also raise StateMismatch: the loaded state stands behind the stream's end.
+        Sequences also raise StateMismatch if the loaded state lies after the stream's end.
         """
         worker = worker_here()
         self._dataset._numbers[WORKERS_READ] = 0 if worker is None else worker[1]
         return self._begin_pass(*(worker or (0, 1)))
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
+        """Returns the state of the run, with all ranks at the same position: plain values for any checkpoint.
 
-        Any ranks and workers continue from it. But one within a micro batch, where none was given, is only for as many
-        ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
+        It can be resumed with any number of ranks and workers, with two exceptions: a state within a micro batch, where
+        `consumed` was None, needs the same number of ranks; and a state that `StatefulDataLoader` takes in a worker
+        belongs to that worker.
 
         Args:
-            consumed: samples, as for the data set, or sequences of this epoch, that all ranks have trained: whole micro
-                batches; one that completes the epoch counts whole, with what is in it once more. Of sequences it takes
-                milliseconds for a window since the last call. None: what this pass has handed out in this process.
+            consumed: number of samples (as for the data set), or of sequences of this epoch, that all ranks have
+                trained: whole micro batches. A micro batch that completes the epoch counts in full, including the
+                samples repeated in it. For sequences this takes milliseconds per window since the last call. None:
+                what this pass has returned in this process.
 
         Raises:
-            ValueError, TypeError: it was not trained at the end of a micro batch, or is less than before.
-            RuntimeError: None, but workers hand out what is drawn, which this process cannot count.
-            WaitTimeout: so many sequences are not published.
+            ValueError, TypeError: `consumed` is not at the end of a micro batch, or is less than before.
+            RuntimeError: `consumed` is None, but workers return the samples, which this process cannot count.
+            WaitTimeout: that many sequences are not published.
         """
         if consumed is not None:
             return self._state_of(consumed)
         worker = worker_here()
         if worker is None and self._dataset._numbers[WORKERS_READ]:
-            text = "DataLoader workers hand out what is drawn: give `consumed`, or save a StatefulDataLoader's state"
+            text = "DataLoader workers return the samples: pass `consumed`, or save the state of a StatefulDataLoader"
             raise RuntimeError(f"{self._dataset._where}: {text}")
         return self._state_here(worker)
 
 
 class LazyShardedStream(RankIterable, Generic[_D]):
-    """The samples of one rank, in order, from where the run stands to the end of the epoch that is set.
+    """The samples of one rank, in order, from the position of the run to the end of the current epoch.
 
-    It needs no length: a pass over a live stream waits for what is still to come, and ends where the stream does, on
-    every rank after as many micro batches::
+    It needs no length: a pass over a live stream waits for unpublished samples and ends where the stream ends, on every
+    rank after the same number of micro batches::
 
         dataset = LazyShardedDataset("stream", encode, batch_size=8)
         stream = LazyShardedStream(dataset, at_end="loop")
         loader = DataLoader(stream, batch_size=8, num_workers=2)
 
-    Workers take micro batches of the data set in turn, so a loader whose batches are as large gives the same order
-    whatever their number. With `max_total_samples` a pass ends there at the latest; with `num_samples` it continues
+    Workers take micro batches of the data set in turn, so a loader with the same batch size returns the same order for
+    any number of workers. With `max_total_samples` a pass ends there at the latest; with `num_samples` it continues
     from epoch to epoch up to that number. Call `set_epoch` for the next epoch.
 
     Args:
-        dataset: what is drawn: a data set that is not used yet, or a blend, which ends by its `stopping`. Its length is
-            given up: ask it for no `rank_indices`. Everything else of it may be used.
-        at_end: what becomes of the samples left over, fewer than dp_size * batch_size, which fill no micro batch of
-            every rank. "drop": they are not drawn. Otherwise every rank draws one more micro batch with all of them, in
-            which samples of the same epoch fill the missing places: "pad" the last ones before them, "loop" the first
-            ones of the epoch, of which a producer that deletes chunks may have none any more. For single streams
-            without `num_samples`.
+        dataset: an unused data set, or an unused blend, which ends according to its `stopping`. It loses its length, so
+            do not use its `rank_indices`. All its other methods remain usable.
+        at_end: how to handle leftover samples, which are fewer than dp_size * batch_size and fill no micro batch on
+            every rank. "drop" does not draw them. Otherwise every rank draws one more micro batch, which together hold
+            all of them, and samples of the same epoch fill the missing places: with "pad" those just before, with
+            "loop" the first ones of the epoch, which a producer that deletes chunks may no longer have. Only for single
+            streams without `num_samples`.
 
     Raises:
-        ValueError: `at_end` is none of the three, or does not apply.
-        RuntimeError: the data set is used already.
-        TypeError: it is none of ours.
+        ValueError: `at_end` is unknown or does not apply.
+        RuntimeError: the data set was already used.
+        TypeError: it is neither a `LazyShardedDataset` nor a `BlendedDataset`.
     """
 
     _endless: bool = True
@@ -125,54 +127,54 @@ class LazyShardedStream(RankIterable, Generic[_D]):
             raise TypeError(f"expected a data set or a blend, as LazyShardedDataset(DIRECTORY), got {dataset!r:.100}")
         order = dataset._states.order
         if at_end != "drop" and (order.num_samples is not None or isinstance(dataset, BlendedDataset)):
-            raise ValueError(f"at_end={at_end!r} is for an epoch of one stream, not for a blend or num_samples")
+            raise ValueError(f"at_end={at_end!r} applies to an epoch of one stream, not to a blend or num_samples")
         self._dataset: _D = dataset
         self.dataset: _D = dataset
-        """What is drawn."""
+        """The data set or blend from which samples are drawn."""
         self.at_end: AtEnd = at_end
-        """What becomes of the samples left over."""
-        # Whether it ends with the epoch of a stream, or by the `stopping` of a blend.
+        """How leftover samples are handled."""
+        # Whether a pass ends with the epoch of a stream, or by the `stopping` of a blend.
         self._by_epoch = order.num_samples is None
         if self._endless:
             dataset._give_up_length()
         self._size, self._loaded = order.batch_size, _Begun(0)
-        # Samples that are behind this process, the main one or a worker, in this pass, which is over its epoch; and in
-        # the pass to come, as a worker's loaded state says.
+        # Samples that this process, the main one or a worker, has returned in the current pass; the epoch of that pass;
+        # and the number to start the next pass with, from a loaded worker state.
         self._behind = self._pass_epoch = 0
         self._loaded_behind: int | None = None
 
     @property
     def consumed(self) -> int:
-        """What `state_dict` was given when the loaded state was saved; 0 without one, or once another epoch is set."""
+        """The `consumed` of the loaded state; 0 without a state, or once another epoch is set."""
         return self._dataset.consumed + self._begun().over
 
     @carrying()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a state, of this class or of the data set, stands: the next pass begins there.
+        """Resumes from a state of this class or of the data set: the next pass begins there.
 
         Raises:
-            StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
-                micro batch of other ranks.
-            RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
+            StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or the state lies
+                within a micro batch of a different number of ranks.
+            RuntimeError: the data set was already used and the state is of another course; or it is another worker's.
         """
         worker, where = worker_here(), f"{self._dataset._where}: the state to continue from"
         if worker is not None:
             given = state if isinstance(state, dict) else {}
             run_state.check_worker(given, worker, where)
             behind = run_state.read_count(given, HANDED_OUT, None, where)
-            start = self._dataset._go_on(_without(given, WORKER, WORKERS, HANDED_OUT))
+            start = self._dataset._resume(_without(given, WORKER, WORKERS, HANDED_OUT))
             if start != (now := (self.epoch, self._position())):
-                text = f"the state of worker {worker[0]} is of epoch and position {start}, this loader is at {now}"
+                text = f"the state of worker {worker[0]} is at epoch and position {start}, this loader is at {now}"
                 raise RuntimeError(f"{self._dataset._where}: {text}: load it, and set the epoch, before workers start")
             self._loaded_behind = behind
             return
         within = over = 0
-        # What is no state at all, or that of a worker, the data set refuses.
+        # The data set refuses values that are no state, and states of workers.
         if isinstance(state, dict) and WORKER not in state:
             within = run_state.read_count(state, HANDED_OUT, self._size - 1, where)
             over = run_state.read_count(state, OVER, None, where)
             state = _without(state, HANDED_OUT, OVER)
-        start = self._dataset._go_on(state)
+        start = self._dataset._resume(state)
         if within:
             last, here = state["parts"][-1], (self._dataset.rank.dp_size, self._size)
             run_state.check_micro_batch((last["dp"], last["batch_size"]), here, where)
@@ -181,14 +183,14 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         self._dataset._numbers[WORKERS_READ] = 0
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
-        """Commits how far the checkpoints are: as `commit` of the data set, `consumed` as for `state_dict`."""
+        """Commits the progress of the checkpoints: as `commit` of the data set, `consumed` as for `state_dict`."""
         count, kept = self._state_of(consumed)["consumed"], [_without(one, OVER, HANDED_OUT) for one in keep]
         return self._dataset.commit(count, last_epoch=last_epoch, keep=kept, take_over=take_over)
 
     def _begin_pass(self, number: int, workers: int) -> Iterator[Any]:
         behind, self._loaded_behind = self._loaded_behind, None
         if behind is None:
-            # All of what is behind a pass lies in its first micro batch.
+            # `within` counts samples of the first micro batch, which is worker 0's.
             behind = self._begun().within if number == 0 else 0
         self._behind, self._pass_epoch = behind, self.epoch
         return self._pass(number, workers, behind)
@@ -212,7 +214,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
             turn, within = turn + 1, 0
 
     def _micro_batch(self, start: int, position: int, within: int) -> list[Any]:
-        """Returns the micro batch of a position, without its first samples; waits for it, none behind the end."""
+        """Waits for the micro batch at a position and returns it without its first samples; empty after the end."""
         dataset = self._dataset
         indices = dataset._space().lane_indices(position)[: self._size]
         if not indices:
@@ -225,11 +227,11 @@ class LazyShardedStream(RankIterable, Generic[_D]):
                 end = dataset._entered().end_of(start, position)
             if end is not None and position >= end[0]:
                 return self._last(dataset, start, end[1], within) if position == end[0] else []
-        # The rest of one alone would be taken for the batch of a loader with another batch size.
+        # `__getitems__` of a partial micro batch would warn that the loader has another batch size.
         return [dataset[index] for index in indices[within:]] if within else dataset.__getitems__(list(indices))
 
     def _last(self, dataset: LazyShardedDataset, drawn: int, total: int, within: int) -> list[Any]:
-        """Returns what a rank draws behind the whole micro batches of an epoch; rank 0 tells what is left over."""
+        """Returns what a rank draws after the whole micro batches of an epoch; rank 0 logs the leftover."""
         space, worker = dataset._space(), get_worker_info()
         rank, ending = space.rank, Ending.of(space.course, drawn, total)
         if self._endless and rank.dp_rank == 0 and (worker is None or worker.id == 0) and ending.leftover:
@@ -240,7 +242,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
             return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self.at_end)[within:]]
 
     def _end(self, start: int) -> tuple[int | None, int]:
-        """Returns the position behind the whole micro batches, None while that is open, and what comes behind that."""
+        """Returns the position after the whole micro batches, None while unknown, and how many draws follow it."""
         dataset = self._dataset
         if not self._by_epoch:
             return dataset._space().layout.block, 0
@@ -263,7 +265,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         count, start, space = as_count(consumed), self._position(), self._dataset._space()
         if self._begun().over:
             if count != self.consumed:
-                raise ValueError(f"consumed is {self.consumed} where this epoch is over, got {count}")
+                raise ValueError(f"consumed must be {self.consumed}, as this epoch is over; got {count}")
             return self._state_at(start)
         stop, more = self._end(start)
         position, beside = divmod(count - space.before, space.layout.dp)
@@ -271,12 +273,12 @@ class LazyShardedStream(RankIterable, Generic[_D]):
             return self._dataset.state_dict(count)
         if position == stop + more:
             return self._state_at(position)
-        most = f"at most {space.consumed(stop + more)}, all that is drawn of this epoch in whole micro batches"
-        raise ValueError(f"{self._dataset._where}: consumed is {most} of all ranks, got {count}")
+        most = f"at most {space.consumed(stop + more)}, all that is drawn in this epoch in whole micro batches"
+        raise ValueError(f"{self._dataset._where}: consumed must be {most} of all ranks, got {count}")
 
     def _state_at(self, position: int) -> dict[str, Any]:
         whole = position // self._size * self._size
-        # What is dropped is not handed out, so there a place never lies behind the end.
+        # Dropped samples are never returned, so with "drop" a position never lies after the end.
         if self.at_end != "drop" and (stop := self._end(self._position())[0]) is not None:
             whole = min(whole, stop)
         state, over = self._dataset.state_dict(self._dataset._space().consumed(whole)), self._begun().over
@@ -286,19 +288,19 @@ class LazyShardedStream(RankIterable, Generic[_D]):
 
 
 class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):
-    """A `LazyShardedStream` over a data set of a known length, which keeps that length and its indices.
+    """A `LazyShardedStream` over a data set of known length, which keeps its length and indices.
 
     ::
 
         samples = LazyShardedIterable(LazyShardedDataset("stream", encode, batch_size=8))
         loader = StatefulDataLoader(samples, batch_size=8, num_workers=2)
 
-    A live stream needs `max_total_samples` or `num_samples` then, and the samples left over at the end are dropped.
+    A live stream then needs `max_total_samples` or `num_samples`, and leftover samples are dropped.
 
     Args:
-        dataset: what is drawn; it may be in use already. Its state is the iterable's.
+        dataset: the data set to draw from; it may already be in use. Both share one state.
 
-    Raises TypeError: it is none, or a blend, for which there is `LazyShardedStream`.
+    Raises TypeError: it is not a data set; for a blend use `LazyShardedStream`.
     """
 
     _endless = False

@@ -1,4 +1,4 @@
-"""`streaming_shard`: one shard of any iterable, dealt sample by sample before anything expensive is done with them."""
+"""`streaming_shard`: one shard of any iterable, whose elements are selected before any expensive processing."""
 
 from __future__ import annotations
 
@@ -34,59 +34,61 @@ def streaming_shard(
     strided: bool = False,
     transform: Callable[[Any], Any] | None = None,
 ) -> StreamingShard:
-    """Returns one shard of an iterable, as a data set: its elements are chosen before anything is done with them.
+    """Returns one shard of an iterable as a data set. Elements are selected before they are processed.
 
-    What is expensive, decoding and tokenizing for instance, then is done for one's own elements alone::
+    Expensive work, such as decoding and tokenizing, is then done only for the shard's own elements::
 
         rows = load_dataset("json", data_files=files, streaming=True)["train"].shuffle(seed=0, buffer_size=10_000)
         shard = streaming_shard(rows, dp_size, dp_rank, batch_size=8, transform=tokenize)
         loader = DataLoader(shard, batch_size=8, num_workers=2)
 
-    Every shard reads all elements, so this is for what cannot be split otherwise. Which elements are whose is that of
-    accelerate's `IterableDatasetShard`, whose arguments these are, and `BatchSamplerShard`'s ``even_batches``.
+    Every shard reads all elements, so use it for sources that cannot be split otherwise. The assignment of elements is
+    that of accelerate's `IterableDatasetShard`, which has the same arguments, and ``even_batches`` is that of
+    `BatchSamplerShard`.
 
     Args:
-        iterable: read anew for each pass, in the same order by all shards; nobody checks that. Hugging Face's
-            `IterableDataset` is one, shuffled too if all shards give it the same seed.
-        num_shards: how many there are, for instance data-parallel ranks.
-        index: this one, in [0, num_shards).
-        batch_size: elements of one shard that stand together; of all shards with `split_batches`.
-        split_batches: `batch_size` is that of a global batch, dealt to the shards in equal parts.
-        drop_last: leave out what fills no global batch.
-        even_batches: complete a last global batch from the first one, which is kept in memory, so that shards are
-            equally long; otherwise each shard gets what there is.
-        strided: a shard gets every num_shards-th element of a global batch instead of a run of `batch_size`.
-        transform: makes what is handed out of an element of this shard. Where it raises `SkipSample`, what it makes of
-            this shard's next element is handed out in that place as well, behind the last one of its first, so that
-            shards stay equally long. The attribute `skipped` counts these places, and the log tells of some.
+        iterable: read again for each pass. All shards must read it in the same order, which is not checked. It may be a
+            Hugging Face `IterableDataset`, also shuffled, if all shards use the same seed.
+        num_shards: number of shards, for instance of data-parallel ranks.
+        index: number of this shard, in [0, num_shards).
+        batch_size: number of consecutive elements of one shard; of all shards with `split_batches`.
+        split_batches: `batch_size` is the size of a global batch, which is split evenly over the shards.
+        drop_last: drop elements that do not fill a global batch.
+        even_batches: complete the last global batch from the first one, which is kept in memory, so that all shards
+            have the same length; otherwise each shard gets its part of the remaining elements.
+        strided: a shard gets every num_shards-th element of a global batch instead of `batch_size` consecutive ones.
+        transform: makes the returned value from an element of this shard. If it raises `SkipSample`, the result for
+            this shard's next element is returned in that place as well, and after the last element the result for its
+            first one, so that all shards keep the same length. The attribute `skipped` counts these places, and some
+            are logged.
 
     Returns:
         A torch `IterableDataset` with `set_epoch`, `state_dict` and `load_state_dict`, and a length if `iterable` has
-        one. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` gives the
-        same order whatever their number; a torch `IterableDataset`, Hugging Face's too, deals its elements to the
-        workers itself.
+        one. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` returns the
+        same order for any number of workers; a torch `IterableDataset`, including Hugging Face's, splits its elements
+        over the workers itself.
 
-    Raises ValueError: a number is outside its range, or batches cannot be split evenly.
+    Raises ValueError: a number is out of range, or batches cannot be split evenly.
     """
     rules = Sharding(num_shards, index, batch_size, split_batches, drop_last, even_batches, strided)
     return StreamingShard(iterable, rules, transform)
 
 
 class StreamingShard(IterableDataset[Any]):
-    """One shard of an `iterable`, dealt by `sharding`. See `streaming_shard`, which makes it.
+    """One shard of an `iterable`, dealt by `sharding`; made by `streaming_shard`.
 
     Raises:
-        BadSample: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row, or
-            `iterable` itself has, which ends it.
+        BadSample: on reading: `transform` raised `SkipSample` for all elements, or for 10,000 in a row; or `iterable`
+            itself raised it, which ends the iteration.
     """
 
     def __init__(
         self, iterable: Iterable[Any], sharding: Sharding, transform: Callable[[Any], Any] | None = None
     ) -> None:
         self.iterable, self.sharding, self._transform = iterable, sharding, transform
-        self._left_out = BadRowCount(BadRows(limit=None), instead="what is made of another element is used instead")
+        self._left_out = BadRowCount(BadRows(limit=None), instead="the result for another element is used instead")
         self._epoch: int | None = None
-        # Of the pass at hand; of the next one if it was loaded.
+        # The position of the current pass, or of the next one if a state was loaded.
         self._place, self._loaded = _PassPlace(), False
 
     def __len__(self) -> int:
@@ -95,48 +97,48 @@ class StreamingShard(IterableDataset[Any]):
 
     @property
     def skipped(self) -> int:
-        """How many places of this shard, in this process, were filled with another element's, by `SkipSample`."""
+        """Number of places of this shard, in this process, filled with another element's result after `SkipSample`."""
         return self._left_out.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the passes to come, and of the iterable if it has one: its shuffle then is another one."""
+        """Sets the epoch of the following passes, and of the iterable if it has one, which changes its shuffle."""
         self._epoch = epoch
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the pass at hand stands: behind what it has handed out, in this process."""
+        """Returns the position of the current pass: after what it has returned, in this process."""
         settings = {"format": _FORMAT, **asdict(self.sharding), "turn": list(self._turn())}
         return {**settings, **self._place._asdict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Has the next pass continue where a state stands.
+        """Makes the next pass continue from a state.
 
-        An iterable that has `state_dict` and `load_state_dict` is set to its place; any other is read from its start.
-        Raises StateInvalid: it is no such state; StateMismatch: it is of another shard, settings, or DataLoader worker.
+        An iterable that has `state_dict` and `load_state_dict` is set to its position; any other is read from the
+        start. Raises StateInvalid: not a state; StateMismatch: of another shard, other settings or another worker.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(own) or state["format"] != _FORMAT:
             raise StateInvalid(f"expected a state of streaming_shard, format {_FORMAT}, found {state!r:.200}")
         for name, value in own.items():
             if name not in ("epoch", *_PassPlace._fields) and state[name] != value:
-                mine = f"this shard has {name}={value!r}; continue with the settings that it was saved with"
+                mine = f"this shard has {name}={value!r}; use the settings with which the state was saved"
                 raise StateMismatch(f"the state is of {name}={state[name]!r}, {mine}")
         if state["epoch"] is not None:
             self.set_epoch(state["epoch"])
         self._place, self._loaded = _PassPlace(*(state[name] for name in _PassPlace._fields)), True
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass: from the start, or where a state that was just loaded stands."""
+        """Begins a pass: from the start, or from the state that was just loaded."""
         self._place, self._loaded = self._place if self._loaded else _PassPlace(), False
         return self._filled(self._pass(self._place))
 
     def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
-        """Yields what is made of elements; the places of those that are left out get what is made of the next one."""
+        """Yields the results of elements; a skipped element's place gets the result of the next one."""
         left_out: list[_PassPlace] = []
         for element, place in elements:
             if left_out:
-                # Looking ahead hands out nothing.
+                # Reading ahead returns nothing.
                 self._place = left_out[0]._replace(handed_out=left_out[0].handed_out - 1)
             try:
                 made = self._made(element)
@@ -162,7 +164,7 @@ class StreamingShard(IterableDataset[Any]):
         for element, _ in itertools.islice(self._pass(_PassPlace()), FILL_ROWS):
             with contextlib.suppress(SkipSample):
                 return self._made(element)
-        raise BadSample("transform has raised SkipSample for all elements of this shard: see whether it is right")
+        raise BadSample("transform raised SkipSample for all elements of this shard: check transform")
 
     def _made(self, element: Any) -> Any:
         return element if self._transform is None else self._transform(element)
@@ -171,11 +173,11 @@ class StreamingShard(IterableDataset[Any]):
         where = f"element {place.handed_out - 1} of this shard in global batch {place.batches}: SkipSample: {cause}"
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
-            text = f"{where}; so have the {count - 1} elements of this shard before it: see whether transform is right"
+            text = f"{where}; so did the {count - 1} elements of this shard before it: check transform"
             raise BadSample(text, count=count) from cause
 
     def _pass(self, place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
-        """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""
+        """Yields the elements of this shard and their positions; the caller sets `_place` when it returns them."""
         rules, (turn, turns), (batches, handed_out, inner) = self.sharding, self._turn(), place
         completes = rules.even_batches and not rules.drop_last
         reading: Any = self.iterable
@@ -185,7 +187,7 @@ class StreamingShard(IterableDataset[Any]):
         elements = iter(reading)
         first = _take(elements, rules.batch, range(rules.batch))[0] if batches and completes else {}
         if batches and inner is not None:
-            # A copy where there can be one: Hugging Face's would begin there again in each pass of the same epoch.
+            # Use a copy if possible: Hugging Face's would restart there in each pass of the same epoch.
             with contextlib.suppress(Exception):
                 reading = copy.deepcopy(reading)
             reading.load_state_dict(inner)
@@ -213,7 +215,7 @@ class StreamingShard(IterableDataset[Any]):
             self._place = _PassPlace(batches, 0, inner)
 
     def _turn(self) -> tuple[int, int]:
-        """Returns which of the workers this is, and how many take global batches in turn."""
+        """Returns the number of this worker, and how many workers take global batches in turn."""
         worker = get_worker_info()
         if worker is None or isinstance(self.iterable, IterableDataset):
             return 0, 1
@@ -221,7 +223,7 @@ class StreamingShard(IterableDataset[Any]):
 
 
 class _PassPlace(NamedTuple):
-    """Where a pass stands: global batches behind it, elements handed out of the next one, the iterable's own state."""
+    """Position of a pass: completed global batches, elements returned of the next one, the iterable's own state."""
 
     batches: int = 0
     handed_out: int = 0
@@ -229,7 +231,7 @@ class _PassPlace(NamedTuple):
 
 
 def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:
-    """Takes up to `size` elements; returns those at the places that are wanted, and how many were taken."""
+    """Takes up to `size` elements; returns those at the wanted places, and the number of elements taken."""
     kept: dict[int, Any] = {}
     taken = 0
     try:
@@ -237,6 +239,6 @@ def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, 
             if taken - 1 in wanted:
                 kept[taken - 1] = element
     except SkipSample as cause:
-        text = f"the iterable has raised SkipSample ({cause}), which ends it, for all shards"
-        raise BadSample(f"{text}: have it leave out such elements, or raise it in transform=") from cause
+        text = f"the iterable raised SkipSample ({cause}), which ends it for all shards"
+        raise BadSample(f"{text}: make it skip such elements itself, or raise SkipSample in transform=") from cause
     return kept, taken

@@ -1,4 +1,4 @@
-"""`load`: tokenizer, data sets and loader, as one configuration says."""
+"""`load`: builds tokenizer, data sets and loader from one configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RankSampler(Sampler[int]):
-    """The indices of this rank that are still to be drawn in the epoch that is set, asked for at each pass."""
+    """The remaining indices of this rank in the current epoch, read anew for each pass."""
 
     def __init__(self, dataset: LazyShardedDataset | BlendedDataset) -> None:
         self._dataset = dataset
@@ -40,21 +40,21 @@ class RankSampler(Sampler[int]):
 
 
 class Loaded:
-    """What a configuration stands for. Rank and length are settled at the first use, as those of a data set.
+    """The objects of a configuration. Rank and length are resolved at the first use, as for a data set.
 
     Attributes:
-        config: what it says.
-        tokenizer: of transformers; None where it names none.
+        config: the parsed configuration.
+        tokenizer: from transformers; None if the configuration has none.
         datasets: its data sets, in order.
-        dataset: what is drawn: the only data set, or their blend.
-        stream: the same as an iterable; None with ``form: map``, and the `LazyShardedSequences` of ``sequences:``.
-        loader: micro batches of this rank, as many as of every other rank. A pass ends with the epoch that is set.
+        dataset: the only data set, or the blend of them.
+        stream: the same as an iterable; None with ``form: map``; the `LazyShardedSequences` with ``sequences:``.
+        loader: micro batches of this rank, the same number on every rank. A pass ends with the current epoch.
     """
 
     def __init__(self, config: Config, name: str, **rank: Any) -> None:
         self.config = config
         self.tokenizer: Any = None if config.tokenizer is None else _tokenizer(config.tokenizer.path, name)
-        # Sequences are dealt to the ranks, not rows.
+        # With sequences, the sequences are dealt to the ranks instead of the rows.
         of_rows = rank if config.sequences is None else {}
         self._batch_size = config.dataloader.batch_size if config.sequences is None else 1
         self.datasets = tuple(self._open(one, of_rows) for one in config.datasets)
@@ -77,27 +77,27 @@ class Loaded:
 
     @property
     def consumed(self) -> int:
-        """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
+        """Samples trained in the loaded state, over all ranks; 0 without a state, or once another epoch is set."""
         return (self.stream or self.dataset).consumed
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
+        """Sets the epoch of the following passes; see `LazyShardedDataset.set_epoch`."""
         (self.stream or self.dataset).set_epoch(epoch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run after so many samples: as `state_dict` of the data set, or of the stream."""
+        """Returns the state of the run after `consumed` samples: as `state_dict` of the data set or the stream."""
         return (self.stream or self.dataset).state_dict(consumed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a run stands, before the loader is used: as `load_state_dict` of the data set."""
+        """Resumes a run, before the loader is used: as `load_state_dict` of the data set."""
         (self.stream or self.dataset).load_state_dict(state)
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
-        """Commits how far the checkpoints are, for the ``consumer``: as `LazyShardedDataset.commit`."""
+        """Commits the progress of the checkpoints for the ``consumer``: as `LazyShardedDataset.commit`."""
         return (self.stream or self.dataset).commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def stats(self) -> tuple[Stats, ...]:
-        """Returns what the processes of each data set have met so far; of sequences there is one, of them."""
+        """Returns the statistics of each data set so far; for sequences only theirs."""
         if isinstance(self.stream, LazyShardedSequences):
             return (self.stream.stats(),)
         return tuple(dataset.stats() for dataset in self.datasets)
@@ -131,17 +131,17 @@ class Loaded:
 
 
 def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = None) -> Loaded:
-    """Makes what a configuration says: tokenizer, data sets with their steps, blended by weights, and the loader.
+    """Builds the objects of a configuration: tokenizer, data sets with steps, their weighted blend, and the loader.
 
-    Functions that it names are imported, so a configuration is as trusted as code; see docs/pipeline.md.
+    Functions named in it are imported, so a configuration must be as trusted as code; see docs/pipeline.md.
 
     Args:
         config: the path of a YAML file (``pip install 'lazyshard[config]'``), or a dict.
-        dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed, when it is first used.
-        dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
+        dp_rank: this data-parallel rank. None takes it from Megatron, then from torch.distributed, at the first use.
+        dp_size: number of data-parallel ranks. Pass both `dp_rank` and `dp_size`, or neither.
 
     Raises:
-        ConfigInvalid: it has mistakes; all of them are in the message. `check_config` returns them.
+        ConfigInvalid: it has mistakes; the message lists all of them. `check_config` returns them.
         OSError: the file cannot be read.
         ImportError: pydantic, PyYAML for a file, or transformers for a tokenizer, is not installed.
         WaitTimeout, StreamMismatch, FileInvalid, StreamInvalid, ConfigInvalid, ValueError: as
@@ -160,7 +160,7 @@ def _bad_rows(limit: int | None) -> BadRows:
 
 
 def _tokenizer(path: str, name: str) -> Any:
-    """Returns the tokenizer of a local directory; nothing is fetched, and no code of it is run."""
+    """Loads the tokenizer of a local directory; downloads nothing and runs no code from it."""
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as cause:
@@ -172,19 +172,19 @@ def _tokenizer(path: str, name: str) -> Any:
     except ImportError:
         raise
     except Exception as cause:
-        text = f"no tokenizer can be loaded from {path!r}: {type(cause).__name__}: {cause}"
+        text = f"cannot load a tokenizer from {path!r}: {type(cause).__name__}: {cause}"
         raise ConfigInvalid(f"{name}: tokenizer.path: {text}", file=name, count=1) from cause
 
 
 def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Makes a sample of a row: `input_ids` of its `messages`, by the chat template, or else of its `text`."""
+    """Makes a sample of a row: `input_ids` of its `messages`, by the chat template, otherwise of its `text`."""
     if isinstance(row.get("messages"), (list, tuple)):
         tokens = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"]
     elif isinstance(row.get("text"), str):
         tokens = tokenizer(row["text"])["input_ids"]
     else:
         fields = ", ".join(map(repr, row))[:200]
-        raise ValueError(f"expected `messages` or `text`, the row has {fields}; a message_transform makes it messages")
+        raise ValueError(f"expected `messages` or `text`, the row has {fields}; convert it with a message_transform")
     if max_length is not None and len(tokens) > max_length:
         if too_long == "drop":
             raise SkipSample(f"{len(tokens)} tokens, max_length is {max_length}")
@@ -193,9 +193,9 @@ def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[s
 
 
 def _padded(pad: int, samples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Collates samples of tokens, each as long as the longest, as int64.
+    """Collates samples of tokens as int64, padded to the longest.
 
-    Labels are the tokens, and -100, which losses of torch and transformers leave out, where padding is.
+    Labels are the tokens, and -100, which the losses of torch and transformers ignore, at padded places.
     """
     tokens = [torch.tensor(sample["input_ids"], dtype=torch.int64) for sample in samples]
     mask = pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True)

@@ -16,42 +16,42 @@ __all__ = ["LazyShardedNode"]
 
 
 class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type information
-    """The samples of one rank as the source of a `torchdata.nodes` pipeline, with its exact place as its state.
+    """The samples of one rank as the source of a `torchdata.nodes` pipeline. Its state is its exact position.
 
     ::
 
         source = LazyShardedNode(LazyShardedStream(LazyShardedDataset("stream", batch_size=8), at_end="loop"))
         loader = Loader(Batcher(ParallelMapper(source, tokenize, num_workers=4), batch_size=8))
 
-    Without workers of its own; `ParallelMapper` has them. Each pass begins as one over the stream does; call
+    It has no workers; use `ParallelMapper` for them. Each pass begins like a pass over the stream; call
     `stream.set_epoch` before the next epoch.
 
     Args:
-        stream: what is drawn, in this process; nobody else iterates over it.
+        stream: the stream to draw from, in this process; it must not be iterated elsewhere.
 
-    Raises TypeError: it is no `LazyShardedStream`.
+    Raises TypeError: it is not a `LazyShardedStream`.
     """
 
     def __init__(self, stream: LazyShardedStream[Any]) -> None:
         super().__init__()
         if not isinstance(stream, LazyShardedStream):
             example = "LazyShardedNode(LazyShardedStream(LazyShardedDataset(DIRECTORY)))"
-            raise TypeError(f"expected a stream, as in {example}, got {stream!r:.100}")
+            raise TypeError(f"expected a stream, such as {example}, got {stream!r:.100}")
         self.stream = stream
-        """What is drawn."""
+        """The stream to draw from."""
         self._samples: Iterator[Any] = iter(())
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins a pass; see the class. Raises as `LazyShardedStream.load_state_dict`."""
+        """Begins a pass, as described in the class. Raises as `LazyShardedStream.load_state_dict`."""
         super().reset(initial_state)
         if initial_state is not None:
             self.stream.load_state_dict(initial_state)
         self._samples = iter(self.stream)
 
     def next(self) -> Any:
-        """Returns the next sample. Raises StopIteration at the end, and as `LazyShardedDataset.__getitem__` does."""
+        """Returns the next sample. Raises StopIteration at the end, and the errors of `LazyShardedDataset`."""
         return next(self._samples)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state behind what was handed out, as `LazyShardedStream.state_dict` does."""
+        """Returns the state after the samples returned so far, as `LazyShardedStream.state_dict`."""
         return self.stream.state_dict()

@@ -1,6 +1,6 @@
-"""Where a run stands: the state that was loaded, what it is in each epoch, and after so many samples.
+"""The state of a run: as loaded, at the beginning of each epoch, and after a number of samples.
 
-A run whose epochs are begun with `set_epoch` is, for its state, one that begins with the epoch that was set.
+If epochs are begun with `set_epoch`, the state describes a run that begins with the current epoch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ StateDicts = Iterable[dict[str, Any]]
 Stopping = Literal["first_exhausted", "all_exhausted"]
 Worker = tuple[int, int]  # number of a DataLoader worker, and how many there are
 
-# What a `LazyShardedStream` adds to the state of its data set, which cannot stand there. Of a DataLoader worker: which
-# one it is, of how many, and how many samples it has handed out of the pass. Within a micro batch: how many samples of
-# it. Behind a micro batch that completed the epoch: how many samples that had, over all ranks.
+# Fields that a `LazyShardedStream` adds to the state of its data set. In a DataLoader worker: its number, the number of
+# workers, and how many samples of the pass it has returned. Within a micro batch: how many of its samples were
+# returned. After a micro batch that completed the epoch: how many samples it had, over all ranks.
 WORKER: Final = "worker"
 WORKERS: Final = "workers"
 HANDED_OUT: Final = "handed_out"
 OVER: Final = "over"
-# And within a micro batch of sequences: of which ranks, and whether this worker has begun to hand it out.
+# Within a micro batch of sequences, also the ranks and batch size, and whether this worker has begun to return it.
 _RANKS: Final = "ranks"
 _BATCH: Final = "batch_size"
 _BEGUN: Final = "begun"
@@ -46,57 +46,57 @@ _S = TypeVar("_S", RunState, BlendState)
 
 
 class States(Generic[_S]):
-    """The state of a run, as loaded, in each epoch. `order` may change until a state is begun with it."""
+    """The loaded state of a run, and its state in each epoch. `order` may change until the first state is begun."""
 
     order: RunOrder
     loaded: _S | None = None
 
     def in_epoch(self, epoch: int) -> _S | None:
-        """Returns the loaded state if the run continues there in this epoch."""
+        """Returns the loaded state if it is of this epoch."""
         return self.loaded if self.loaded is not None and epoch == epoch_of(self.loaded) else None
 
 
 class RunStates(States[RunState]):
     """The state of a run over one stream."""
 
-    settled: int | None = None  # what "auto" stands for, once somebody has settled it
+    settled: int | None = None  # the unit chosen for "auto"
 
     def __init__(self, order: RunOrder, reader: StreamReader) -> None:
         self.order, self._reader = order, reader
 
     @property
     def unit(self) -> int | None:
-        """Samples that are dealt in a row, settled or brought by the state; None as long as "auto" is open."""
+        """Number of consecutive samples that a rank is dealt, as set or from the state; None while "auto" is open."""
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled
         return self.loaded.unit if unit is None and self.loaded is not None else unit
 
     def read(self, value: object) -> RunState:
-        """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
+        """Parses a state. Raises StateInvalid, StateMismatch: it is of another stream, or of other settings."""
         state: RunState = read_state(value, f"{self._reader.directory}: the state to continue from", "run")
         unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled or state.unit
         runs.check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
         return state
 
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
-        """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
+        """Excludes samples from now on; see `LazyShardedDataset.skip`."""
         out = ranges_of(samples, chunks, self._reader.samples_per_chunk)
         state, wanted = self.loaded, sorted(ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self.order.known_total(self._reader.refresh())
         now = runs.steps_of(state.parts[-1]) + 1
-        # All by the steps as they would be trained; the next ones are passed over as they are.
+        # Find all samples by the steps that would train them; the next steps are passed over as a whole.
         out += [one for steps in wanted if steps[0] != now for one in runs.ranges_of_steps(state, *steps, total)]
         for start, stop in wanted:
             if start == now:
                 state = replace(state, parts=runs.parts_behind_steps(state.parts, start, stop))
         known = gaps_of(state.parts)
-        # What is left out already need not be dealt anew.
+        # Samples that are already excluded need not be dealt again.
         more = known.joined(out).ranges != known.ranges
         self.loaded = replace(state, parts=runs.parts_without(state.parts, out)) if more else state
 
     def of(self, epoch: int, dp: int) -> RunState:
-        """Returns the state with which so many ranks begin or continue in an epoch."""
+        """Returns the state with which `dp` ranks begin or continue in an epoch."""
         if (loaded := self.in_epoch(epoch)) is not None:
             return self._resumed(loaded, dp)
         order, unit, parts = self.order, self.unit, () if self.loaded is None else self.loaded.parts
@@ -109,7 +109,7 @@ class RunStates(States[RunState]):
         return RunState(stream_id, size, unit, window, order.seed, limit, (part,), consumed=0)
 
     def position_of(self, found: RunState, dp: int, *, anywhere: bool) -> int | None:
-        """Returns where a state stands in the course of so many ranks that have begun; None for one of another."""
+        """Returns the position of a state in the begun course of `dp` ranks; None if it is of another course."""
         given, here = self._resumed(found, dp), self.of(epoch_of(found), dp)
         position = given.parts[-1].draws
         same = _course(given) == _course(here) and (anywhere or position == here.parts[-1].draws)
@@ -121,48 +121,46 @@ class RunStates(States[RunState]):
 
 
 def _course(state: RunState) -> list[Part]:
-    """Returns what decides the draws of a state's current part: not its steps, nor whether epoch 0 has its number."""
+    """Returns the parts by which a state draws, ignoring its steps and whether epoch 0 has its number."""
     parts = [replace(part, first_step=0, draws_per_step=0) for part in state.parts]
     parts[0] = replace(parts[0], epoch=parts[0].epoch or 0)
     return [*parts[:-1], replace(parts[-1], draws=0)]
 
 
 class BlendStates(States[BlendState]):
-    """The state of a run over a blend of streams of these names."""
+    """The state of a run over a blend of the named streams."""
 
     def __init__(self, names: Sequence[str], schedule: BlendSchedule, order: RunOrder, stopping: Stopping) -> None:
         self.order, self.names, self.schedule, self.stopping = order, tuple(names), schedule, stopping
 
     def read(self, value: object) -> BlendState:
-        """Returns what `state_dict` gave. Raises StateInvalid."""
+        """Parses a state. Raises StateInvalid."""
         state: BlendState = read_state(value, "the state of a blend", "blend")
         return state
 
     def load(self, found: BlendState) -> dict[str, RunState]:
-        """Continues from a state; returns where each of its streams stands. Raises StateInvalid, StateMismatch."""
+        """Continues from a state; returns the states of its streams by name. Raises StateInvalid, StateMismatch."""
         last = found.parts[-1]
         most = max(_steps(last), last.pieces[-1][2] + last.draws)
         if most > MAX_SAMPLES:
-            raise _invalid("it has more steps or draws than any run", "parts", MAX_SAMPLES, most)
+            raise _invalid("it has more steps or draws than any run can have", "parts", MAX_SAMPLES, most)
         epoch = epoch_of(found)
         for member, stands in zip(last.members, _stand(last), strict=True):
             state, name, field = found.members[member], found.names[member], f"members[{member}]"
             if epoch_of(state) != epoch:
                 raise _invalid(f"its stream {name} is in another epoch", field, epoch, epoch_of(state))
             if (own := (len(state.parts) - 1, state.parts[-1].draws)) != stands:
-                raise _invalid(f"its stream {name} stands elsewhere by its own state", field, stands, own)
+                raise _invalid(f"its stream {name} is elsewhere according to its own state", field, stands, own)
         known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
         if not known:
             theirs, mine = ", ".join(found.names), ", ".join(self.names)
-            text = (
-                f"the state is of a blend of {theirs}, here are {mine}: none of them continues; start anew without it"
-            )
+            text = f"the state is of a blend of {theirs}, this blend has {mine}: no stream continues; start without it"
             raise StateMismatch(text, field="names", expected=theirs, actual=mine)
         self.loaded = found
         return known
 
     def part(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> BlendPartState:
-        """Returns the part with which the run begins or continues; `stands` are the part and draws of each stream."""
+        """Returns the part with which the run begins or continues; `stands` are part and draws of each stream."""
         size, steps = self.order.batch_size, self.order.draws_per_step
         known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
         members, pieces = tuple(known.index(name) for name in self.names), self.schedule.pieces(0, steps)
@@ -171,7 +169,7 @@ class BlendStates(States[BlendState]):
         if loaded is None:
             return anew
         last = loaded.parts[-1]
-        # Nothing that decides its draws is another.
+        # If everything that decides the draws is the same, the part continues.
         same = (last.dp, last.batch_size, last.members) == (anew.dp, size, members) and _stand(last) == anew.begins
         piece, *others = self.schedule.pieces(last.first_step, steps)
         if same and (piece._replace(offset=last.pieces[0][2]), *others) == last.pieces:
@@ -179,13 +177,13 @@ class BlendStates(States[BlendState]):
         pieces = self.schedule.pieces(_steps(last), steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
         if last.members == members and parts == pieces[0].parts:
-            # The same weights continue where they are in their period.
+            # The same weights continue at the same place of their period.
             pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
         again = None if last.draws or len(loaded.parts) > 1 else last.epoch
         return replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
 
     def parts(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
-        """Returns the parts of the run up to that of `part`; one before it that has drawn nothing is not kept."""
+        """Returns the parts of the run up to that of `part`, without a previous part that has drawn nothing."""
         part, loaded = self.part(epoch, rank, stands), self.in_epoch(epoch)
         if loaded is None:
             return (part,)
@@ -195,7 +193,7 @@ class BlendStates(States[BlendState]):
 
     def after(self, parts: Sequence[BlendPartState], position: int, members: Mapping[str, RunState]) -> BlendState:
         """Returns the state at a position of the last part."""
-        # Streams that are blended no more stay, so that they may come back.
+        # Streams that were removed stay in the state, so that they can be added again.
         known = {} if self.loaded is None else dict(zip(self.loaded.names, self.loaded.members, strict=True))
         known |= members
         parts = (*parts[:-1], replace(parts[-1], draws=position))
@@ -214,7 +212,7 @@ def _stand(part: BlendPartState) -> tuple[tuple[int, int], ...]:
 
 
 def _steps(part: BlendPartState) -> int:
-    """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
+    """Returns how many steps were trained by the end of a part, or by its beginning if draws per step are unknown."""
     return part.first_step + (part.draws // part.draws_per_step if part.draws_per_step else 0)
 
 
@@ -224,26 +222,26 @@ def trained(parts: Sequence[BlendPartState]) -> int:
 
 
 def epoch_of(state: RunState | BlendState) -> int:
-    """Returns the epoch with which the run that a state tells began, or was begun anew by `set_epoch`."""
+    """Returns the epoch with which the run of a state began, or which `set_epoch` began last."""
     parts: tuple[Part | BlendPartState, ...] = state.parts
     return next((part.epoch for part in reversed(parts) if part.epoch is not None), 0)
 
 
 def ranges_of(samples: Ranges, chunks: Ranges, samples_per_chunk: int) -> list[tuple[int, int]]:
-    """Returns the half-open ranges of samples that `skip` was given, or chunks of. Raises ValueError."""
+    """Returns the half-open sample ranges of the arguments of `skip`. Raises ValueError."""
     size = samples_per_chunk
     return ranges("samples", samples) + [(first * size, stop * size) for first, stop in ranges("chunks", chunks)]
 
 
 def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
-    """Returns half-open ranges, of what `skip` was given. Raises ValueError."""
+    """Returns the half-open ranges of an argument of `skip`. Raises ValueError."""
     found = []
     for one in given if isinstance(given, Iterable) else [given]:
         try:
             ends = (one.start, one.stop) if isinstance(one, range) and one.step == 1 else one
             start, stop = map(operator.index, ends)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} are half-open ranges such as [(120, 180)], got {given!r}") from None
+            raise ValueError(f"{name} must be half-open ranges such as [(120, 180)], got {given!r}") from None
         if not 0 <= start < stop:
             raise ValueError(f"{name}: expected ranges (FIRST, STOP) with 0 <= FIRST < STOP, got {one!r}")
         found.append((start, stop))
@@ -251,21 +249,21 @@ def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
 
 
 def gaps_of(parts: Sequence[Part]) -> Gaps:
-    """Returns all that parts of a run leave out."""
+    """Returns all samples that parts of a run exclude."""
     return Gaps(one for part in parts for one in part.skip)
 
 
 def begun_part(parts: Sequence[Part], epoch: int, dp: int, batch_size: int, draws_per_step: int) -> Part:
-    """Returns the part that begins an epoch, with what those of the run before leave out."""
-    # No number for the first epoch, so that a run which sets it is no other than one which does not.
+    """Returns the part that begins an epoch, with the exclusions of the previous parts."""
+    # The first epoch has no number, so that setting epoch 0 does not make another run.
     return Part(dp, batch_size, epoch=epoch or None, skip=gaps_of(parts).ranges, draws_per_step=draws_per_step)
 
 
 def read_state(value: object, where: str, kind: str) -> Any:
-    """Returns the state of a kind. Raises StateInvalid, which says what to give instead; VersionUnsupported."""
+    """Parses a state of a kind. Raises VersionUnsupported, and StateInvalid, which says what to pass instead."""
     reason = None
     if isinstance(value, (str, os.PathLike)):
-        reason = "it is a path or a text: load the checkpoint, with `torch.load`, and give what `state_dict` returned"
+        reason = "it is a path or a text: load the checkpoint, with `torch.load`, and pass the result of `state_dict`"
     elif isinstance(value, dict):
         reason = _other_kind(value, kind) or _no_state(value, _FIELDS[kind])
     if reason:
@@ -279,31 +277,30 @@ def _other_kind(value: dict[Any, Any], kind: str) -> str | None:
     owner = "a LazyShardedDataset or LazyShardedStream"
     if WORKER in value or HANDED_OUT in value or OVER in value:
         owner = f"{'one DataLoader worker of ' * (WORKER in value)}a LazyShardedStream or LazyShardedIterable"
-    # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
+    # Fields of a state of torchdata's `StatefulDataLoader`, with workers and without (torchdata 0.11).
     if ours and ("_snapshot" in value or "_num_yielded" in value):
-        return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
+        return "it is the state of a StatefulDataLoader: pass it to its `load_state_dict`, with as many workers"
     if ours and theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
-        return f"it is the state of {owner}, which counts samples, not sequences, and continues there alone"
+        return f"it is the state of {owner}, which counts samples, not sequences: load it there"
     if not ours and WORKER in value:
-        return (
-            f"it is that of {owner}: the same number of workers continues, or any from `dataset.state_dict(consumed)`"
-        )
+        way = "resume with the same number of workers, or with any from `dataset.state_dict(consumed)`"
+        return f"it is the state of {owner}: {way}"
     if not ours and theirs == "sequences":
-        return "it is that of LazyShardedSequences, of the same form as there, which alone continues from it"
+        return "it is the state of LazyShardedSequences: load it into sequences of the same form"
     if not ours and HANDED_OUT in value:
-        return f"it stands within a micro batch, where {owner} of as many ranks continues: give one from the end of one"
-    blend = "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
+        return f"it lies within a micro batch: load it into {owner} of as many ranks, or use one from the end of one"
+    blend = "it is the state of a blend: pass it to a `BlendedDataset` of the same streams"
     return blend if kind != theirs == "blend" else None
 
 
 def _no_state(value: dict[Any, Any], fields: frozenset[str]) -> str | None:
     if value.keys() & fields:
         return None
-    # Nothing of a state in it: it is something that holds more, or something else.
+    # It has no field of a state: it contains more than a state, or is something else.
     keys = [reprlib.repr(key) for key in list(value)[:6]]
-    last = f"{len(value) - 6} more" if len(value) > 6 else keys.pop() if keys else "empty"
+    last = f"{len(value) - 6} more" if len(value) > 6 else keys.pop() if keys else "nothing"
     shown = f"{', '.join(keys)} and {last}" if keys else last
-    # Near the top of a checkpoint, which may hold thousands of tensors.
+    # Search near the top of a checkpoint, which may hold thousands of tensors.
     found, seen = [("", value)], 0
     for path, holder in found:
         for key, inner in holder.items() if path.count("[") < 3 else ():
@@ -311,31 +308,30 @@ def _no_state(value: dict[Any, Any], fields: frozenset[str]) -> str | None:
             if isinstance(inner, dict) and seen <= 1000:
                 found.append((f"{path}[{reprlib.repr(key)}]", inner))
     if paths := [f"`checkpoint{path}`" for path, inner in found[1:] if len(inner.keys() & fields) > 2]:
-        return f"it holds more than the state of a run, {shown}: give {' or '.join(paths[:3])}, which looks like one"
-    return f"it holds no state of a run but is {shown}: give what `state_dict` returned"
+        return f"it holds more than the state of a run, {shown}: pass {' or '.join(paths[:3])}, which looks like one"
+    return f"it holds {shown} instead of the state of a run: pass the result of `state_dict`"
 
 
 def check_worker(state: dict[str, Any], here: Worker | None, where: str) -> None:
-    """Raises StateInvalid: a state is that of another worker than this, or of none; None for the whole run."""
+    """Raises StateInvalid if a state is not of this worker; None is the whole run."""
     there = (state[WORKER], state.get(WORKERS)) if WORKER in state else None
     if there != here:
         mine, other = (f"DataLoader worker {one[0]} of {one[1]}" if one else "a whole run" for one in (here, there))
-        text = (
-            f"{where}: expected that of {mine}, found that of {other}; any workers continue from `state_dict(consumed)`"
-        )
+        way = "resume from `state_dict(consumed)` with any workers"
+        text = f"{where}: expected the state of {mine}, found that of {other}; {way}"
         raise StateInvalid(text, field=WORKERS, expected=mine, actual=other)
 
 
 def check_micro_batch(there: tuple[Any, Any], here: tuple[int, int], where: str) -> None:
-    """Raises StateInvalid: a state stands within a micro batch of other ranks, or of another batch size."""
+    """Raises StateInvalid if a state lies within a micro batch of other ranks, or of another batch size."""
     if there != here:
         mine, other = (f"{ranks!r:.20} ranks, batch_size {size!r:.20}" for ranks, size in (here, there))
-        text = f"{where}: it stands within a micro batch of {other}, here it is {mine}: continue from the end of one"
+        text = f"{where}: it lies within a micro batch of {other}, this run has {mine}: resume from the end of one"
         raise StateInvalid(text, field=HANDED_OUT, expected=mine, actual=other)
 
 
 def read_count(state: dict[str, Any], name: str, most: int | None, where: str) -> int:
-    """Returns a field of a state, 0 if it has none. Raises StateInvalid: it is no integer from 0 up to the most."""
+    """Returns a field of a state, 0 if missing. Raises StateInvalid: it is not an integer from 0 to `most`."""
     found = state.get(name, 0)
     if type(found) is not int or found < 0 or (most is not None and found > most):
         expected, actual = "an integer from 0" + ("" if most is None else f" to {most}"), f"{found!r:.100}"
@@ -345,10 +341,10 @@ def read_count(state: dict[str, Any], name: str, most: int | None, where: str) -
 
 
 class EpochPosition(NamedTuple):
-    """Where a run is in an epoch: behind `consumed` sequences, over all ranks, and `within` more of each.
+    """The position of a run in an epoch: after `consumed` sequences, over all ranks, and `within` more of each rank.
 
-    The next ones are made again from `place`, at or before that. It is the position of one DataLoader `worker`, or of
-    all; `begun` if that has begun to hand out the micro batch that follows.
+    The next sequences are rebuilt from `place`, which is at or before the position. It is the position of one
+    DataLoader `worker`, or of all; `begun` says whether that worker has begun to return the next micro batch.
     """
 
     epoch: int
@@ -362,17 +358,17 @@ class EpochPosition(NamedTuple):
     def of_state(
         cls, state: SequenceState, value: dict[str, Any], here: tuple[int, int], worker: Worker | None, where: str
     ) -> EpochPosition:
-        """Returns the position of a state, read from a value, if this worker, of ranks and batch size, can continue."""
+        """Parses a position. Raises StateInvalid if this worker, ranks and batch size cannot resume there."""
         check_worker(value, worker, where)
         if value.get(HANDED_OUT, 0) != 0 or worker is not None:
             check_micro_batch((value.get(_RANKS), value.get(_BATCH)), here, where)
         begun = worker is not None and value.get(_BEGUN) is True
-        # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
+        # If a worker has returned its whole micro batch, its next one is not the one that follows.
         within = read_count(value, HANDED_OUT, here[1] - (not begun), where)
         return cls(state.epoch, state.consumed, state.place, within, worker, begun)
 
-    def beside(self, ranks: int, batch_size: int) -> dict[str, Any]:
-        """Returns what a state has beside that of a whole run."""
+    def extra_fields(self, ranks: int, batch_size: int) -> dict[str, Any]:
+        """Returns the additional fields of the state, empty for a position of a whole run."""
         if not self.within and self.worker is None:
             return {}
         found: dict[str, Any] = {HANDED_OUT: self.within, _RANKS: ranks, _BATCH: batch_size}

@@ -1,4 +1,4 @@
-"""What gives the rows of which sequences are made, where a run over them stands, and how one is made of rows."""
+"""Gives sequences their rows, parses the states of runs over them, and makes each sequence from its rows."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from lazyshard.stream.stream import ChunkLengths
 
 __all__ = ["Pack", "Pad", "Split"]
 
-TooLong = Literal["raise", "drop"]  # what becomes of a row that is longer than a sequence, where rows stay whole
+TooLong = Literal["raise", "drop"]  # for a row longer than a sequence, if rows stay whole
 
 
 class DatasetRows(SequenceRows):
-    """What one rank draws of a data set, or of a blend, whose samples are the rows of sequences."""
+    """The rows that one rank draws from a data set or a blend, from which sequences are made."""
 
     def __init__(
         self, source: LazyShardedDataset | BlendedDataset, form: Form, window: int, seed: int | None, most: int | None
@@ -42,7 +42,7 @@ class DatasetRows(SequenceRows):
         self.source, self.datasets = source, datasets_of(source)
         self._form, self._chunks, self._seed = form, window, seed
         limits = [dataset._states.order.max_total_samples for dataset in self.datasets]
-        # How messages call what gives the rows.
+        # The name of the source in messages.
         first = str(self.datasets[0].directory)
         self.where = f"the blend of {first} and others" if len(self.datasets) > 1 else first
         name, stopping, self._blending = str(self.datasets[0].stream_id), "first_exhausted", [1]
@@ -58,12 +58,12 @@ class DatasetRows(SequenceRows):
         return RowOrder(blend, [dataset._space(epoch).course for dataset in self.datasets])
 
     def total(self, stream: int, position: int, epoch: int) -> int | None:
-        # Which tells the producer, too.
+        # Also writes the reading hint.
         end = self.datasets[stream]._space(epoch).end_of(0, position)
         return None if end is None else end[1]
 
     def told(self, epoch: int) -> dict[str, Any]:
-        """Returns what a state says of what gives the rows of an epoch."""
+        """Returns what a state records about the source of an epoch's rows."""
         self.order(epoch)
         states, source = [dataset._states.of(epoch, 1) for dataset in self.datasets], self.source
         rows: RunState | BlendState = states[0]
@@ -72,7 +72,7 @@ class DatasetRows(SequenceRows):
         return {"rows": rows, "directories": tuple(redact(str(dataset.directory)) for dataset in self.datasets)}
 
     def facts(self) -> dict[str, Any]:
-        """Returns what a state says of all that decides the sequences; of the rows nothing for a stream in order."""
+        """Returns what a state records of all that decides the sequences; nothing on the rows of a stream in order."""
         form, orders = self._form, list[list[Any]]()
         facts: dict[str, Any] = {"form": type(form).__name__, "size": form.size}
         if isinstance(form, Split):
@@ -90,40 +90,40 @@ class DatasetRows(SequenceRows):
         return facts | {"blend": blend, "window": self.rows}
 
     def read_state(self, value: Any) -> SequenceState:
-        """Returns a state of sequences of these rows. Raises as `LazyShardedSequences.load_state_dict`."""
+        """Parses a state of sequences of these rows. Raises as `LazyShardedSequences.load_state_dict`."""
         state: SequenceState = read_state(value, f"{self.where}: the state to continue from", "sequences")
         ours, theirs = {"stream": self.name, **self.facts()}, {"stream": state.stream, **state.rule}
-        # The form before what another form has or has not.
+        # Compare the form before fields that only some forms have.
         for name in sorted(ours.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
             mine, other = ours.get(name), theirs.get(name)
             if (mine, type(mine)) != (other, type(other)):
                 why = f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made"
-                raise misfit(self.where, f"{why}. Take what it was, or begin an epoch anew", name, mine, other)
+                raise misfit(self.where, f"{why}. Use the saved setting, or begin a new epoch", name, mine, other)
         return state
 
 
 def datasets_of(source: LazyShardedDataset | BlendedDataset) -> tuple[LazyShardedDataset, ...]:
-    """Returns the data sets of a blend, or the only one."""
+    """Returns the data sets of a blend, or the single data set."""
     return source.datasets if isinstance(source, BlendedDataset) else (source,)
 
 
 def enter_rows(source: LazyShardedDataset | BlendedDataset) -> tuple[LazyShardedDataset, ...]:
-    """Has a data set, or a blend, give rows to sequences, and no samples any more; returns the data sets.
+    """Makes a data set or a blend a source of rows only, for sequences. Returns the data sets.
 
-    Raises ValueError: it is of ranks, has micro batches, a schedule, or a state. RuntimeError: it is used already.
+    Raises ValueError: it has a rank, micro batches, a schedule, or a state; RuntimeError: it was already used.
     """
     datasets, order, loaded = datasets_of(source), source._states.order, source._states.loaded
     if order.batch_size != 1 or (isinstance(source, BlendedDataset) and not source._states.schedule.constant):
-        raise ValueError("sequences are made of the rows of a data set or blend with batch_size=1, without a schedule")
+        raise ValueError("sequences need a data set or blend with batch_size=1 and without a schedule")
     for dataset in datasets:
         if dataset._late:
-            raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
+            raise ValueError("LateRow returns rows unparsed, but sequences need parsed rows: pass encode_fn=None")
         if dataset._rank not in (None, Rank(0, 1)):
-            raise ValueError(f"{dataset.directory}: make it without dp_rank and dp_size, give these to the sequences")
+            raise ValueError(f"{dataset.directory}: create it without dp_rank and dp_size, pass these to the sequences")
     if loaded is not None and any(part.draws for part in loaded.parts):
-        raise ValueError(f"{source._where}: it continues from a state: load that of the sequences into these instead")
+        raise ValueError(f"{source._where}: it continues from a state: load the state of the sequences instead")
     if source._newest is not None or source._length_given_up or order.blended:
-        raise RuntimeError(f"{source._where} is in use already: give the sequences one of their own")
+        raise RuntimeError(f"{source._where} is already in use: create a new one for the sequences")
     source._give_up_length()
     for dataset in datasets:
         dataset._rank = Rank(0, 1)
@@ -131,7 +131,7 @@ def enter_rows(source: LazyShardedDataset | BlendedDataset) -> tuple[LazySharded
 
 
 class _Encoded(NamedTuple):
-    """A row, encoded, its tokens as the form needs them, and how many these are."""
+    """An encoded row, its tokens as the form needs them, and their number."""
 
     sample: Any
     tokens: dict[str, npt.NDArray[np.int64]]
@@ -142,7 +142,7 @@ def _encoded(sample: Any, form: Form) -> _Encoded:
     if not isinstance(form, Pack):
         tokens = tokens_of(sample)
         return _Encoded(sample, tokens, len(tokens["input_ids"]))
-    # As `lengths` or `length` say, else by its token ids.
+    # The length is `lengths` or `length`, else the number of token ids.
     fields = sample if isinstance(sample, dict) else {}
     told = next((fields[name] for name in ("lengths", "length") if name in fields), None)
     if told is None:
@@ -151,61 +151,61 @@ def _encoded(sample: Any, form: Form) -> _Encoded:
 
 
 class SequenceMaker:
-    """Makes what is handed out of one process's sequences; `length_of` tells how many tokens a row has as sealed."""
+    """Makes the values returned for sequences in one process; `length_of` returns the sealed length of a row."""
 
     def __init__(self, rows: DatasetRows, form: Form, bad: BadRowCount, length_of: Callable[[int, int], int]) -> None:
         self._rows, self._form, self._bad, self._length_of = rows, form, bad, length_of
         self._filled = 0
-        # A row that is cut is asked for by sequences that follow each other: row, epoch, and what was made of it.
+        # A split row is needed by consecutive sequences: row, epoch, and its encoded form.
         self._last: tuple[int, int, _Encoded] | None = None
 
     @property
     def stats(self) -> Stats:
-        """What this process has met: bad rows, dropped ones, and sequences in whose place another one stands."""
+        """Statistics of this process: bad rows, dropped rows, and sequences replaced by another one."""
         readers, bad = self._rows.readers, self._bad
         opened, waited = sum(one.chunks_opened for one in readers), sum(one.waited_s for one in readers)
         cached = (sum(column) for column in zip(*(one._samples.stats[5:] for one in self._rows.datasets), strict=True))
         return Stats(len(bad.seen), opened, waited, bad.skipped, self._filled, *cached)
 
     def make(self, sequence: SplitSequence, others: Sequence[SplitSequence], epoch: int) -> Any:
-        """Returns what is handed out for a sequence, or for one of the others of its window if nothing is left of it.
+        """Returns the value of a sequence, or of another sequence of its window if no row of it can be used.
 
-        Raises BadSample, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
+        Raises BadSample, ChunkCorrupt, RowInvalid: a row is bad and must not be left out.
         """
         if isinstance(self._form, Split):
             return self._cut(self._form, sequence, epoch)
         if (made := self._whole(self._form, sequence, epoch)) is not None:
             return made
         row = sequence.pieces[0].document
-        # By its first row alone, so that it is the same one on any rank.
+        # Depends only on its first row, so that every rank chooses the same one.
         start = mix64(row) % len(others)
         for other in (others[(start + attempt) % len(others)] for attempt in range(min(MOST_BAD, len(others)))):
             if other.pieces[0].document != row and (made := self._whole(self._form, other, epoch)) is not None:
                 self._filled += 1
                 return made
-        cause = ValueError("nothing is left of its sequence, nor of those that could take its place: all rows are bad")
+        cause = ValueError("no row of its sequence, nor of the possible substitutes, can be used: all are bad")
         raise self._where(row, epoch, cause)
 
     def _whole(self, form: Pack | Pad, sequence: SplitSequence, epoch: int) -> Any:
-        """Returns None where no row is left."""
+        """Returns the value of a sequence of whole rows; None if no row is left."""
         room, found = form.size, []
         for row in (piece.document for piece in sequence.pieces):
             one = self._read(row, epoch)
             if isinstance(one, _Encoded) and one.total > room:
-                one = ValueError(f"{self._says(row, epoch, one)}, for which its sequence has no room")
+                one = ValueError(f"{self._says(row, epoch, one)}, which exceeds the room in its sequence")
             if isinstance(one, _Encoded):
                 room -= one.total
                 found.append(one)
             elif isinstance(one, SkipSample):
                 self._bad.skip(partial(self._where, row, epoch, one))
             else:
-                self._bad.meet(row, partial(self._where, row, epoch, one), one)
+                self._bad.count_bad(row, partial(self._where, row, epoch, one), one)
         if found and isinstance(form, Pad):
             return pad_tokens(found[0].tokens, form.size, form.token)
         return [one.sample for one in found] or None
 
     def _cut(self, form: Split, sequence: SplitSequence, epoch: int) -> Any:
-        """What is left out here would move all tokens behind it: so nothing is."""
+        """Returns the value of a sequence of cut rows. Leaves no row out, as that would shift all tokens after it."""
         rows = {}
         for row in dict.fromkeys(piece.document for piece in sequence.pieces):
             one = self._read(row, epoch)
@@ -220,15 +220,15 @@ class SequenceMaker:
             raise self._where(sequence.pieces[0].document, epoch, cause) from cause
 
     def _says(self, row: int, epoch: int, one: _Encoded) -> str:
-        measured = "have them measured with what encodes them, by `lazyshard-producer run --measure`"
-        return f"it has {one.total} tokens as encoded here, and {self._length_of(row, epoch)} as sealed ({measured})"
+        measured = "measure them with the same encoder, by `lazyshard-producer run --measure`"
+        return f"it has {one.total} tokens as encoded here, but {self._length_of(row, epoch)} as sealed ({measured})"
 
     def _where(self, row: int, epoch: int, cause: Exception) -> BadSample:
         stream, sample = self._rows.place(row, epoch)
         return where_bad(self._rows.readers[stream], sample, cause)
 
     def _read(self, row: int, epoch: int) -> _Encoded | Exception:
-        """Returns what is made of a row, or why nothing is. Raises ChunkRetired, OSError: it cannot be read."""
+        """Returns the encoded row, or the error if there is none. Raises ChunkRetired, OSError: it cannot be read."""
         if self._last is not None and self._last[:2] == (row, epoch):
             return self._last[2]
         stream, sample = self._rows.place(row, epoch)
@@ -246,18 +246,18 @@ class SequenceMaker:
 
 def row_too_long(reader: StreamReader, sample: int, tokens: int, form: Form, too_long: TooLong) -> BadSample:
     """Returns the error for a row that is longer than a sequence."""
-    to_do = ": take longer ones, or leave such rows out with too_long='drop'" if too_long == "raise" else ""
-    text = f"it has {tokens} tokens, a sequence at most {form.size}{to_do}"
+    to_do = ": use longer sequences, or leave such rows out with too_long='drop'" if too_long == "raise" else ""
+    text = f"it has {tokens} tokens, but a sequence has at most {form.size}{to_do}"
     return where_bad(reader, sample, ValueError(text))
 
 
 def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool:
-    """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
+    """Refuses a stream from which no sequences can be made, judging by its first remaining chunk.
 
-    Returns whether there was a chunk to look at. The reader opens nothing.
+    Returns whether there was a chunk to check. The reader opens nothing.
     """
     size, samples = reader.samples_per_chunk, reader.seen.samples
-    # Its open files are let go of with it: this process may never read that chunk again.
+    # Close its files with it: this process may never read that chunk again.
     look = copy.copy(reader)
     look.parent = reader.parent
     first = 0
@@ -274,11 +274,11 @@ def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool
         # A stream has packs in every row or in none.
         packed = decode_pack(parse_row(look.line(first))) is not None
     except (ChunkCorrupt, RowInvalid):
-        packed = False  # Who draws it says so, or leaves it out.
+        packed = False  # Reported, or left out, by the pass that draws it.
     if packed or form_of_rows in ("split", "pad"):
         made, actual = ("pack", "packs") if packed else (form_of_rows, f"rows made with --{form_of_rows}")
         gets = ", whose `encode` gets {'pack': ROWS, 'lengths': TOKENS} (in ms-swift --packing true)" if packed else ""
-        text = f"its rows were made with `lazyshard-producer run --{made}`, so no sequences are made of them: train"
+        text = f"its rows were made with `lazyshard-producer run --{made}`, so no sequences can be made of them: train"
         way = f"each as one sample, with `LazyShardedDataset({where!r}, ...)`{gets}, or produce them without --{made}"
         raise StreamMismatch(f"{where}: {text} {way}", directory=where, expected="rows", actual=actual)
     lengths = known.of(first // size)

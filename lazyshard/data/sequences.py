@@ -1,4 +1,4 @@
-"""`LazyShardedSequences`: packs, pieces of exactly so many tokens, or padded rows, made of raw rows while training."""
+"""`LazyShardedSequences`: packs, pieces of a fixed number of tokens, or padded rows, made during training."""
 
 from __future__ import annotations
 
@@ -25,68 +25,67 @@ from lazyshard.stream.run_parts import parts_behind_steps, parts_without, resume
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
 from lazyshard.stream.stream import lengths_missing
 
-AtEnd = Literal["drop", "complete"]  # of the sequences left over: not drawn, or in one more micro batch of every rank
+AtEnd = Literal["drop", "complete"]  # leftover sequences: not drawn, or in one more micro batch of every rank
 
-_WINDOW_ROWS: Final = 10_000  # Rows of a window, if not said otherwise: so packs are 99.9 % full (docs/packing.md)
+_WINDOW_ROWS: Final = 10_000  # Default rows of a window, with which packs are 99.9 % full (docs/packing.md)
 
 
 class LazyShardedSequences(RankIterable):
-    """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
+    """The sequences of one rank, in order, from the position of the run to the end of the current epoch.
 
-    They are made of rows, raw or encoded, whose lengths are known from the seals, window by window::
+    They are made window by window from rows, raw or encoded, whose lengths are in the seals::
 
         sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)
         loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
 
-    Which sequences there are, and in which order, follows from the stream, the form, the window, the seed and the
-    epoch. They are dealt to the ranks, and to workers, by micro batches, so every rank has as many as the others, and a
-    loader whose batches are as large gives the same order whatever the number of workers. A pass over a live stream
-    waits for what is still to come.
+    The sequences and their order depend only on the stream, the form, the window, the seed and the epoch. They are
+    dealt to the ranks, and to workers, by micro batches, so every rank has the same number, and a loader with the same
+    batch size returns the same order for any number of workers. A pass over a live stream waits for unpublished rows.
 
-    Every row is in one sequence of an epoch, but for those of 0 tokens and for what `at_end`, `too_long` and `bad_rows`
-    say. Every process reads the lengths of all rows, and of the rows only those of its own sequences. There is no
-    length and no map-style form.
+    Every row is in exactly one sequence of an epoch, except for rows of 0 tokens and the exceptions of `at_end`,
+    `too_long` and `bad_rows`. Every process reads the lengths of all rows, but only the rows of its own sequences.
+    Sequences have no length and no map-style form.
 
     Args:
-        directory: as of `LazyShardedDataset`, but for directories that another program fills. Or a data set or a
-            `BlendedDataset` that is not used yet, without ranks, with `batch_size` 1 and no schedule: rows then come in
-            its order, and go through the steps, the encoder and the cache of their data set, whose `consumer` commits.
-            It ends as that does, and continues with the same weights alone.
-        encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
+        directory: as for `LazyShardedDataset`, except for directories that another program fills. Or an unused data set
+            or `BlendedDataset` without ranks, with `batch_size` 1 and no schedule: rows are then read in its order,
+            with the steps, the encoder and the cache of their data set, whose `consumer` commits. The sequences end
+            where it ends, and can only be resumed with the same weights.
+        encode_fn: as for `LazyShardedDataset`; None uses the rows as they are. Its result must have as many tokens as
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
-        batch_size: sequences of one rank in a micro batch. Give the `DataLoader` the same number (None is as 1), which
-            cannot be seen from here: with another one `state_dict(consumed)` continues with the wrong sequences.
-        dp_rank: this data-parallel rank; None asks as `LazyShardedDataset` does.
-        dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
-        window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has
-            rows of one window alone. Without a seed it makes no difference to what `Split` cuts.
-        seed: shuffles the rows within each window, in each epoch differently; None keeps their order.
-        at_end: what becomes of the sequences left over, fewer than dp_size * batch_size. "drop": they are not drawn,
-            which is logged. "complete": every rank draws one more micro batch with all of them. For that packs are
-            taken apart until there are enough; where rows do not suffice, and with the other forms, some come twice.
-        too_long: what becomes of a row with more tokens than a sequence, with `Pack` and `Pad`: "raise", or "drop" for
-            leaving it out, which `stats().dropped` counts.
-        max_wait: how many seconds to wait at the most for anything that is still to be published.
-        consumer: name under which rank 0 commits, and tells the producer which window it needs, as of
-            `LazyShardedDataset`. Give it where the producer is held back by --max-ahead, or deletes chunks.
-        steps: as of `LazyShardedDataset`, but for rows that a `Filter` drops: they are left out of their sequence,
-            which `Split` cannot do. Lengths are those of what comes out.
-        bad_rows: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
-            "substitute" leaves it out of its sequence, and takes another sequence of the window where nothing is left
-            of that; "raise" raises, and so does `Split` always, as all tokens behind would move.
-        micro_batches_per_step: as of `Order`.
+        batch_size: sequences of one rank in a micro batch. Give the `DataLoader` the same number (None counts as 1),
+            which cannot be checked here: with another one `state_dict(consumed)` resumes with the wrong sequences.
+        dp_rank: this data-parallel rank; None resolves it as `LazyShardedDataset` does.
+        dp_size: number of data-parallel ranks. Pass both `dp_rank` and `dp_size`, or neither.
+        window: number of chunks that are planned together, over all ranks; None for as many as have 10,000 rows. A pack
+            contains rows of one window only. Without a seed the window does not affect `Split`.
+        seed: shuffles the rows within each window, differently in each epoch; None keeps their order.
+        at_end: how to handle leftover sequences, fewer than dp_size * batch_size. "drop" does not draw them, and logs
+            that. "complete": every rank draws one more micro batch, which together hold all of them. For this packs are
+            split until there are enough; if rows do not suffice, and with the other forms, some are repeated.
+        too_long: how to handle a row with more tokens than a sequence, with `Pack` and `Pad`: "raise", or "drop" to
+            leave it out, which `stats().dropped` counts.
+        max_wait: maximum time to wait for data that is not published yet, in seconds.
+        consumer: name under which rank 0 commits, and reports to the producer which window it needs next, as for
+            `LazyShardedDataset`. Set it if the producer is limited by --max-ahead, or deletes chunks.
+        steps: as for `LazyShardedDataset`, except that rows dropped by a `Filter` are left out of their sequence, which
+            `Split` does not support. Lengths must be those after the steps.
+        bad_rows: how to handle a row that cannot be read or encoded, or has more tokens than there is room for:
+            "substitute" leaves it out of its sequence, or takes another sequence of the window if no row is left;
+            "raise" raises, as `Split` always does, because all following tokens would shift.
+        micro_batches_per_step: as for `Order`.
 
     Raises:
-        WaitTimeout: no stream has appeared.
-        LengthUnknown: how long the rows of the first chunk are is not known; or another program fills the directory.
+        WaitTimeout: no stream appeared within `max_wait`.
+        LengthUnknown: the lengths of the first chunk's rows are not known, or another program fills the directory.
         BadSample: a row of the first chunk is longer than a sequence.
-        StreamMismatch: the rows are packs already, which a `LazyShardedDataset` trains.
+        StreamMismatch: the rows are already packs, for which `LazyShardedDataset` is used.
         FileInvalid, StreamInvalid: the directory cannot be read.
-        ConfigInvalid: rank and size are impossible.
-        ValueError, TypeError: another argument is.
+        ConfigInvalid: rank and size are invalid.
+        ValueError, TypeError: another argument is invalid.
 
-    Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these.
+    If a stream has no chunk yet, the first pass checks the first chunk, and raises these errors.
     """
 
     _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped", "_tells")
@@ -112,43 +111,43 @@ class LazyShardedSequences(RankIterable):
     ) -> None:
         check_group("bad_rows", bad_rows, BadRows)
         if not isinstance(form, (Pack, Pad, Split)):
-            raise TypeError(f"form is Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
+            raise TypeError(f"form must be Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
         check_choice("at_end", at_end, AtEnd)
         check_choice("too_long", too_long, TooLong)
         self._at_end, self._too_long, self._size = at_end, too_long, _number("batch_size", batch_size, 1)
         self._seed = None if seed is None else _number("seed", seed, 0)
         window, micro = None if window is None else _number("window", window, 1), micro_batches_per_step
-        # Positions of each rank in an optimiser step; 0 where it is not known.
+        # Positions of each rank per optimiser step; 0 if unknown.
         self._each = 0 if micro is None else self._size * _number("micro_batches_per_step", micro, 1)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if isinstance(directory, (LazyShardedDataset, BlendedDataset)):
             if steps or encode_fn is not None or consumer is not None:
-                raise ValueError("encode_fn, steps and consumer are those of the data sets: give them there")
+                raise ValueError("encode_fn, steps and consumer are settings of the data sets: pass them there")
             self._dataset: LazyShardedDataset | BlendedDataset = directory
         else:
             given: dict[str, Any] = {"max_wait": max_wait, "consumer": consumer, "steps": steps}
             try:
                 self._dataset = LazyShardedDataset(directory, encode_fn, dp_rank=0, dp_size=1, **given)
             except ValueError as cause:
-                # All that is missing is the size of chunks: another program fills the directory.
+                # Only the size of chunks is missing: another program fills the directory.
                 if isinstance(cause, LazyShardError) or "samples_per_chunk" not in str(cause):
                     raise
                 raise lengths_missing(directory) from cause
         self._samples = self._dataset._states.order.num_samples
         datasets = enter_rows(self._dataset)
         self._chunk, self.directory = datasets[0].samples_per_chunk, datasets[0].directory
-        """The stream's directory; shows the URL where it is none."""
+        """The stream's directory; for a stream in an object store it prints as the URL."""
         self.form = form
-        """What is made of the rows."""
+        """The form of the sequences."""
         self.window = window or -(-_WINDOW_ROWS // self._chunk)
-        """Chunks that are looked at together."""
+        """Number of chunks that are planned together."""
         self._shared = SharedNumbers()
-        # Where passes over its epoch begin or continue, and by which parts the run came there; none for a new one.
+        # Where passes over the epoch begin or continue, and the parts of the run up to there; empty for a new run.
         self._stands = EpochPosition(0)
         self._parts: tuple[Part, ...] = ()
-        # What `skip` was told in this process, which a state that is loaded later must not undo: samples, and whether
-        # steps too.
+        # What `skip` has excluded in this process, and whether it passed over steps: a state loaded later must not undo
+        # that.
         self._skipped: tuple[list[tuple[int, int]], bool] = [], False
         self._checked = False not in [check_beginning(dataset.reader, form, too_long) for dataset in datasets]
         self._attach()
@@ -159,16 +158,16 @@ class LazyShardedSequences(RankIterable):
         self._planner = SequencePlanner(self._rows, self.form, self._seed, self._where, self._meet_too_long)
         self._planner.skips = lambda epoch: skips_of(self._parts_of(epoch, 1))
         self._maker = SequenceMaker(self._rows, self.form, self._bad.fresh(), self._planner.length_of)
-        # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk; and
-        # what `state_dict(consumed)` has planned last, from which position on.
+        # The position of the last returned sequence of the pass in this process, at the beginning of its micro batch,
+        # and its walk; and what `state_dict(consumed)` has planned last, with the position where it began.
         self._handed_out: tuple[EpochPosition, SequenceWalk] | None = None
         self._counted: tuple[EpochPosition, SequenceWalk] | None = None
         self._reported = Stats()
-        self._dropped = 0  # Rows in no sequence, of the passes before
-        self._tells = False  # Whether this process says which row is the first that is too long
+        self._dropped = 0  # Rows in no sequence, of previous passes
+        self._tells = False  # Whether this process logs the first row that is too long
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settles the rank first: a spawned worker can ask neither Megatron nor torch.distributed."""
+        """Resolves the rank first: a spawned worker cannot query Megatron or torch.distributed."""
         self._rank = self.rank
         return {name: value for name, value in self.__dict__.items() if name not in self._OF_A_PROCESS}
 
@@ -187,13 +186,13 @@ class LazyShardedSequences(RankIterable):
 
     @property
     def consumed(self) -> int:
-        """Sequences of the epoch that is set which were trained in the loaded state, over all ranks; else 0."""
+        """Sequences of the current epoch that were trained in the loaded state, over all ranks; otherwise 0."""
         return self._begun().consumed
 
     def stats(self) -> Stats:
-        """Returns what this process and its workers have met: `filled` are sequences in whose places others stand.
+        """Returns the statistics of this process and its workers; `filled` counts replaced sequences.
 
-        `dropped` counts rows that are in no sequence, on rank 0 alone, and those that the encoder has skipped.
+        `dropped` counts rows in no sequence, on rank 0 only, and rows that the encoder skipped.
         """
         return self._shared.stats()
 
@@ -209,72 +208,72 @@ class LazyShardedSequences(RankIterable):
             dataset._entered(begun.epoch)
             enter_process(dataset.reader, rank)
         self._tells = rank.dp_rank == 0 and number == 0
-        # The epoch is given: by the first sequence that is asked for, another one may be set.
+        # The epoch is fixed here: another one may be set before the first sequence is requested.
         return self._pass(walk, begun, rank, workers * micro, counts=self._tells)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raises TypeError: how many sequences come before one only the lengths of all rows before it tell."""
+        """Raises TypeError: the number of sequences before an index depends on the lengths of all rows before it."""
         raise TypeError(f"{self.directory}: an iterable has no index: iterate, or use a DataLoader without a sampler")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a state of the same stream, form, window and seed stands, with any ranks and workers.
+        """Resumes from a state of the same stream, form, window and seed, with any number of ranks and workers.
 
         Raises:
-            StateInvalid, VersionUnsupported: it cannot be used, here.
-            StateMismatch: another stream, settings or lengths, or behind the last sequence (or the pass raises it).
-            RuntimeError: `skip` was called before, and the state does not leave that out.
-            BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
+            StateInvalid, VersionUnsupported: the state cannot be used here.
+            StateMismatch: another stream, settings or lengths, or after the last sequence (or the pass raises it).
+            RuntimeError: `skip` was called before, and the state does not exclude the same samples.
+            BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, for the window of the position.
         """
         here, where = (self.rank.dp_size, self._size), f"{self._where}: the state to continue from"
         with carrying():
             read = self._rows.read_state(state)
             found = EpochPosition.of_state(read, state, here, worker_here(), where)
-            # Those of earlier releases do not say of which ranks.
+            # States of earlier releases do not contain the ranks.
             parts = read.parts or (Part(1, 1, read.consumed, epoch=read.epoch or None),)
             self._planner.check(read)
         kept, (out, of_steps) = gaps_of(parts), self._skipped
         if of_steps or kept.joined(out).ranges != kept.ranges:
-            text = "the state does not leave out what `skip` said before: load it into new sequences, then skip"
-            raise RuntimeError(f"{self._where}: {text} (a StatefulDataLoader loads its own as it is iterated)")
+            text = "the state does not include what `skip` excluded: load it into new sequences, then skip"
+            raise RuntimeError(f"{self._where}: {text} (a StatefulDataLoader loads its state when it is iterated)")
         self.set_epoch(found.epoch)
         self._begin(found, parts)
 
     def _begun(self) -> EpochPosition:
-        """Returns where passes over the epoch that is set begin."""
+        """Returns where passes over the current epoch begin."""
         return self._stands if self._stands.epoch == self.epoch else EpochPosition(self.epoch)
 
     def _parts_of(self, epoch: int, ranks: int) -> tuple[Part, ...]:
-        """Returns the parts with which so many ranks begin, or continue, in an epoch."""
+        """Returns the parts with which `ranks` ranks begin or continue in an epoch."""
         if self._parts and epoch == self._stands.epoch:
             return resumed_parts(self._parts, ranks, self._size, draws_per_step=self._each)
         return (begun_part(self._parts, epoch, ranks, self._size, self._each),)
 
     def _begin(self, position: EpochPosition, parts: tuple[Part, ...]) -> None:
         self._stands, self._parts = position, parts
-        self._handed_out = self._counted = None  # The run continues elsewhere, perhaps by other lengths
+        self._handed_out = self._counted = None  # The run continues elsewhere, perhaps with other lengths
         self._dataset._numbers[WORKERS_READ] = 0
 
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
-        """Leaves samples out of the sequences from here on, in every epoch. Later states keep that.
+        """Excludes samples from the sequences from now on, in every epoch. Later states keep the exclusion.
 
-        As `LazyShardedDataset.skip`, on every rank. Sequences that were trained stay as they are; those to come are
-        made without these rows. Of a blend its data sets' own `skip` leaves samples out, before these are given to the
-        sequences, in the same way at each start of the run. `steps` is one range of the next optimiser steps, to pass
-        over; `consumed` then counts their sequences, too.
+        As `LazyShardedDataset.skip`, on every rank. Trained sequences stay as they are; the following ones are made
+        without these rows. For a blend, call `skip` of its data sets before passing them to the sequences, in the same
+        way at each start of the run. `steps` is one range of the next optimiser steps, to pass over; `consumed` then
+        includes their sequences.
 
         Raises:
-            ValueError: a range is empty or negative, of a blend, or of steps that are not known or not the next ones.
-            RuntimeError: the sequences are used already.
+            ValueError: a range is empty or negative, or of a blend, or its steps are unknown or not the next ones.
+            RuntimeError: the sequences were already used.
             WaitTimeout: the steps are not published.
         """
         if self._handed_out is not None or self._dataset._numbers[WORKERS_READ]:
-            raise RuntimeError(f"{self._where}: these sequences are in use already, what to skip is said before")
+            raise RuntimeError(f"{self._where}: these sequences are already in use: call skip before their first use")
         out = ranges_of(samples, chunks, self._chunk)
         if out and len(self._rows.datasets) > 1:
-            raise ValueError(f"{self._where}: samples are those of one stream: skip them on the data sets of the blend")
+            raise ValueError(f"{self._where}: samples belong to one stream: skip them on the data sets of the blend")
         position = begun = self._begun()
         if begun.within or begun.worker is not None:
-            raise ValueError(f"{self._where}: the state stands within a micro batch: skip from one at the end of one")
+            raise ValueError(f"{self._where}: the state lies within a micro batch: skip from a state at the end of one")
         parts = self._parts_of(begun.epoch, self.rank.dp_size)
         for start, stop in ranges("steps", steps):
             parts = parts_behind_steps(parts, start, stop)
@@ -283,9 +282,9 @@ class LazyShardedSequences(RankIterable):
         self._begin(position, parts_without(parts, out))
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
-        """Tells the producer durably how far the checkpoints are, as `LazyShardedDataset.commit`, by whole windows.
+        """Durably reports the progress of the checkpoints, as `LazyShardedDataset.commit`, in whole windows.
 
-        Of rows that pass over a stream several times (`num_samples`, or a blend) `last_epoch` is said of the streams.
+        If the rows pass over a stream several times (`num_samples`, or a blend), `last_epoch` refers to the streams.
         """
         rank, begun = self.rank, self._begun()
         if rank.dp_rank != 0:
@@ -293,12 +292,12 @@ class LazyShardedSequences(RankIterable):
         position = self._after(consumed)
         states: list[EpochPosition | SequenceState] = [position, *map(self._rows.read_state, keep)]
         if self._dataset._numbers[WORKERS_READ]:
-            # A state of a DataLoader worker stands in the micro batch that it has handed out last.
+            # The state of a DataLoader worker lies in the micro batch that it returned last.
             micro = rank.dp_size * self._size
             behind = (position.consumed - begun.consumed) // micro - self._dataset._numbers[WORKERS_READ]
             states.append(self._after(begun.consumed + max(behind, 0) * micro))
         one_epoch = last_epoch and len({one.epoch for one in states}) == 1
-        # A window is made of its rows from the first one on.
+        # A window is planned from its first row on.
         least = min(self._planner.first_window(one.place) for one in states) * self._rows.rows if one_epoch else 0
         for commits in filter(None, (dataset._commits for dataset in self._rows.datasets)):
             commits.sequences = {"dp_size": rank.dp_size, "batch_size": self._size}
@@ -313,7 +312,7 @@ class LazyShardedSequences(RankIterable):
         if self._handed_out is not None and self._handed_out[0].epoch == self.epoch:
             position, walk = self._handed_out
             position = position._replace(begun=worker is not None)
-            # A worker stays in a micro batch that was handed out whole, as the next one is not its own.
+            # After a whole micro batch a worker stays in it, as the next one is not its own.
             if worker is None and position.within == size:
                 behind = position.consumed + self.rank.dp_size * size
                 behind = behind if walk.total is None else min(behind, walk.total)
@@ -321,7 +320,7 @@ class LazyShardedSequences(RankIterable):
         return self._state_at(position if worker is None else position._replace(worker=worker))
 
     def _after(self, consumed: int) -> EpochPosition:
-        """Returns where a run is after so many sequences of an epoch, by planning the windows since the last call."""
+        """Returns the position after `consumed` sequences of an epoch; plans the windows since the last call."""
         begun, count = self._begun(), as_count(consumed, "sequences")
         least, known = begun.consumed, self._counted
         if known is None or known[0] != begun or not known[1].places[0].before <= max(count, least):
@@ -332,7 +331,7 @@ class LazyShardedSequences(RankIterable):
         if (total := walk.total) is not None:
             left, whole = (total - least) % micro, min(count, total)
             most = total - left + (micro if left and self._at_end == "complete" else 0)
-            top = f", {most} at the most of the {total} in this epoch"
+            top = f", at most {most} of the {total} in this epoch"
         if not least <= count <= most or (count - least) % micro:
             said = f"consumed counts whole micro batches of dp_size * batch_size = {micro // self._size} * {self._size}"
             raise ValueError(f"{self._where}: {said} sequences from {least} on{top}; got {count}")
@@ -344,13 +343,13 @@ class LazyShardedSequences(RankIterable):
         lengths = self._planner.digest(position.place, position.epoch, position.consumed)
         where = position.epoch, position.consumed, position.place
         *before, last = self._parts_of(position.epoch, ranks)
-        # What completes the last micro batch is drawn, too.
+        # Sequences that complete the last micro batch count as drawn.
         drawn = position.consumed - sum(part.dp * part.draws for part in before)
         batches = -(-drawn // (last.dp * last.batch_size))
         parts = (*before, replace(last, draws=max(batches * last.batch_size, last.draws)))
         rows = self._rows.told(position.epoch) if "blend" in facts else {}
         state = SequenceState(self._rows.name, facts, *where, lengths, parts, **rows)
-        return state.to_dict() | position.beside(ranks, self._size)
+        return state.to_dict() | position.extra_fields(ranks, self._size)
 
     def _meet_too_long(self, row: int, epoch: int, tokens: int) -> None:
         if self._tells or self._too_long == "raise":
@@ -359,7 +358,7 @@ class LazyShardedSequences(RankIterable):
             if self._too_long == "raise":
                 raise longer
             self._tells = False
-            log.warning("%s; it is left out, and so are all that are longer", longer)
+            log.warning("%s; it is left out, and so are all longer rows", longer)
 
     def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:
         size, first, within, micro = self._size, begun.consumed, begun.within, rank.dp_size * self._size
@@ -367,7 +366,7 @@ class LazyShardedSequences(RankIterable):
             with carrying():
                 if not self._checked:
                     for stream, reader in enumerate(self._rows.readers):
-                        # Which tells the producer, too.
+                        # Also writes the reading hint.
                         self._rows.total(stream, 0, begun.epoch)
                         check_beginning(reader, self.form, self._too_long)
                     self._checked = True
@@ -390,7 +389,7 @@ class LazyShardedSequences(RankIterable):
             self._report(walk.dropped if counts else 0)
 
     def _last(self, left: list[SplitSequence], total: int | None) -> list[SplitSequence]:
-        """Returns the micro batches of all ranks that an epoch's last sequences make, none if they are not drawn."""
+        """Returns the micro batches of all ranks made of an epoch's last sequences; empty if they are not drawn."""
         rank, size, at_end = self.rank, self._size, self._at_end
         if left and rank.dp_rank == 0:
             done = "they are not drawn" if at_end == "drop" else "one more micro batch of each rank draws them"
@@ -409,5 +408,5 @@ class LazyShardedSequences(RankIterable):
 
 def _number(name: str, value: int, least: int) -> int:
     if (number := operator.index(value)) < least:
-        raise ValueError(f"{name} is {least} or more, got {number}")
+        raise ValueError(f"{name} must be {least} or more, got {number}")
     return number

@@ -1,7 +1,7 @@
-"""What a data set is given: the groups `Order`, `BadRows` and `EncodeCache`, all that decides the order, and steps.
+"""Settings of a data set: the groups `Order`, `BadRows` and `EncodeCache`, the order of a run, and the steps.
 
-A step names its function or holds it. By name (``"package.module:function"``) each process finds it for itself, so any
-function can be used in DataLoader workers, however these are started.
+A step holds its function, or names it. Each process imports a named function (``"package.module:function"``) itself,
+so it can be used in DataLoader workers however they are started.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from lazyshard.stream.chunk import read_dealt
 LayoutName = Literal["block", "strided"]
 BadRowAction = Literal["substitute", "raise"]
 
-# What a machine can spare that trains; 100 million tokens and their labels take 1 GB.
+# A training machine can spare this much: 100 million tokens and their labels take 1 GB.
 ENCODE_CACHE_BYTES: Final = 16 << 30
-ENDLESS: Final = 1 << 60  # Samples of a stream that continues from epoch to epoch
+ENDLESS: Final = 1 << 60  # Number of samples for a stream that repeats from epoch to epoch
 
 Row = dict[str, Any]
-EncodeFn = Callable[..., Any]  # takes a row and, if it can, ``return_length=True``; returns the sample
+EncodeFn = Callable[..., Any]  # takes a row and, if accepted, ``return_length=True``; returns the sample
 
-_named: Final = functools.cache(named_function)  # A process finds each function once
+_named: Final = functools.cache(named_function)  # Each process imports a function once
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which sample is drawn when.
+    """The order in which samples are drawn.
 
     Attributes:
         unit: what is dealt to the ranks in turn: "chunk", "sample", "batch" (`batch_size` samples), a number of
-            samples, or "auto": chunks if the stream, up to `max_total_samples`, has a full one for every rank, else
-            batches; on a live stream the first use waits until that is known. A run continues with the unit that its
-            state names.
-        layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
-            ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same
+            samples, or "auto": chunks if the stream, up to `max_total_samples`, has a full chunk for every rank, else
+            batches; on a live stream the first use waits until that is decided. A resumed run keeps the unit of its
+            state.
+        layout: "block" for samplers that give each rank a contiguous block (`rank_indices`, ms-swift's
+            ``data_sharding=True``), "strided" for samplers that give rank r the indices r, r + dp_size, ... (ms-swift's
             without shuffle, Hugging Face's).
-        shuffle_window: how many chunks' worth of samples each rank shuffles among, in each epoch differently; 0 keeps
-            the order, which a stream whose rows were dealt by cost needs (docs/balance.md). With a window as wide as
-            all that a rank has, an ended stream is shuffled whole. `lazyshard.window_for_distance` finds the one that
-            moves neighbours as far apart as you want.
-        seed: of the shuffle.
-        micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
-            steps, for `lazyshard trace`, `audit` and `skip`. None for not known; `batches` takes that for 1.
+        shuffle_window: number of chunks' worth of samples within which each rank shuffles, differently in each epoch; 0
+            keeps the order, which is required if the rows were dealt by cost (docs/balance.md). If the window covers
+            all samples of a rank, an ended stream is shuffled completely. `lazyshard.window_for_distance` computes the
+            window that moves neighbours a given distance apart.
+        seed: seed of the shuffle.
+        micro_batches_per_step: micro batches of one rank per optimiser step. The state of the run then records its
+            steps, for `lazyshard trace`, `audit` and `skip`. None if unknown; `batches` then assumes 1.
 
-    Raises ValueError: a field is none of these.
+    Raises ValueError: a field is invalid.
     """
 
     unit: Literal["chunk", "sample", "batch", "auto"] | int = "chunk"
@@ -77,21 +77,21 @@ class Order:
         self.rules(1, 1)
 
     def rules(self, samples_per_chunk: int, unit: int) -> Rules:
-        """Returns how a stream with so many samples in a chunk is dealt and shuffled, so many samples in a row."""
+        """Returns the rules that deal units of `unit` samples, and shuffle, for chunks of `samples_per_chunk`."""
         return Rules(unit, window_positions(self.shuffle_window, samples_per_chunk, unit), self.seed)
 
 
 @dataclass(frozen=True)
 class BadRows:
-    """What is done with rows that cannot be read, or that a step or the encoder fails on.
+    """How to handle rows that cannot be read, or on which a step or the encoder fails.
 
     Attributes:
         action: "substitute" trains another row of the same chunk, the same one on every rank and in every run, and logs
-            it; "raise" raises the first error.
-        limit: the error budget: how many different bad rows one process (each DataLoader worker) replaces before it
-            raises; None for any number.
+            a warning; "raise" raises the first error.
+        limit: error budget: maximum number of distinct bad rows that one process (each DataLoader worker) replaces
+            before it raises; None for no limit.
 
-    Raises ValueError: a field is none of these.
+    Raises ValueError: a field is invalid.
     """
 
     action: BadRowAction = "substitute"
@@ -104,18 +104,18 @@ class BadRows:
 
 @dataclass(frozen=True)
 class EncodeCache:
-    """Where samples that were made of rows are kept, so that each row is encoded once.
+    """Caches for encoded samples, so that each row is encoded once.
 
     Attributes:
-        directory: a directory of this node, on its disk or in /dev/shm, for all processes that draw the same rows
-            (docs/encode-cache.md). Not for an `encode_fn` that makes another sample of a row each time.
-        size: what the directory may take, as a number of at least 4,096 bytes or as a text like ``"20GB"`` or
-            ``"512MiB"``; chunks that were used longest ago go first. None stands for 16 GiB.
-        fingerprint: plain facts that change whenever another sample would be made of a row. By default the attribute
-            `fingerprint` of `encode_fn`; needed where that has none, and with `steps`.
+        directory: a directory of this node, on its disk or in /dev/shm, shared by all processes that draw the same rows
+            (docs/encode-cache.md). Not for an `encode_fn` whose result for a row varies from call to call.
+        size: maximum size of the directory, as a number of at least 4,096 bytes or a text such as ``"20GB"`` or
+            ``"512MiB"``; the least recently used chunks are evicted first. None means 16 GiB.
+        fingerprint: plain values that change whenever a row would be encoded differently. Defaults to the attribute
+            `fingerprint` of `encode_fn`; required if `encode_fn` has none, and with `steps`.
         memory_bytes: bytes of encoded samples that each process keeps in memory for later epochs.
 
-    Raises ValueError: a field is none of these; or size or fingerprint is given without a directory.
+    Raises ValueError: a field is invalid, or size or fingerprint is given without a directory.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -127,30 +127,31 @@ class EncodeCache:
         check_field("memory_bytes", self.memory_bytes, 0)
         for name in ("size", "fingerprint"):
             if getattr(self, name) is not None and self.directory is None:
-                raise ValueError(f"{name} is that of an encode cache with a directory: give both, or leave it out")
+                raise ValueError(f"{name} applies to an encode cache with a directory: pass both, or omit {name}")
         with contextlib.suppress(ValueError):
             if type(self.most_bytes) is int and self.most_bytes >= LEAST_CACHE_BYTES:
                 return
-        raise ValueError(f"size of an encode cache is {LEAST_CACHE_BYTES} bytes or more, as '20GB', got {self.size!r}")
+        text = f"size of an encode cache must be {LEAST_CACHE_BYTES} bytes or more, such as '20GB'"
+        raise ValueError(f"{text}, got {self.size!r}")
 
     @property
     def most_bytes(self) -> int:
-        """What the directory may take."""
+        """Maximum size of the directory in bytes."""
         size = ENCODE_CACHE_BYTES if self.size is None else self.size
         return parse_size(size) if isinstance(size, str) else size
 
 
 def check_group(name: str, given: object, kind: type[Order | BadRows | EncodeCache]) -> None:
-    """Refuses what is no group of settings. Raises TypeError."""
+    """Checks that a value is a group of settings. Raises TypeError."""
     if not isinstance(given, kind):
         group = f"lazyshard.{kind.__name__}"
-        raise TypeError(f"{name} is a {group}, got {given!r:.100}; write {name}={group}(...)")
+        raise TypeError(f"{name} must be a {group}, got {given!r:.100}; write {name}={group}(...)")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuses what is none of the values of a Literal. Raises ValueError."""
+    """Checks that a value is one of a Literal's. Raises ValueError."""
     if value not in get_args(choices):
-        raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def _check_given(name: str, value: object, low: int, stop: int | None = None) -> None:
@@ -160,9 +161,9 @@ def _check_given(name: str, value: object, low: int, stop: int | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RunOrder(Order):
-    """The order, and what else decides which sample is drawn when.
+    """All settings that decide the order in which samples are drawn.
 
-    `blended`: whether a blend draws, in batches that mix streams and epochs; the "batch" that is dealt in turn then has
+    `blended`: whether a blend draws from the stream, so that batches mix streams and epochs. The unit "batch" then has
     `unit_batch` samples.
     """
 
@@ -176,35 +177,35 @@ class RunOrder(Order):
         super().__post_init__()
         check_field("batch_size", self.batch_size, 1)
         _check_given("max_total_samples", self.max_total_samples, 1)
-        # More than that `len` cannot say.
+        # `len` returns at most sys.maxsize.
         _check_given("num_samples", self.num_samples, 1, sys.maxsize + 1)
 
     @property
     def draws_per_step(self) -> int:
-        """Positions of each rank in an optimiser step; 0 where it is not known."""
+        """Positions of each rank per optimiser step; 0 if unknown."""
         return self.batch_size * (self.micro_batches_per_step or 0)
 
     def in_blend(self) -> RunOrder:
-        """Returns the order of a stream of a blend, which draws one by one, without an end, in the same order."""
+        """Returns the order for a stream of a blend, which draws single samples, without an end, in the same order."""
         order = replace(self, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)
         return replace(order, batch_size=1, unit_batch=self.batch_size)
 
     @property
     def by_epoch(self) -> bool:
-        """Whether a run ends with its epoch, and `set_epoch` begins another one."""
+        """Whether the run ends with its epoch and `set_epoch` begins the next one."""
         return self.num_samples in (None, ENDLESS) and not self.blended
 
     def unit_samples(self, samples_per_chunk: int) -> int | None:
-        """Returns how many samples are dealt in a row; None for "auto"."""
+        """Returns how many consecutive samples a rank is dealt; None for "auto"."""
         return named_unit(self.unit, samples_per_chunk, self.unit_batch or self.batch_size)
 
     def auto_unit(self, samples_per_chunk: int, dp: int, published: Published) -> int | None:
-        """Returns the same for "auto", from what is known of the stream; None as long as that is open."""
+        """Returns the same for "auto", from what is published; None while undecided."""
         size = self.unit_batch or self.batch_size
         return auto_unit(dp, samples_per_chunk, size, published.samples, published.ended, self.max_total_samples)
 
     def known_total(self, published: Published) -> int | None:
-        """Returns how many samples there are to draw, None as long as that is open."""
+        """Returns how many samples there are to draw; None while unknown."""
         limit = self.max_total_samples
         if published.ended:
             return published.samples if limit is None else min(published.samples, limit)
@@ -213,7 +214,7 @@ class RunOrder(Order):
     def block(self, course: Course, total: int | None) -> int | None:
         """Returns how many positions of the current part each rank has, up to the end of its epoch or `num_samples`.
 
-        None as long as that is open. Raises ValueError: `num_samples` is less than one batch of every rank.
+        None while unknown. Raises ValueError: `num_samples` is less than one batch for every rank.
         """
         if self.num_samples is None:
             return None if total is None else course.epoch_stop(course.current.draws, total)
@@ -225,46 +226,46 @@ class RunOrder(Order):
 
 
 def is_dealt(reader: StreamReader) -> bool:
-    """Whether the newest chunk of a stream was dealt by cost; False where there is none yet, or it cannot be told."""
+    """Returns whether the newest chunk of a stream was dealt by cost; False if there is no chunk, or it is unknown."""
     chunks = reader.seen.chunks
     try:
         return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
     except (LazyShardError, OSError):
-        # Who needs this seal to read the chunk says what is wrong with it.
+        # A reader that needs this seal to read the chunk raises the error.
         return False
 
 
 def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
-    """Warns if the stream was dealt by cost and this order has samples meet in other steps."""
+    """Logs a warning if the stream was dealt by cost and this order breaks up its steps."""
     if order.blended or (made := reader.dealt) is None:
         return
     window, size, micro = order.shuffle_window, order.batch_size, made.micro_batch_size
     swift = "in ms-swift --sharded_lazy_shuffle_window 0"
-    reasons = [f"shuffle_window={window} puts rows into other steps, give 0 ({swift})"] if window else []
+    reasons = [f"shuffle_window={window} moves rows to other steps, use 0 ({swift})"] if window else []
     if unit != reader.samples_per_chunk:
-        reasons.append(f"unit={order.unit!r} gives ranks other rows, give 'chunk'")
+        reasons.append(f"unit={order.unit!r} gives ranks other rows, use 'chunk'")
     if size > 1 and size % micro:
-        reasons.append(f"batch_size={size} is no multiple of the micro batches of {micro} of like cost")
+        reasons.append(f"batch_size={size} is not a multiple of the micro batches of {micro} rows of similar cost")
     if why := "; ".join(reasons):
-        said = f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), this order undoes it: {why}"
+        said = f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), this order undoes that: {why}"
         logging.getLogger("lazyshard").warning("%s: %s", reader.directory, said)
 
 
 class Step:
-    """A step of a pipeline. `MessageTransform`, `Filter` and `Map` are the steps there are."""
+    """A step of a pipeline: a `MessageTransform`, `Filter` or `Map`."""
 
     _KIND: str = ""
-    _FIELD: str = ""  # of its function, or of the name of that
+    _FIELD: str = ""  # the field that holds the function or its name
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """Returns what becomes of a row, the sample of this index, which may be changed; messages call it by its place.
+        """Returns the processed row; the given one may be modified. `place` names the step in messages.
 
-        Raises SkipSample: it is dropped; or whatever the step's function raises.
+        Raises SkipSample: the row is dropped; or any error of the step's function.
         """
         raise NotImplementedError
 
     def describe(self, *, whole: bool = False) -> str:
-        """Returns kind and function, for messages; if `whole` with all else that the step says."""
+        """Returns kind and function, for messages; if `whole`, with all other fields of the step."""
         function = name = vars(self)[self._FIELD]
         if not isinstance(function, str):
             names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
@@ -273,7 +274,7 @@ class Step:
         return f"{self._KIND} {name}{''.join(others)}"
 
     def __post_init__(self) -> None:
-        """Checks the function. Raises ConfigInvalid: it is none, or there is none of this name."""
+        """Checks the function. Raises ConfigInvalid: it is not callable, or no function has this name."""
         function = vars(self)[self._FIELD]
         if isinstance(function, str):
             try:
@@ -281,22 +282,22 @@ class Step:
             except FunctionMissing as cause:
                 raise ConfigInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
         elif not callable(function):
-            text = f'expected a function or the name of one, "package.module:function", got {function!r:.100}'
+            text = f'expected a function or its name, "package.module:function", got {function!r:.100}'
             raise ConfigInvalid(f"{self._KIND}: {text}", step=self._KIND)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuses functions that a process which is started by spawn cannot be given, and says what to do instead."""
+        """Rejects functions that cannot be pickled for a spawned process, with a message that says what to do."""
         inner = vars(self)[self._FIELD]
         while isinstance(inner, functools.partial):
             inner = inner.func
         spawns = multiprocessing.context.get_spawning_popen() is not None
         if spawns and isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
-            text = f"{self.describe()}: a lambda, or an inner function, cannot be given to workers that are spawned"
-            raise ConfigInvalid(f"{text}; define it at the top of a module, or name it", step=self.describe())
+            text = f"{self.describe()}: a lambda, or an inner function, cannot be sent to spawned workers"
+            raise ConfigInvalid(f"{text}; define it at the top level of a module, or name it", step=self.describe())
         return self.__dict__
 
     def _call(self, row: Row, index: int) -> Any:
-        """Calls the function with the row, and with its index if so asked."""
+        """Calls the function with the row, and with its index if `with_indices` is set."""
         function = vars(self)[self._FIELD]
         if isinstance(function, str):
             function = _named(function)
@@ -305,11 +306,11 @@ class Step:
 
 @dataclass(frozen=True)
 class MessageTransform(Step):
-    """Makes of each row another one, which has `messages`: a list of dicts with `role` and `content`.
+    """Converts each row to a row with `messages`: a list of dicts with `role` and `content`.
 
     Attributes:
-        message_transform: called with the row; returns the row that takes its place. Or its name,
-            "package.module:function".
+        message_transform: a function that takes the row and returns the row that replaces it, or the name of the
+            function, "package.module:function".
 
     Raises ConfigInvalid: there is no such function.
     """
@@ -319,22 +320,23 @@ class MessageTransform(Step):
     _KIND = _FIELD = "message_transform"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """See `Step`."""
+        """Applies the step, as described in `Step.apply`."""
         made = self._call(row, index)
         if not isinstance(made, Mapping) or not isinstance(made.get("messages"), (list, tuple)):
-            raise TypeError(f"expected a dict with a list of messages, it returned {made!r:.100}")
+            raise TypeError(f"expected a dict with a list of messages, the function returned {made!r:.100}")
         return dict(made)
 
 
 @dataclass(frozen=True)
 class Filter(Step):
-    """Keeps a row or drops it. In the place of one that is dropped another row is trained.
+    """Keeps or drops each row. A dropped row is replaced by another row.
 
     Attributes:
-        filter_fn: called with the row, and with its index if so asked; true keeps it. It has to answer the same for the
-            same row, whenever and wherever it is asked. Or its name, "package.module:function".
-        with_indices: whether it is called with the index too: the number of the sample in its stream, counted from 0
-            chunk after chunk; the same on any number of ranks and workers, and in every epoch.
+        filter_fn: a function that takes the row, and its index if `with_indices` is set, and returns true to keep
+            it; or its name, "package.module:function". It must be deterministic: the same result for the same row, in
+            every process and at any time.
+        with_indices: whether to pass the index too: the number of the sample in its stream, counted from 0 chunk after
+            chunk; the same for any number of ranks and workers, and in every epoch.
 
     Raises ConfigInvalid: there is no such function.
     """
@@ -345,10 +347,10 @@ class Filter(Step):
     _KIND = _FIELD = "filter_fn"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """See `Step`."""
+        """Applies the step, as described in `Step.apply`."""
         kept = self._call(row, index)
         if kept is None:
-            raise TypeError("expected true or false, it returned None")
+            raise TypeError("expected true or false, the function returned None")
         if not kept:
             raise SkipSample(f"{place} drops it")
         return row
@@ -356,13 +358,13 @@ class Filter(Step):
 
 @dataclass(frozen=True)
 class Map(Step):
-    """Adds columns to a row, or changes them, as `map` of Hugging Face's data sets does.
+    """Adds columns to each row, or changes them, as `map` of Hugging Face's data sets does.
 
     Attributes:
-        function: called with the row, and with its index if so asked; what it returns is added to the row, in the place
-            of columns of the same names. Or its name, "package.module:function".
-        with_indices: as of `Filter`.
-        remove_columns: names of columns to take out of the row; those that the function returns stay.
+        function: a function that takes the row, and its index if `with_indices` is set, and returns columns, which are
+            added to the row and replace columns of the same names; or its name, "package.module:function".
+        with_indices: as for `Filter`.
+        remove_columns: names of columns to remove from the row; columns that the function returns stay.
 
     Raises ConfigInvalid: there is no such function.
     """
@@ -374,28 +376,28 @@ class Map(Step):
     _KIND, _FIELD = "map", "function"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """See `Step`."""
+        """Applies the step, as described in `Step.apply`."""
         made = self._call(row, index)
         if not isinstance(made, Mapping):
-            raise TypeError(f"expected a dict of columns, it returned {made!r:.100}")
+            raise TypeError(f"expected a dict of columns, the function returned {made!r:.100}")
         return {name: value for name, value in row.items() if name not in self.remove_columns} | dict(made)
 
     def __post_init__(self) -> None:
         names = self.remove_columns
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
+            raise ConfigInvalid(f"map: remove_columns must be a list of names, got {names!r:.100}", step=self._KIND)
         super().__post_init__()
 
 
 class RowSteps:
-    """Steps, in order, and the encoder behind them, which makes a sample of what comes out; None where that is it.
+    """Steps, in order, followed by the encoder, which makes a sample of the resulting row; None returns the row itself.
 
-    The encoder is called with ``return_length=True`` too if it takes that, as ms-swift's `template.encode` does.
+    The encoder is also passed ``return_length=True`` if it accepts that, as ms-swift's `template.encode` does.
     """
 
     def __init__(self, steps: Iterable[Step] | Step, encode_fn: EncodeFn | None) -> None:
         if encode_fn is not None and not callable(encode_fn):
-            raise TypeError(f"encode_fn is a function of a row, got {type(encode_fn).__name__}")
+            raise TypeError(f"encode_fn must be a function of a row, got {type(encode_fn).__name__}")
         self.steps = (steps,) if isinstance(steps, Step) else tuple(steps)
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
@@ -413,9 +415,9 @@ class RowSteps:
         return bool(self._steps) or self._encode is not None
 
     def __call__(self, row: Row, index: int) -> Any:
-        """Returns the sample of a row; of a dict with `input_ids` with a `length`, unless it has that or `lengths`.
+        """Returns the sample of a row. Adds `length` to a dict with `input_ids`, unless it has that or `lengths`.
 
-        Raises what a step, which is noted in `_lazyshard_step`, or the encoder raises.
+        Raises the error of a step, with the step in its attribute `_lazyshard_step`, or of the encoder.
         """
         for step, place in self._steps:
             try:

@@ -211,7 +211,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
     ("make", "error", "what"),
     [
         (lambda d: BlendedDataset([]), ValueError, "at least one data set"),
-        (lambda d: BlendedDataset(cast("Any", [("a", 1)])), TypeError, "'a' is no LazyShardedDataset"),
+        (lambda d: BlendedDataset(cast("Any", [("a", 1)])), TypeError, "'a' is not a LazyShardedDataset"),
         (lambda d: BlendedDataset(cast("Any", {"a": 1})), TypeError, "pairs of a data set"),
         (lambda d: BlendedDataset([], order=cast("Any", "strided")), TypeError, "got 'strided'"),
         (lambda d: BlendedDataset([(opened(d, "a"), 1)], order=Order(seed=1)), ValueError, "seed"),
@@ -234,7 +234,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
             "o: the stream has 1 samples",
         ),
         (lambda d: BlendedDataset([(opened(d, "a"), 1), (opened(d, "a"), 1)]), ValueError, "the same stream"),
-        (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "takes new data sets"),
+        (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "takes unused data sets"),
         (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "of one rank"),
     ],
 )

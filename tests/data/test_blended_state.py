@@ -171,7 +171,7 @@ def test_states_that_do_not_belong_here_are_refused(streams: Path, tmp_path: Pat
         raised(StateInvalid, blend, streams, {"a": 1, "b": 1}, state=wrong)
     used = blend(streams, {"a": 1, "b": 1}, 0, 2, num_samples=100, batch_size=2)
     used.load_state_dict(used.state_dict())
-    refusal_of(RuntimeError, "in use already", used.load_state_dict, state)
+    refusal_of(RuntimeError, "already in use", used.load_state_dict, state)
     for consumed in (3, -4, 104):
         refusal_of(ValueError, f"consumed.* got {consumed!r}", used.state_dict, consumed)
 

@@ -251,7 +251,7 @@ def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("odd", "size", "says"),
-    [({1, 2}, ENCODE_CACHE_BYTES, "a builtins.set"), ("x" * 5000, 4096, "larger than the whole cache")],
+    [({1, 2}, ENCODE_CACHE_BYTES, "a builtins.set"), ("x" * 5000, 4096, "exceed the size of the cache")],
 )
 def test_sample_that_cannot_be_kept_is_counted_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: Any, size: int, says: str

@@ -230,7 +230,7 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
     assert all_written(sequences) == [[0, 1], [3, 4], [2], [7], [8, 9], [10, 11], [12]]
     assert sequences.stats()[:1] + sequences.stats()[3:5] == (1, 1, 0)
     assert written(next(iter(encoding(stream, Pack(10), longer)))) == [0]
-    # Another sequence of the window takes the place of one of which nothing is left.
+    # A sequence without usable rows is replaced by another one of its window.
     found = all_written(encoding(stream, Pack(10), Encode(3, 4)))
     assert found[1] in ([0, 1], [2, 5])
     assert found[:1] + found[2:] == [[0, 1], [2, 5], [6, 7], [8, 9], [10, 11], [12]]
@@ -240,7 +240,7 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
     ("form", "encode", "options", "sample", "says"),
     [
         # The last window has one sequence.
-        (Pack(10), Encode(12), {}, 12, "nothing is left"),
+        (Pack(10), Encode(12), {}, 12, "no row of its sequence"),
         (Pack(10), Encode(5), {"bad_rows": BadRows("raise")}, 5, "no such image"),
         (Pack(10), longer, {"bad_rows": BadRows("raise")}, 1, "5 tokens .* and 4 as sealed .*no room"),
         # Nothing is left out of what is cut.

@@ -181,8 +181,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: sequences(of(member(), batch_size=2)), "batch_size=1"),
         (lambda: sequences(of(member(dp_rank=1, dp_size=2))), "without dp_rank and dp_size"),
-        (lambda: sequences(of(member()), number), "those of the data sets"),
-        (lambda: sequences(of(member()), consumer="run"), "those of the data sets"),
+        (lambda: sequences(of(member()), number), "settings of the data sets"),
+        (lambda: sequences(of(member()), consumer="run"), "settings of the data sets"),
     ]
     for make, what in refused:
         refusal_of(ValueError, what, make)

@@ -151,7 +151,7 @@ def test_next_steps_are_passed_over(tmp_path: Path) -> None:
         again.skip(steps=[(2, 4)])
         assert again.consumed == 2 + 2 * 2 * dp
         assert all_written(again) == left[again.consumed :: dp][: len(left[again.consumed :]) // dp]
-        refusal_of(RuntimeError, "in use already", again.skip, samples=[(0, 1)])
+        refusal_of(RuntimeError, "already in use", again.skip, samples=[(0, 1)])
     refused: list[tuple[dict[str, Any], str]] = [
         ({"steps": [(4, 5)]}, "from the next one on, 2"),
         ({"samples": [(3, 3)]}, "FIRST < STOP"),
@@ -553,9 +553,9 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
         run.skip(**out)
         loader = StatefulDataLoader(run, batch_size=1, collate_fn=list, num_workers=workers)
         loader.load_state_dict(saved.state_dict())
-        with pytest.raises(RuntimeError, match="does not leave out what `skip` said"):
+        with pytest.raises(RuntimeError, match="does not include what `skip` excluded"):
             next(iter(loader))
-    refusal_of(RuntimeError, "does not leave out what `skip` said", run.load_state_dict, state)
+    refusal_of(RuntimeError, "does not include what `skip` excluded", run.load_state_dict, state)
     again = open_sequences(stream, Pack(9), **options)
     again.load_state_dict(state)
     again.skip(samples=[(5, 7)])

@@ -108,7 +108,7 @@ def test_other_workers_go_on_from_the_state_of_the_run(stream: Path) -> None:
     whole = dealt(expected(LENGTHS, Pack(10), 6), 1, 1)[0]
     first = open_sequences(stream, Pack(10))
     found = list(itertools.islice(loader_of(first, 2), 3))
-    refusal_of(RuntimeError, "workers hand out what is drawn", first.state_dict)
+    refusal_of(RuntimeError, "workers return the samples", first.state_dict)
     assert found + list(loader_of(go_on(stream, Pack(10), first.state_dict(3)), 3)) == whole
 
 
@@ -249,13 +249,13 @@ def test_consumed_counts_whole_micro_batches(tmp_path: Path, stream: Path) -> No
     refusals: list[tuple[LazyShardedSequences, int, str]] = [
         (drops, -4, "from 0 on.*; got -4"),
         (drops, 3, "from 0 on.*; got 3"),
-        (drops, 7, "from 0 on, 4 at the most of the 7 in this epoch; got 7"),
-        (drops, 8, "from 0 on, 4 at the most of the 7 in this epoch; got 8"),
+        (drops, 7, "from 0 on, at most 4 of the 7 in this epoch; got 7"),
+        (drops, 8, "from 0 on, at most 4 of the 7 in this epoch; got 8"),
         (completes, 7, "from 0 on.*; got 7"),
-        (completes, 12, "from 0 on, 8 at the most of the 7 in this epoch; got 12"),
+        (completes, 12, "from 0 on, at most 8 of the 7 in this epoch; got 12"),
         (begun, 3, "from 4 on.*; got 3"),
         # All sequences of an epoch may be more than its whole micro batches.
-        (open_sequences(three, Pack(10), 0, 2), 3, "from 0 on, 2 at the most of the 3 in this epoch; got 3"),
+        (open_sequences(three, Pack(10), 0, 2), 3, "from 0 on, at most 2 of the 3 in this epoch; got 3"),
     ]
     for run, consumed, says in refusals:
         refusal_of(ValueError, f"{says}$", run.state_dict, consumed)

@@ -116,7 +116,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
     for use in uses:
         dataset = open_ranks(stream, 2)[0]
         use(dataset)
-        refusal_of(RuntimeError, "in use already", dataset.load_state_dict, state)
+        refusal_of(RuntimeError, "already in use", dataset.load_state_dict, state)
         # It stands where it did, which is no change.
         dataset.load_state_dict(saved(stream, 2, 0))
         assert dataset.rank_indices == range(20)
@@ -125,7 +125,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
     assert dataset.rank_indices == range(6, 20)
     dataset.load_state_dict(state)
     for other in (saved(stream, 2, 20), saved(stream, 3, 12)):
-        refusal_of(RuntimeError, "in use already", dataset.load_state_dict, other)
+        refusal_of(RuntimeError, "already in use", dataset.load_state_dict, other)
 
 
 @pytest.mark.parametrize(

@@ -185,10 +185,10 @@ def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices
         LazyShardedStream(str(directory))  # type: ignore[type-var]
     used, dataset = (LazyShardedDataset(directory, dp_rank=0, dp_size=1) for _ in range(2))
     used[0]
-    refusal_of(RuntimeError, "not used yet", LazyShardedStream, used)
+    refusal_of(RuntimeError, "that is unused", LazyShardedStream, used)
     LazyShardedStream(dataset)
     for ask in (lambda: len(dataset), lambda: dataset.rank_indices, lambda: next(iter(DataLoader(dataset)))):
-        refusal_of(LengthUnknown, "give the stream to the loader", ask)
+        refusal_of(LengthUnknown, "pass the stream to the loader", ask)
 
 
 # As an iterable a blend has the order of its map form, to the end that `stopping` names, of live streams too.
@@ -287,7 +287,7 @@ def test_states_go_on_with_other_ranks_and_within_micro_batches(tmp_path: Path) 
     assert ids(again) == ids(open_blend(tmp_path, 0, 2, batch_size=2, state=state))[1:]
     with pytest.raises(StateInvalid, match="within a micro batch"):
         blend(tmp_path, WEIGHTS, 0, 2, batch_size=2).load_state_dict(within)
-    with pytest.raises(RuntimeError, match="in use already"):
+    with pytest.raises(RuntimeError, match="already in use"):
         stream.load_state_dict(open_blend(tmp_path, 0, 3, batch_size=2).state_dict(6))
 
 
@@ -296,7 +296,7 @@ def test_blend_that_cannot_be_is_refused(tmp_path: Path) -> None:
     refusal_of(ValueError, "at_end='pad'", LazyShardedStream, blend(tmp_path, WEIGHTS), at_end="pad")
     used: BlendedDataset = blend(tmp_path, WEIGHTS)
     used[0]
-    refusal_of(RuntimeError, "not used yet", LazyShardedStream, used)
+    refusal_of(RuntimeError, "that is unused", LazyShardedStream, used)
     refusal_of(RuntimeError, "in no blend", LazyShardedStream, blend(tmp_path, WEIGHTS).datasets[0])
     with pytest.raises(TypeError, match="LazyShardedStream"):
         LazyShardedIterable(blend(tmp_path, WEIGHTS))  # type: ignore[arg-type]

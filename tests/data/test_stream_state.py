@@ -178,7 +178,7 @@ def test_torchdata_refuses_other_workers_and_our_state_goes_on(forty: Path, form
     found, saved = begin(stateful(samples, before), 3)
     state = (samples if form == "map" else samples.dataset).state_dict(3 * 4)
     if form != "map":
-        refusal_of(RuntimeError, "workers hand out what is drawn", samples.state_dict)
+        refusal_of(RuntimeError, "workers return the samples", samples.state_dict)
     # Ours of a worker says why; torchdata's own are assertions.
     with pytest.raises((AssertionError, StateInvalid)) as refused:
         next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), after, state=saved)))
@@ -196,7 +196,7 @@ def test_stateful_loader_that_began_behind_other_ranks_goes_on(forty: Path, form
     found, saved = begin(stateful(open_form(form, forty, 1, 2, begun, batch_size=2), workers), 3)
     assert found + list(stateful(open_form(form, forty, 1, 2, begun, batch_size=2), workers, state=saved)) == whole
     if form == "map":
-        with pytest.raises(RuntimeError, match="stands elsewhere"):
+        with pytest.raises(RuntimeError, match="at another position"):
             next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), workers, state=saved)))
 
 

@@ -101,7 +101,7 @@ def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model:
     assert len(left_over) == samples - 15 * 2 * MICRO
     checkpoint = run.output_dir / "checkpoint-15"
     (told,) = [line for line in run.output.splitlines() if f"lazyshard: {directory} has ended with 63 samples" in line]
-    assert "after step 15 of 40, on all ranks alike, with 60 samples trained" in told
+    assert "after step 15 of 40, on all ranks, with 60 samples trained" in told
     assert told.endswith(f"; not trained: 3 of the 63 of {directory}. Checkpoint: {checkpoint}")
     assert_cursor(checkpoint, directory, 60, set(range(samples)) - left_over)
     arguments = json.loads((run.output_dir / "args.json").read_bytes())

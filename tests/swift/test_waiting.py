@@ -81,7 +81,8 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     assert not training.leftover_processes()
     checkpoint = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
     assert (
-        run.output.count(f"lazyshard: no data came in time: training stops after step {checkpoint.name[11:]} of") == 1
+        run.output.count(f"lazyshard: no data arrived in time: training stops after step {checkpoint.name[11:]} of")
+        == 1
     )
     assert f"samples trained. Checkpoint: {checkpoint}\n" in run.output
     told = f"trained {position_of(checkpoint).consumed} of {published(stream)} published samples"

@@ -1,16 +1,16 @@
-"""Sharded lazy data in ms-swift: the package that holds every touch of ms-swift, and nothing else.
+"""Sharded lazy data in ms-swift. Only this package touches ms-swift.
 
-`lazyshard_swift.pth` in site-packages imports this module at each start of the interpreter, so it does next to nothing:
-it waits for ms-swift to be imported, and then loads `lazyshard_swift.hook`.
+`lazyshard_swift.pth` in site-packages imports this module at each start of the interpreter, so it does almost nothing:
+it waits until ms-swift is imported, and then loads `lazyshard_swift.hook`.
 """
 
 import sys
 
 
 def start(name, path=None, target=None):  # type: ignore[no-untyped-def]
-    """Finds modules of ms-swift as `hook.find_spec` does, nothing else; without that module ms-swift continues.
+    """Finds modules of ms-swift by `hook.find_spec`, and nothing else; without the hook ms-swift runs unextended.
 
-    A finder of `sys.meta_path` in the least time: a class, and annotations, would cost a tenth of the whole.
+    A minimal finder for `sys.meta_path`: a class, and annotations, would add a tenth to the import time.
     """
     if name[:5] == "swift" and name[5:6] in (".", ""):
         try:

@@ -1,4 +1,4 @@
-"""The arguments: added to ms-swift's `DataArguments`, from which all of its commands take theirs, and checked."""
+"""The arguments: adds them to ms-swift's `DataArguments`, from which all of its commands inherit, and checks them."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ from lazyshard_swift.ms_swift import caution, is_megatron, notice
 
 OnEnd = Literal["stop", "repeat"]
 
-# Those that encode in advance, read each sample once, and take their batches from the ordinary data loader.
+# Types that encode in advance, read each sample once, and take their batches from the ordinary data loader.
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
 _TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
 
-_COLLECTIVE_SLACK_S: Final = 60.0  # For a rank that gives up to say so before its peers' collectives time out
+_COLLECTIVE_SLACK_S: Final = 60.0  # Time for a rank that gives up to report it before its peers' collectives time out
 
 _Problems: TypeAlias = Iterator[tuple[str, str]]
 _Given: TypeAlias = Callable[[str], Any]
-"""By its name the value of an argument; and the name of one with what to say behind it."""
+"""`_Given` returns the value of an argument by its name; `_Problems` are names and what follows them in the message."""
 
 
 class _Ours:
-    """Our arguments; the paragraphs are their help.
+    """The added arguments; the paragraphs are their help.
 
     sharded_lazy: Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own chunks,
-    while they are still being produced, each sample exactly once. Several are blended by --interleave_prob.
+    while they are still being produced, each sample exactly once. Several streams are blended by --interleave_prob.
 
-    sharded_lazy_samples_per_chunk: Rows of every chunk file. Needed for directories that another program fills, which
-    have no stream.json; otherwise checked against that.
+    sharded_lazy_samples_per_chunk: Rows of every chunk file. Required for directories that another program fills, which
+    have no stream.json; otherwise checked against stream.json.
 
-    sharded_lazy_max_wait: Seconds to wait for data at the most; then every rank ends with exit code 75.
+    sharded_lazy_max_wait: Maximum time to wait for data, in seconds; then every rank exits with exit code 75.
 
-    sharded_lazy_shuffle_window: How many chunks of a rank are shuffled together. Default: 2 while the stream is being
-    produced, 8 once it has ended, 0 (in order) with --train_dataloader_shuffle false. A wider window mixes better and
-    has to be published before it can be read.
+    sharded_lazy_shuffle_window: Number of chunks of a rank that are shuffled together. Default: 2 while the stream is
+    being produced, 8 once it has ended, 0 (in order) with --train_dataloader_shuffle false. A wider window mixes better
+    and must be published before it can be read.
 
-    sharded_lazy_shuffle_distance: Instead of --sharded_lazy_shuffle_window, how far apart two samples that are
-    neighbours in the stream are to be drawn on average: in steps of one sample of a data-parallel rank. The window is
-    three times as many samples, in whole chunks.
+    sharded_lazy_shuffle_distance: Instead of --sharded_lazy_shuffle_window, the average distance at which two
+    neighbouring samples of the stream are drawn, in steps of one sample of a data-parallel rank. The window is three
+    times as many samples, in whole chunks.
 
     sharded_lazy_unit: What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or
     auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run that continues from a
-    checkpoint keeps what it began with. Units smaller than a chunk are for streams with fewer chunks than ranks.
+    checkpoint keeps its unit. Units smaller than a chunk are for streams with fewer chunks than ranks.
 
-    sharded_lazy_consumer: Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained.
-    Default: from the output directory.
+    sharded_lazy_consumer: Name of this run's cursor in STREAM/cursors, which reports to the producer what is safely
+    trained. Default: derived from the output directory.
 
-    sharded_lazy_on_bad_sample: What to do with a row that cannot be read or encoded: train another row of its chunk and
-    log it, or stop. Default: substitute, with --strict true raise.
+    sharded_lazy_on_bad_sample: How to handle a row that cannot be read or encoded: substitute trains another row of its
+    chunk and logs it, raise stops. Default: substitute, with --strict true raise.
 
-    sharded_lazy_on_end: What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the
-    last whole global batch, with a checkpoint, or continue with the next epoch.
+    sharded_lazy_on_end: What to do if the stream ends before --train_iters or --max_steps: stop all ranks at the last
+    whole global batch, with a checkpoint, or repeat: continue with the next epoch.
 
-    sharded_lazy_skip: What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the first
-    to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and need a checkpoint to
-    continue from. Kept in the checkpoints; given again, it leaves nothing out twice.
+    sharded_lazy_skip: What to exclude from training from now on, as half-open ranges: 'samples 120:180, chunks 7:8,
+    steps 41:61'. Steps 41:61 are the steps between checkpoint-40 and checkpoint-60, and need a checkpoint to continue
+    from. Checkpoints keep the exclusion; repeating the option excludes nothing twice.
 
-    sharded_lazy_encode_cache: Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams
-    are kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later epochs and
-    for restarts. Not for templates that encode a row otherwise each time.
+    sharded_lazy_encode_cache: Directory of this node, on its disk or in /dev/shm, that caches encoded samples of raw
+    streams: each row is then encoded once for all model-parallel ranks and workers of the node, for later epochs and
+    for restarts. Not for templates whose encoding of a row varies from call to call.
 
-    sharded_lazy_encode_cache_size: Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was
-    used longest ago goes first. Default: 16GiB.
+    sharded_lazy_encode_cache_size: Maximum size of --sharded_lazy_encode_cache, such as 20GB or 512MiB; the least
+    recently used chunks are evicted first. Default: 16GiB.
 
     sharded_lazy_take_over: Take over the cursor in STREAM/cursors although another run of the same name still holds it;
-    that one writes it no more. Without it the second run is refused.
+    the other run can then no longer write it. Without it the second run is refused.
     """
 
     sharded_lazy: bool = False
@@ -93,13 +93,13 @@ class _Ours:
 
 
 def extend(module: ModuleType) -> None:
-    """Puts a subclass with our fields in the place of `DataArguments`.
+    """Replaces `DataArguments` by a subclass with the added fields.
 
-    It is not made a dataclass again in place: its default factories are gone once the first decorator has run.
-    `base_args` imports the name after this, so all argument classes inherit from the subclass.
+    The original cannot be made a dataclass again in place: its default factories are gone once the first decorator has
+    run. `base_args` imports the name after this, so all argument classes inherit from the subclass.
     """
     original = module.DataArguments
-    # A reload of ms-swift's module makes a new class, an import of it elsewhere must not stack a second subclass.
+    # A reload of ms-swift's module makes a new class; an import of it elsewhere must not add a second subclass.
     if "sharded_lazy" in {known.name for known in fields(original)}:
         return
 
@@ -107,7 +107,7 @@ def extend(module: ModuleType) -> None:
         check(self)
         original.__post_init__(self)
 
-    # Pickles and messages name the class as if it were ms-swift's.
+    # Pickles and messages use the name of ms-swift's class.
     own: dict[str, Any] = {name: getattr(original, name) for name in ("__doc__", "__module__", "__qualname__")}
     own |= {"__post_init__": __post_init__, "__annotations__": get_type_hints(_Ours)}
     # Without docstrings (python -OO) there is no help.
@@ -118,25 +118,25 @@ def extend(module: ModuleType) -> None:
 
 
 def check(args: Any) -> None:
-    """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order."""
+    """Checks the arguments of a command before ms-swift does, and normalises those of a stream."""
     names = [args.dataset] if isinstance(args.dataset, str) else args.dataset
     if not args.sharded_lazy:
         for name in (one for one in names if os.path.exists(os.path.join(one, MANIFEST))):
-            caution(f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it")
+            caution(f"--dataset {name} is a lazyshard stream, but --sharded_lazy true is missing: add it")
         return
     if not any(kind.__name__ in _TRAINING for kind in type(args).__mro__):
-        notice("--sharded_lazy is for commands that train; it is put aside here")
+        notice("--sharded_lazy only applies to training commands; it is ignored here")
         args.sharded_lazy = False
         return
     install_exits()
     args.dataset = [os.path.expanduser(name) for name in names]
     check_combinations(args)
-    # As ms-swift does with its own paths: args.json then says what was read, wherever the command was started.
+    # As ms-swift does with its own paths: args.json then records what was read, wherever the command was started.
     args.dataset = [stream_name(name) for name in args.dataset]
 
 
 def check_combinations(args: Any) -> None:
-    """Refuses what cannot work, before anything is loaded."""
+    """Refuses combinations that cannot work, before anything is loaded."""
     for part in (_of_dataset, _of_data, _of_order, _of_values):
         for argument, why in part(vars(args).get):
             raise refused(argument, why)
@@ -147,14 +147,14 @@ def _of_dataset(given: _Given) -> _Problems:
     if not any(names):
         yield "dataset", "names no stream: --sharded_lazy true takes stream directories"
     if len(set(map(stream_name, names))) != len(names):
-        yield "dataset", f"{' '.join(names)}: one stream is given twice; give it once, with the sum of its weights"
+        yield "dataset", f"{' '.join(names)}: a stream is given twice; give it once, with the sum of its weights"
     for name in names:
         if not name or "\0" in name:
-            yield "dataset", "has an empty name or a NUL character in it: give the paths of stream directories"
+            yield "dataset", "has an empty name or a name with a NUL character: give the paths of stream directories"
         if "#" in os.path.basename(name) and (is_url(name) or not os.path.isdir(name)):
-            yield "dataset", f"{name}: '#' is for ordinary data sets; give --train_iters or --max_steps for a part"
+            yield "dataset", f"{name}: '#' is for ordinary data sets; use --train_iters or --max_steps to train a part"
         if os.path.isfile(name):
-            yield "dataset", f"{name} is a file: make a stream of it, with `lazyshard-producer run --source {name} ...`"
+            yield "dataset", f"{name} is a file: make a stream of it with `lazyshard-producer run --source {name} ...`"
         try:
             check_place(name)
         except StreamMissing as missing:
@@ -162,63 +162,63 @@ def _of_dataset(given: _Given) -> _Problems:
 
 
 def _of_data(given: _Given) -> _Problems:
-    """What ms-swift does with data otherwise."""
+    """Yields conflicts with ms-swift's other options for data."""
     validation = given("val_dataset") or []
     for name in map(os.path.expanduser, [validation] if isinstance(validation, str) else validation):
         if os.path.isdir(name) and any(one == MANIFEST or parse_chunk_name(one) for one in os.listdir(name)):
-            yield "val_dataset", f"{name} is a stream: give {name}/chunk_*.jsonl if it is raw, or what it was made of"
+            yield "val_dataset", f"{name} is a stream: give {name}/chunk_*.jsonl if it is raw, or its source"
     kind, ratio = given("rlhf_type"), given("split_dataset_ratio") or 0
     streams, weights = len(given("dataset") or []), len(given("interleave_prob") or [])
     if given("streaming"):
-        yield "streaming", "true has rank 0 read everything, --sharded_lazy true each rank its own chunks: leave it out"
+        yield "streaming", "true makes rank 0 read everything, --sharded_lazy true each rank its chunks: omit it"
     if given("cached_dataset") or given("cached_val_dataset"):
-        yield "cached_dataset", "is encoded in advance, --sharded_lazy true reads a stream: leave it out"
+        yield "cached_dataset", "is encoded in advance, --sharded_lazy true reads a stream: omit it"
     if given("packing") and kind is not None:
-        yield "packing", f"true with --rlhf_type {kind}: packs of a stream are for sft and pt; leave it out"
+        yield "packing", f"true with --rlhf_type {kind}: packs of a stream are for sft and pt; omit it"
     if given("truncation_strategy") == "split":
-        yield "truncation_strategy", "split makes several samples of a row: split rows where they are produced"
+        yield "truncation_strategy", "split makes several samples of a row: split rows in the producer instead"
     if ratio > 0:
         yield "split_dataset_ratio", f"{ratio} needs the end of the training data: give --val_dataset FILE instead"
     if weights and weights != streams:
         yield "interleave_prob", f"has {weights} weights for {streams} streams of --dataset: give one for each"
     if streams > 1 and given("sharded_lazy_skip"):
-        yield "sharded_lazy_skip", "names samples of one stream, --dataset has several: leave it out"
+        yield "sharded_lazy_skip", "names samples of one stream, --dataset has several: omit it"
     if kind is not None and kind not in RLHF_TYPES:
-        yield "rlhf_type", f"{kind} does not take encoded samples in their order, as {', '.join(RLHF_TYPES)} do"
+        yield "rlhf_type", f"{kind} does not use encoded samples in order, as {', '.join(RLHF_TYPES)} do"
     if given("micro_batch_size") is not None:
         return
-    # What `swift` has and `megatron` has not.
+    # Options of `swift` that `megatron` does not have.
     if (given("sequence_parallel_size") or 1) > 1:
         yield "sequence_parallel_size", "above 1 has its own sampler: use `megatron sft --context_parallel_size N`"
     if given("use_flash_ckpt"):
-        yield "use_flash_ckpt", "true does not tell when a checkpoint is durable: leave it out"
+        yield "use_flash_ckpt", "true does not report when a checkpoint is durable: omit it"
     if given("auto_find_batch_size"):
-        yield "auto_find_batch_size", "true changes in mid-run which sample comes next: leave it out"
+        yield "auto_find_batch_size", "true changes during the run which sample comes next: omit it"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
-        yield "ignore_data_skip", "true would train again what was trained: leave it out, or add --resume_only_model"
+        yield "ignore_data_skip", "true would train the same samples again: omit it, or add --resume_only_model"
 
 
 def _of_order(given: _Given) -> _Problems:
     window, distance, grouped = "sharded_lazy_shuffle_window", "sharded_lazy_shuffle_distance", "group_by_length"
     for name in (window, distance, grouped) if given("train_dataloader_shuffle") is False else ():
         if given(name):
-            yield name, f"{given(name)} shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+            yield name, f"{given(name)} shuffles, --train_dataloader_shuffle false does not: omit one of them"
     if given(distance) is not None and given(window) is not None:
-        yield distance, f"chooses the window, and --{window} {given(window)} is one: leave out one of them"
+        yield distance, f"sets the window, and --{window} {given(window)} sets it too: omit one of them"
     if given(distance) is not None and len(given("dataset")) > 1:
-        yield distance, f"is for one stream: give --{window}, which is in chunks of each"
+        yield distance, f"is for one stream: use --{window}, which is in chunks of each"
     if not given(grouped):
         return
     if len(given("dataset")) > 1:
-        yield grouped, "true: it is for one stream: leave it out, or train one after the other"
+        yield grouped, "true: it is for one stream: omit it, or train one stream after the other"
     if given("packing"):
-        yield grouped, "true: packs are all of about one length already: leave it out"
+        yield grouped, "true: packs all have about the same length already: omit it"
     # Megatron's default.
     if given("micro_batch_size") is not None and given("padding_free"):
-        yield grouped, "true: with --padding_free true nothing is padded: leave it out, or give --padding_free false"
+        yield grouped, "true: with --padding_free true nothing is padded: omit it, or use --padding_free false"
     for name in (window, distance, "sharded_lazy_unit", "sharded_lazy_skip"):
         if given(name) is not None:
-            yield grouped, f"true: its order is that of ms-swift's sampler, not --{name}'s: leave out one of them"
+            yield grouped, f"true: ms-swift's sampler sets the order, --{name} does not apply: omit one of them"
 
 
 def _of_values(given: _Given) -> _Problems:
@@ -226,10 +226,10 @@ def _of_values(given: _Given) -> _Problems:
 
     directory = given("sharded_lazy_encode_cache")
     if directory is not None and (not directory or "\0" in directory):
-        yield "sharded_lazy_encode_cache", "is a directory of this node"
+        yield "sharded_lazy_encode_cache", "must be a directory of this node"
     wait, timeout = given("sharded_lazy_max_wait"), given("ddp_timeout")
     if not wait > 0:
-        yield "sharded_lazy_max_wait", f"is a number of seconds above 0, got {wait}"
+        yield "sharded_lazy_max_wait", f"must be a number of seconds above 0, got {wait}"
     if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
         yield "sharded_lazy_max_wait", f"{wait:g} must end {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
     if given("sharded_lazy_on_end") not in get_args(OnEnd):
@@ -248,7 +248,7 @@ def _of_values(given: _Given) -> _Problems:
 
 
 def progress_of(args: Any, live: bool) -> tuple[int | None, float | None]:
-    """Returns how many steps or epochs a run has, None for the other: as for ms-swift, but steps on a live stream."""
+    """Returns the steps or the epochs of a run, the other as None: as ms-swift, but always steps on a live stream."""
     megatron, epochs = is_megatron(args), args.num_train_epochs
     option = "train_iters" if megatron else "max_steps"
     steps = getattr(args, option)
@@ -261,24 +261,24 @@ def progress_of(args: Any, live: bool) -> tuple[int | None, float | None]:
                 raise refused(name, f"epoch: the stream is still being produced: use --{name} steps")
         return steps, None
     if megatron and epochs is None and steps is None:
-        raise refused(option, "N or --num_train_epochs N is needed: say how long to train")
-    # ms-swift: Megatron's epochs count before its iterations, in the Hugging Face trainer steps count before epochs.
+        raise refused(option, "N or --num_train_epochs N is needed: set the length of the training")
+    # As in ms-swift: in Megatron epochs override iterations, in the Hugging Face trainer steps override epochs.
     by_epochs = epochs is not None if megatron else steps is None
     return (None, epochs) if by_epochs else (steps, None)
 
 
 def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
-    """Returns the samples of one rank in a micro batch, and those of all ranks in a step."""
+    """Returns the samples of one rank in a micro batch, and the samples of all ranks in a step."""
     if is_megatron(args):
         return args.micro_batch_size, args.global_batch_size
-    # ms-swift chooses the accumulation where none is given, and leaves it in the trainer's own arguments alone.
+    # If no accumulation is given, ms-swift chooses it, and stores it only in the trainer's own arguments.
     trainer = args.training_args
     batch_size = trainer.per_device_train_batch_size * max(1, trainer.n_gpu)
     return batch_size, batch_size * trainer.gradient_accumulation_steps * dp_size
 
 
 def parse_skips(text: str) -> dict[str, tuple[str, int, int]]:
-    """Reads ``--sharded_lazy_skip``: what each half-open range is of, its start and its stop, by how it is written.
+    """Parses ``--sharded_lazy_skip``: kind, start and stop of each half-open range, by its text.
 
     >>> parse_skips("samples 120:180, steps  41:61")
     {'samples 120:180': ('samples', 120, 180), 'steps 41:61': ('steps', 41, 61)}
@@ -294,10 +294,10 @@ def parse_skips(text: str) -> dict[str, tuple[str, int, int]]:
 
 
 def parse_unit(given: str | int | None) -> str | int | None:
-    """Returns what ``--sharded_lazy_unit`` deals in turn, by name or as a number of samples."""
+    """Parses ``--sharded_lazy_unit``: a name or a number of samples."""
     if given is None or given in UNIT_NAMES:
         return given
-    # Not more digits than a count can have; int() takes signs and other digits too.
+    # At most as many digits as a count can have; int() also accepts signs and other digits.
     if re.fullmatch(r"[1-9][0-9]{0,17}", str(given)):
         return int(given)
-    raise ValueError(f"expected one of {', '.join(UNIT_NAMES)} or a number of samples from 1")
+    raise ValueError(f"expected one of {', '.join(UNIT_NAMES)} or a number of samples of at least 1")

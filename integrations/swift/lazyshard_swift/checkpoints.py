@@ -1,8 +1,8 @@
-"""What is kept at a checkpoint: ``checkpoint-N/lazyshard.json``, a `Position`, and once it is durable the cursor.
+"""Saves a `Position` as ``checkpoint-N/lazyshard.json``, and the cursor once the checkpoint is durable.
 
-The file is written whole or not at all, and before the rest. Format 1, which knew no changes of the number of ranks, is
-still read. One process owns the cursor of a run, to its end: a lock keeps a second run of the same name out.
-Global rank 0 writes for all; what it finds, all ranks agree upon.
+The file is written atomically, before the rest of the checkpoint. Format 1, which does not record changes of the number
+of ranks, is still read. One process owns the cursor of a run until it exits: a lock keeps out a second run of the same
+name. Global rank 0 writes for all, and broadcasts what it finds.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ NAME: Final = "lazyshard.json"
 
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
 _TRAINER: Final = "trainer_state.json"
-"""The last file of a checkpoint of Megatron, but with --async_save, and of the Hugging Face trainer."""
+"""The last file of a checkpoint: of Megatron, except with --async_save, and of the Hugging Face trainer."""
 
 _METADATA: Final = ("metadata.json", ".metadata")
-"""What Megatron writes into ``iter_N`` behind the parts of all ranks."""
+"""What Megatron writes into ``iter_N`` after the parts of all ranks."""
 
 _VERSIONED: Final = re.compile(r"v\d+-\d{8}-\d{6}")
-"""The last folder that ms-swift adds to an output directory with ``--add_version true``."""
+"""The last folder of an output directory, which ms-swift adds with ``--add_version true``."""
 
 FOREIGN: Final = "first-row-"
-"""Begins the identity of a stream that has no id: a digest of its first row follows."""
+"""Prefix of the identity of a stream without an id; a digest of its first row follows."""
 
 GROUPED: Final = "grouped"
 _FORMAT: Final = 2
@@ -57,7 +57,7 @@ _held: dict[tuple[str, str], CursorOwner] = {}
 
 
 def stream_id_of(stream: str) -> str | None:
-    """Returns the id in the manifest of the stream of this identity, None where it has none."""
+    """Returns the manifest's id for the identity of a stream; None if it has none."""
     return None if stream.startswith(FOREIGN) else stream
 
 
@@ -69,14 +69,14 @@ _TEXTS: Final = Kind("a list of strings", lambda value: type(value) is tuple and
 
 @dataclass(frozen=True, slots=True)
 class Position(Checked):
-    """Where a run stands; the stream as in `run_plan.Stream`.
+    """The position of a run; `stream` is the identity as in `run_plan.Stream`.
 
     Attributes:
         consumed: samples trained so far, over all ranks and epochs.
         layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
-        epoch_samples: what ms-swift was told is the length of an epoch.
-        skipped: what the run was told not to train, as on the command line, of all its starts.
-        state: the course of the run, of a blend that of its positions; None in an order of the stock sampler's own.
+        epoch_samples: the length of an epoch as passed to ms-swift.
+        skipped: what the run was told to exclude, as on the command line, in all its starts.
+        state: the course of the run, for a blend that of its positions; None if ms-swift's sampler sets the order.
     """
 
     stream: _Text
@@ -100,14 +100,14 @@ class Position(Checked):
 
     @property
     def unit(self) -> int:
-        """Samples that a rank is dealt in a row."""
+        """Number of consecutive samples that a rank is dealt."""
         return self.samples_per_chunk if self.state is None else self.state.unit
 
     def to_bytes(self) -> bytes:
-        """Returns the content of the file."""
+        """Returns the contents of the file."""
         values = {"format": _FORMAT} | self.to_dict()
         if (blend := values.pop("blend")) is not None:
-            # In the place of the state: it is what tells what was trained when.
+            # The blend's state takes the place of `state`, since it records what was trained when.
             values |= {"positions": values["state"], "state": blend}
         if self.grouping is None:
             del values["grouping"]
@@ -115,7 +115,7 @@ class Position(Checked):
 
 
 def parse(data: bytes, file: str) -> Position:
-    """Reads the content of the file."""
+    """Parses the contents of the file."""
     try:
         with in_file(file):
             found = parse_object(data, _FORMAT)
@@ -133,11 +133,11 @@ def parse(data: bytes, file: str) -> Position:
         return _with_state(position, RunState.from_dict(state, file, within=within), blend)
     except (LazyShardError, ValueError) as cause:
         why = str(cause).removeprefix(f"{file}: ")
-        raise PositionInvalid(f"{file}: {why}; take an older one, or start anew from the weights", file=file) from cause
+        raise PositionInvalid(f"{file}: {why}; use an older one, or start anew from the weights", file=file) from cause
 
 
 def _only_part(position: Position) -> RunState:
-    """Returns the state that a position of format 1 stands for: the ranks were the same all the time."""
+    """Returns the state for a position of format 1, in which the number of ranks never changed."""
     draws, more = divmod(position.consumed, position.dp_size) if position.dp_size else (0, 1)
     if more:
         raise ValueError(f"consumed is {position.consumed}, expected a multiple of dp_size {position.dp_size}")
@@ -148,7 +148,7 @@ def _only_part(position: Position) -> RunState:
 
 
 def _with_state(position: Position, state: RunState, blend: BlendState | None = None) -> Position:
-    """Returns the position with its state, which must not contradict it."""
+    """Returns the position with its state. Raises ValueError if they contradict each other."""
     size, part = position.samples_per_chunk, state.parts[-1]
     for name, there, here in (
         ("stream_id", state.stream_id, stream_id_of(position.stream)),
@@ -161,7 +161,7 @@ def _with_state(position: Position, state: RunState, blend: BlendState | None = 
         ("seed", state.seed, position.seed),
     ):
         if there != here:
-            raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
+            raise ValueError(f"its state has {name} {there!r}, but the rest has {here!r}")
     return replace(position, state=state, blend=blend)
 
 
@@ -179,21 +179,21 @@ def agree(value: _T) -> _T:
 
 
 def barrier() -> None:
-    """Waits for all ranks, where there are several."""
+    """Waits for all ranks, if there are several."""
     if several():
         dist.barrier()
 
 
 def is_first() -> bool:
-    """Returns whether this is the one process that writes for all."""
+    """Returns whether this process writes for all ranks."""
     return not several() or dist.get_rank() == 0
 
 
 class Checkpoints:
-    """Keeps positions and the cursor of a run. Only global rank 0 writes.
+    """Keeps the positions and the cursor of a run. Only global rank 0 writes.
 
-    The cursor tells the producer which chunks nobody needs any more, so it never runs ahead of the oldest checkpoint
-    of the run that is still there. One that cannot be written is told and not raised: training does not depend on it.
+    The cursor tells the producer which chunks are no longer needed, so it never passes the oldest existing checkpoint
+    of the run. If it cannot be written, that is logged and not raised: training does not depend on it.
     """
 
     def __init__(self, plan: RunPlan, output_dir: str) -> None:
@@ -202,7 +202,7 @@ class Checkpoints:
         self.last_step, self._fenced = -1, False
 
     def register(self) -> None:
-        """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
+        """Sets the cursor to this run's start, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
         try:
             if is_first():
@@ -213,7 +213,7 @@ class Checkpoints:
             raise CursorTaken(taken, directory=plan.directory, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
-        """Returns whether this start has trained steps, up to this one, that no checkpoint of it holds."""
+        """Returns whether this start has trained steps, up to this one, that none of its checkpoints holds."""
         return step not in (self._plan.step, self.last_step)
 
     def folder(self, step: int) -> Path:
@@ -221,7 +221,7 @@ class Checkpoints:
         return self._output_dir / f"checkpoint-{step}"
 
     def begin(self, consumed: int, step: int) -> None:
-        """Writes the position into the folder of a checkpoint to be saved; what is there counts as torn from now on."""
+        """Writes the position into the folder of a checkpoint to be saved, which counts as incomplete from then on."""
         self.last_step = step
         if is_first():
             position, folder = self._plan.position(consumed, step), self.folder(step)
@@ -232,7 +232,7 @@ class Checkpoints:
             self.pending.append((folder, position))
 
     def commit(self, unfinished: int = 0) -> None:
-        """Moves the cursor to the newest checkpoint that is whole: the last ones may still be `unfinished`."""
+        """Moves the cursor to the newest complete checkpoint: the last `unfinished` ones may still be written."""
         if (whole := len(self.pending) - unfinished) <= 0:
             return
         folder, position = self.pending[whole - 1]
@@ -245,8 +245,8 @@ class Checkpoints:
             self._fenced = True
 
     def _write(self, position: Position, folder: Path | None = None) -> None:
-        # Wherever the one lies that this start continues from: if this run is lost before its first checkpoint, that
-        # one is resumed from again.
+        # Includes the checkpoint that this start continues from, wherever it is stored: if the run is lost before its
+        # first checkpoint, it resumes from that one again.
         known = [] if self._plan.checkpoint is None else [load_if_there(self._plan.checkpoint)]
         try:
             if folder is not None:
@@ -254,16 +254,16 @@ class Checkpoints:
             known += [other for _, other in _saved_in(self._output_dir)]
             others = [other for other in known if other is not None and other.stream == position.stream]
             for directory, cursor in self._plan.cursors(position, others):
-                # The first time for this process the run begins to own it.
+                # At the first commit of this process the run takes ownership.
                 if (key := (directory, cursor.consumer)) not in _held:
                     _held[key] = CursorOwner(*key, take_over=self._plan.take_over)
                 _held[key].put(cursor)
         except OSError as error:
-            caution(f"the cursor could not be written ({error}); the producer goes by the one before, if there is one")
+            caution(f"the cursor could not be written ({error}); the producer uses the previous one, if there is one")
 
 
 def _make_durable(folder: Path) -> None:
-    """Waits until what a checkpoint's folder holds is on the device, as far as this machine wrote it."""
+    """Syncs all files in a checkpoint's folder that this machine wrote."""
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         if path.is_file() and not path.is_symlink():
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -292,7 +292,7 @@ def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
 
 
 def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> None:
-    """Writes a position into a checkpoint's folder, which is made if need be, whole or not at all."""
+    """Atomically writes a position into a checkpoint's folder, creating the folder if needed."""
     folder = Path(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
@@ -304,7 +304,7 @@ def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> Non
 
 
 def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
-    """Returns whether the trainer has finished saving a checkpoint: what it writes last is there."""
+    """Returns whether the trainer has finished saving a checkpoint, judging by the files it writes last."""
     folder = Path(checkpoint)
     if not (folder / _TRACKER).exists():
         return (folder / _TRAINER).exists()
@@ -313,9 +313,9 @@ def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def resume_checkpoint(args: Any) -> str | None:
-    """Returns the folder that holds the checkpoint which ms-swift will continue from, None if it starts anew."""
+    """Returns the folder of the checkpoint that ms-swift will continue from; None for a new start."""
     if megatron := is_megatron(args):
-        # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
+        # Highest precedence first: ms-swift loads it last, overriding what it loaded from the others.
         options, anew = ["mcore_adapter", "mcore_model", "adapters", "model"], args.finetune
     else:
         options, anew = ["resume_from_checkpoint"], getattr(args, "resume_only_model", False) and args.ignore_data_skip
@@ -329,21 +329,21 @@ def resume_checkpoint(args: Any) -> str | None:
 
 
 def _check_whole(checkpoint: str, option: str) -> None:
-    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer may take it for a new start."""
+    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer might start anew from it."""
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
         return
     saved = _saved_in(Path(checkpoint).resolve().parent)
     whole = [(one.saved_at, str(folder)) for folder, one in saved if one.consumer == torn.consumer and is_whole(folder)]
     newest = max(whole)[1] if whole else None
-    way_out = f"give the newest whole one of this run, --{option} {newest}"
+    way_out = f"use the newest complete one of this run, --{option} {newest}"
     if newest is None:
-        way_out = f"no other one of this run is whole: start anew, without --{option}"
+        way_out = f"this run has no complete one: start anew, without --{option}"
     raise not_resumed(checkpoint, f"its save was interrupted: {way_out}", newest)
 
 
 def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
-    """Yields the checkpoints of all starts of a run, each of which has a folder of its own, that can be read."""
+    """Yields the readable checkpoints of all starts of a run; each start has its own folder."""
     path = Path(os.path.abspath(output_dir))
     starts = {path, *(path.parent.glob("v*") if _VERSIONED.fullmatch(path.name) else ())}
     for folder in (start for start in starts if start == path or _VERSIONED.fullmatch(start.name)):
@@ -353,7 +353,7 @@ def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
 
 
 def consumer_name(output_dir: str) -> str:
-    """Returns the name of a run's cursor: the folder of its outputs, the same over its restarts."""
+    """Returns the name of a run's cursor, derived from its output folder, so that restarts keep it."""
     path = Path(os.path.abspath(output_dir))
     path = path.parent if _VERSIONED.fullmatch(path.name) else path
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")[:64] or "run"

@@ -1,7 +1,7 @@
-"""ms-swift's commands: how they start the training, what `--help` shows, and the data set's way through the pipeline.
+"""ms-swift's commands: how they start the training, what `--help` prints, and how the data set passes the pipeline.
 
-Sent SIGTERM, ms-swift's command dies alone and leaves `torchrun` behind as an orphan; with the flag on it hands the
-signal down and waits. Its script of `swift sft` asks a small parser first, which answers `--help` with one option only.
+On SIGTERM, ms-swift's command exits alone and leaves `torchrun` behind as an orphan; with the flag it forwards the
+signal and waits. Its script of `swift sft` first runs a small parser, which prints only one option for `--help`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lazyshard_swift.ms_swift import changed, is_stream, notice, tell, wrap
 
 
 def extend(module: ModuleType) -> None:
-    """Wraps the start of the child, the preparation before the small parser, or the pipeline's four methods on data."""
+    """Wraps the start of the child, the preparation before the small parser, or the pipeline's four data methods."""
     if module.__name__ == "swift.cli.utils":
         wrap(module, {"try_use_single_device_mode": _then_help})
         return
     if module.__name__ == "swift.pipelines.train.sft":
-        # The pipelines of pre-training, RLHF and Megatron inherit from it. Validation data take ms-swift's own way.
+        # The pipelines of pre-training, RLHF and Megatron inherit from it. Validation data are handled by ms-swift.
         data = "self train_dataset val_dataset"
         ours: dict[str, Any] = {f"_encode_dataset {data} pre_process": _encode_dataset}
         ours |= {f"_show_dataset {data}": _show_dataset, "_get_dataset self": _get_dataset}
@@ -47,7 +47,7 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
     on = False
     for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue="true"):
         name, equals, value = word.partition("=")
-        # As transformers' parser takes it: hyphens or underscores, the last one counts, no value means true.
+        # As in transformers' parser: hyphens or underscores, the last one counts, no value means true.
         if name.replace("-", "_") == "__sharded_lazy":
             value = value if equals else after
             on = value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
@@ -63,8 +63,8 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     code = _wait_for_child(arguments)
     if code and (missing := _missing(arguments)):
         needs, names = f"`megatron` needs {' and '.join(missing)}", " ".join(missing)
-        tell(f"{needs}, which this environment has not: pip install {names}; see `lazyshard doctor swift`")
-    # As a shell would say it.
+        tell(f"{needs}, which is not installed: pip install {names}; see `lazyshard doctor swift`")
+    # The code that a shell reports.
     return subprocess.CompletedProcess(list(arguments), code if code >= 0 else 128 - code)
 
 
@@ -72,23 +72,23 @@ def _wait_for_child(arguments: Sequence[str]) -> int:
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
-    def hand_down(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         if child is None:
             early.append(number)
         else:
             child.send_signal(number)
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
+        # The terminal has sent it to the child too, which exits on its own; a second one ends both.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    # Before there is a child, so that no signal finds nobody to hand it down. Under nohup SIGHUP stays ignored; None is
-    # a handler that Python does not know and could not put back.
-    handlers = {signal.SIGTERM: hand_down, signal.SIGHUP: hand_down, signal.SIGINT: interrupted}
+    # Installed before the child starts, so that no signal is lost. Under nohup SIGHUP stays ignored. None is a handler
+    # that Python did not install and cannot restore.
+    handlers = {signal.SIGTERM: forward, signal.SIGHUP: forward, signal.SIGINT: interrupted}
     taken = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handlers[number]) for number in taken}
     try:
-        child = subprocess.Popen(arguments)  # noqa: S603 - what ms-swift would start
+        child = subprocess.Popen(arguments)  # noqa: S603 - the command of ms-swift
         for number in early:
             child.send_signal(number)
         return child.wait()
@@ -98,11 +98,11 @@ def _wait_for_child(arguments: Sequence[str]) -> int:
 
 
 def _missing(arguments: Sequence[str]) -> list[str]:
-    """Returns what must be installed for a command to begin at all; nothing where that is not known."""
+    """Returns the missing distributions without which a command cannot start; empty if that is unknown."""
     version = ms_swift.version()
     needed = ms_swift.dependencies(version)
     megatron = any(Path(word).parent.name == "_megatron" for word in arguments if word.endswith(".py"))
-    # 4.0 fetches Megatron-LM by itself.
+    # 4.0 downloads Megatron-LM itself.
     if version is None or len(needed) == 1 or not megatron:
         return []
     found = set()
@@ -132,7 +132,7 @@ def _get_dataset(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
 
     _check_hooks("swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin")
     stream = open_train_stream(args, self.template)
-    # With no training data to load, ms-swift loads the validation data alone.
+    # With no training data to load, ms-swift loads only the validation data.
     with changed(args, dataset=[]):
         return stream, original(self, *rest, **options)[1]
 
@@ -151,7 +151,7 @@ def _post_process_datasets(original: Any, self: Any, datasets: Any, *rest: Any, 
 
 
 def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:
-    """Logs the first sample of a stream, if it is there already; ms-swift would then count the tokens of all."""
+    """Logs the first sample of a stream, if it is published; ms-swift would then count the tokens of all samples."""
     if not is_stream(stream):
         original(self, stream, val_dataset, *rest, **options)
         return
@@ -159,7 +159,7 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
 
     if is_first():
         if (sample := stream.first_sample()) is None:
-            notice("nothing of the stream is there to be shown yet")
+            notice("no sample of the stream is published yet, so none is shown")
         else:
             self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
     self.train_msg["train_dataset"] = repr(stream)
@@ -169,10 +169,10 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
 
 
 def _check_hooks(trainer: str) -> None:
-    """Refuses to train with half of the integration: the trainer would deal the samples in an order of its own."""
+    """Refuses to train with half of the integration: the trainer would draw the samples in its own order."""
     # ms-swift imports its trainers late.
     importlib.import_module(trainer)
     known = trainer in ms_swift.outcomes
     if reasons := ms_swift.failures() if known else f"{trainer} was imported before lazyshard could extend it":
-        why = f"cannot work with this ms-swift, {ms_swift.version()}: {reasons}. Supported is {ms_swift.SUPPORTED}"
+        why = f"cannot work with this ms-swift, {ms_swift.version()}: {reasons}. Supported: {ms_swift.SUPPORTED}"
         raise refused("sharded_lazy", f"true {why}")

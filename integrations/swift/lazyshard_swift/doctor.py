@@ -1,6 +1,6 @@
-"""What `lazyshard doctor swift` finds: versions, the start-up file, what is extended, and what they come to.
+"""Findings of `lazyshard doctor swift`: versions, the start-up file, the extended modules, and the verdict.
 
-Nothing of ms-swift, torch or Megatron is imported, so it takes a moment only, and it works where one of them is broken.
+It does not import ms-swift, torch or Megatron, so it is fast and works even if one of them is broken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _versions(version: str | None, needed: Sequence[str]) -> Iterator[Finding]:
     yield Finding(section, "lazyshard", __version__)
     there = f"not installed: {remedy}" if version is None else f"{version} in {ms_swift.folder()}"
     if version is not None and not supported:
-        there += f"; lazyshard is made for {ms_swift.SUPPORTED}: {remedy}"
+        there += f"; lazyshard supports {ms_swift.SUPPORTED}: {remedy}"
     yield Finding(section, ms_swift.DISTRIBUTION, there, supported)
     for name in (*_ANY, *ms_swift.DEPENDENCIES):
         found = ms_swift.distribution_version(name)
@@ -46,27 +46,27 @@ def _versions(version: str | None, needed: Sequence[str]) -> Iterator[Finding]:
 
 
 def _startup() -> Iterator[Finding]:
-    # These folders alone count. A copy elsewhere on sys.path, such as a checkout's own, is never read.
+    # Only these folders count: copies elsewhere on sys.path, such as that of a checkout, are never read.
     places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     files = [path for path in dict.fromkeys(Path(place, _PTH) for place in places) if path.is_file()]
     missing = f"not in {' or '.join(places)}: install lazyshard with pip into this environment"
     yield Finding("start-up", _PTH, ", ".join(map(str, files)) or missing, bool(files))
     active = hook.active()
-    idle = f"not active in this interpreter, which has not read {_PTH} at its start: see above, and leave out -S"
+    idle = f"not active in this interpreter, which did not read {_PTH} at its start: see above, and do not use -S"
     yield Finding("start-up", "finder", "active in this interpreter" if active else idle, active)
 
 
 def _verdict(version: str | None, needed: Sequence[str]) -> tuple[str, bool]:
-    """Returns what the command would do, and whether that is what is wanted."""
+    """Returns what the command would do, and whether it works."""
     missing = [name for name in needed if ms_swift.distribution_version(name) is None]
     if version is None:
         return "cannot start: ms-swift is not installed", False
     if missing:
         return f"does not start, with or without the option; not installed: {', '.join(missing)}", False
     if not hook.active():
-        return "refuses the option, which ms-swift does not know: lazyshard is not active in this interpreter", False
+        return "refuses the option, which is unknown to ms-swift: lazyshard is not active in this interpreter", False
     if ms_swift.is_too_old(version):
         return f"refuses the option: needs ms-swift {ms_swift.needed()}", False
     if not ms_swift.is_supported(version):
-        return f"may run: nobody has tried it with ms-swift {version}; it stops at once if a hook does not fit", False
+        return f"may run: not tested with ms-swift {version}; it stops at once if a hook does not fit", False
     return "runs: every rank reads its own chunks", True

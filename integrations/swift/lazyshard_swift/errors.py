@@ -1,10 +1,10 @@
-"""Errors of the integration, and how a rank ends that cannot continue: one message instead of a traceback, and a code.
+"""Errors of the integration, and how a rank that cannot continue exits: with one message, no traceback, and a code.
 
-`torchrun` shows the codes (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits with the code:
+`torchrun` prints the codes (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits with the code:
 
     2   the arguments or the checkpoint do not fit the stream, another run has the cursor, or the object store refuses
     5   the stream is damaged, or too many of its rows are bad
-    75  what was waited for did not come in time; the same command can be tried again (EX_TEMPFAIL of sysexits.h)
+    75  data did not arrive in time; the same command can be retried (EX_TEMPFAIL of sysexits.h)
     130 Ctrl-C
 """
 
@@ -30,10 +30,10 @@ DAMAGED: Final = 5
 TIMED_OUT: Final = 75
 INTERRUPTED: Final = 130
 
-# Ranks that wait for the same chunk give up within moments of each other. `torchrun` ends the others as soon as it sees
-# the first one end, so each stays this long for the others to come to their own end.
+# Ranks that wait for the same chunk give up within moments of each other. `torchrun` ends the others as soon as one has
+# exited, so each stays this long to let the others exit on their own.
 _LINGER_S: Final = 3.0
-_FINISH_S: Final = 10.0  # That the interpreter may take to wind up (exit handlers, communicators) before it is cut off
+_FINISH_S: Final = 10.0  # Time for the interpreter to shut down (exit handlers, communicators) before it is killed
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -44,12 +44,12 @@ class SettingsRefused(library.LazyShardError, ValueError):
 
 
 def refused(argument: str, why: str) -> SettingsRefused:
-    """Returns the error of an argument, by its name without dashes, with which the message begins."""
+    """Returns the error for an argument, given without dashes, with which the message begins."""
     return SettingsRefused(f"--{argument} {why}", argument=argument)
 
 
 class PositionInvalid(library.FormatInvalid):
-    """The position saved beside a checkpoint cannot be read."""
+    """The position saved with a checkpoint cannot be read."""
 
 
 class ResumeRefused(library.LazyShardError, ValueError):
@@ -59,17 +59,17 @@ class ResumeRefused(library.LazyShardError, ValueError):
 
 
 def not_resumed(checkpoint: str | None, why: str, expected: object = None, actual: object = None) -> ResumeRefused:
-    """Returns the error of a checkpoint."""
+    """Returns the error for a checkpoint."""
     there, here = (None if value is None else str(value) for value in (expected, actual))
     return ResumeRefused(f"{checkpoint}: {why}", checkpoint=checkpoint, expected=there, actual=here)
 
 
 class StreamTooShort(library.LazyShardError, ValueError):
-    """The stream has ended with fewer samples than one step takes."""
+    """The stream has ended with fewer samples than one step needs."""
 
 
 def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
-    """Returns the error of a stream, or of several in a blend."""
+    """Returns the error for a stream, or for several in a blend."""
     return StreamTooShort(f"{directory}: {why}", directory=directory, samples=samples)
 
 
@@ -79,13 +79,13 @@ _OF_STREAMS: Final = (library.ChunkRetired, library.CursorTaken, library.AccessR
 
 
 def each_of(ranks: int) -> str:
-    """Returns in words for whom something is that each rank has."""
+    """Returns the ranks in words, for messages."""
     return "the only data-parallel rank" if ranks == 1 else f"each of {ranks} data-parallel ranks"
 
 
 @functools.cache
 def install_exits() -> None:
-    """Sees to the end of this process, once."""
+    """Sets up how this process exits, once."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -95,7 +95,7 @@ def install_exits() -> None:
             _leave(code)
 
     sys.excepthook = hook
-    # The kernel ends this rank if `torchrun` is killed; without that it would train on alone, or hang.
+    # The kernel ends this rank if `torchrun` is killed; otherwise it would continue alone, or hang.
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -103,7 +103,7 @@ def install_exits() -> None:
 
 
 def end_within(seconds: float, error: BaseException) -> threading.Timer:
-    """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
+    """Ends this process as by an error of lazyshard, unless the returned timer is cancelled in time."""
     return _after(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
 
 
@@ -115,7 +115,7 @@ def _after(seconds: float, act: Callable[[], None]) -> threading.Timer:
 
 
 def code_of(error: BaseException) -> int | None:
-    """Returns the exit code for an error of ours, or for one that happened while ours was being handled."""
+    """Returns the exit code for an error of lazyshard, or for one raised while such an error was handled; else None."""
     ours = _ours(error)
     if ours is None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
@@ -125,7 +125,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 def _ours(error: BaseException) -> library.LazyShardError | None:
-    """Returns the last error of ours among this one and those that led to it: ms-swift's clean-up may fail after it."""
+    """Returns the last error of lazyshard among this one and its causes: ms-swift's clean-up may fail after it."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen and not isinstance(link, library.LazyShardError):
@@ -141,19 +141,19 @@ def _say(error: BaseException) -> int | None:
     if ours is not None:
         text, name = str(ours).strip(), f"\n{type(ours).__module__}.{type(ours).__qualname__}: "
         if text.startswith("Caught ") and name in text:
-            # One that a DataLoader worker raised is a traceback, of which this is the end.
+            # An error from a DataLoader worker is a traceback that ends with it.
             text = text.partition(name)[2]
-        # The library speaks of its own argument.
+        # The library's message names its own argument.
         told = "error: " + text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
     who = f"lazyshard: rank {os.environ['RANK']}" if "RANK" in os.environ else "lazyshard"
-    # torch.distributed puts a buffer in the place of sys.stderr while it calls us, and loses it when we exit.
+    # torch.distributed replaces sys.stderr by a buffer while it calls us, and loses it when we exit.
     print(f"\n{who}: {told} (exit code {code})", file=sys.__stderr__, flush=True)
     return code
 
 
 def _leave(code: int) -> None:
-    """Ends the process, in order if that is possible in time."""
-    # torchrun sends SIGTERM to the other ranks when it sees the first one end; they have their own end to come to.
+    """Ends the process, in an orderly way if that is possible in time."""
+    # torchrun sends SIGTERM to the other ranks once the first one has exited, but they exit on their own.
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _kill_children()
@@ -164,9 +164,9 @@ def _leave(code: int) -> None:
 
 
 def _kill_children() -> None:
-    """Ends the DataLoader workers, which may be waiting for data; torch would give each of them 5 s."""
+    """Kills the DataLoader workers, which may be waiting for data; torch would give each of them 5 s."""
     with contextlib.suppress(ValueError):
-        # Torch raises an error where a worker dies that it did not send away.
+        # Torch raises an error if a worker dies unexpectedly.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()

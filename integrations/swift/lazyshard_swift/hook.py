@@ -1,15 +1,15 @@
-"""Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
+"""Extends modules of ms-swift as they are imported, in every process from its start, by `lazyshard_swift.pth`.
 
-Each start of the interpreter imports the package alone, whose finder asks `find_spec` once something named swift is
-looked for: to import this module each time would take twice as long (`scripts/bench startup`). It has a module go
-through the extension's `extend(module)` once its own code has run; not one imported before.
+Each start of the interpreter imports only the package, whose finder calls `find_spec` once a module named swift is
+imported: importing this module each time would take twice as long (`scripts/bench startup`). After the code of a module
+has run, the extension's `extend(module)` is called; a module that was imported before is not extended.
 """
 
 import sys
 from _thread import get_ident
 
 TYPE_CHECKING = False
-"""As type checkers take it. The name in `typing` would cost the import of `typing`."""
+"""As in `typing`, whose import would take too long; type checkers treat it as true."""
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -25,12 +25,12 @@ EXTENSIONS: "dict[str, str]" = {
     "swift.trainers.mixin": "lazyshard_swift.trainers",
 }
 
-# Which thread searches for what: another finder may ask all finders too, and must not get back to here.
+# Which thread searches for which module: another finder may call all finders, and must not recurse into this one.
 _searches: "set[tuple[int, str]]" = set()
 
 
 def find_spec(name: str, path: "Any" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
-    """Finds a module that is to be extended, through all other finders; None for all others."""
+    """Finds a module to be extended, through all other finders; None for other modules."""
     if name not in EXTENSIONS or (search := (get_ident(), name)) in _searches:
         return None
     _searches.add(search)
@@ -39,7 +39,7 @@ def find_spec(name: str, path: "Any" = None, target: "ModuleType | None" = None)
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
-                # Of a class, which loads what is built in, all modules would be extended.
+                # If the loader is a class, as for built-in modules, all its modules would be extended.
                 if hasattr(spec.loader, "exec_module") and type(getattr(spec.loader, "__dict__", None)) is dict:
                     _extend_after(spec.loader, name)
                 return spec
@@ -49,7 +49,7 @@ def find_spec(name: str, path: "Any" = None, target: "ModuleType | None" = None)
 
 
 def _extend_after(loader: "Any", name: str) -> None:
-    """Has a loader run the extension after a module's own code, once; of the extension nothing is raised."""
+    """Makes a loader run the extension once, after a module's own code. The extension's errors are not raised."""
 
     def exec_module(module: "ModuleType") -> None:
         vars(loader).pop("exec_module", None)
@@ -61,12 +61,12 @@ def _extend_after(loader: "Any", name: str) -> None:
 
             extend(module, EXTENSIONS[name])
         except Exception:  # noqa: S110
-            # `extend` reports what fails. This is for a package that is being replaced or removed meanwhile.
+            # `extend` reports its failures. This is for a package that is being replaced or removed meanwhile.
             pass
 
     vars(loader)["exec_module"] = exec_module
 
 
 def active() -> bool:
-    """Says whether the package's finder is in place in this interpreter."""
+    """Returns whether the package's finder is installed in this interpreter."""
     return any(getattr(finder, "lazyshard_swift", None) is True for finder in sys.meta_path)

@@ -1,6 +1,6 @@
-"""The installed ms-swift: its version, its logger, and how functions of it are replaced.
+"""The installed ms-swift: its version, its logger, and how its functions are replaced.
 
-ms-swift continues unharmed whatever fails here: `outcomes` keeps it, and a run with the flag refuses to train by that.
+ms-swift is not affected by failures here: `outcomes` records them, and a run with the flag then refuses to train.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
 _OLDEST: Final = (4, 0)
 _NEWEST: Final = (4, 6)
 
-# The distributions that its Megatron needs, and what is imported of them; 4.0 needs the first alone.
+# The distributions that its Megatron support needs, and what is imported from them; 4.0 needs only the first.
 DEPENDENCIES: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
-# Environment variable that is set once the warning was given, for the processes that are started from here on.
+# Environment variable that is set once the warning was printed, for processes started later.
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
-# Environment variables that are 0 or unset in the one process that warns; RANK is unset in every launcher.
+# Environment variables that are 0 or unset in the process that warns; RANK is unset in every launcher.
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 
 outcomes: Final[dict[str, str]] = {}
-"""By module that was imported so far, why it could not be extended the last time; empty where it was."""
+"""For each module imported so far, why it could not be extended the last time; empty if it was."""
 
 
 def folder() -> Path | None:
-    """Returns the folder of the package `swift`, ms-swift's or another one of this name; None where there is none."""
+    """Returns the folder of the package `swift`, ms-swift's or another one of this name; None if there is none."""
     spec = None
-    # ValueError: what is in sys.modules by this name has no specification.
+    # ValueError: the entry in sys.modules has no specification.
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("swift")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -50,10 +50,10 @@ def folder() -> Path | None:
 
 
 def version() -> str | None:
-    """Returns the version of ms-swift, of the distribution or else of a checkout; None where there is none."""
+    """Returns the version of ms-swift, of the distribution or else of a checkout; None if there is none."""
     told, place = distribution_version(DISTRIBUTION), folder()
     if told is None and place is not None:
-        # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
+        # A checkout on PYTHONPATH has no metadata; OpenStack's package of the same name has no such file.
         with contextlib.suppress(OSError, ValueError):
             text = (place / "version.py").read_text(encoding="utf-8")
             told = (re.findall(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE) or [None])[0]
@@ -61,9 +61,9 @@ def version() -> str | None:
 
 
 def distribution_version(name: str) -> str | None:
-    """Returns the version of an installed distribution, None where it is not installed."""
+    """Returns the version of a distribution; None if it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        # None where the metadata are damaged, whatever the annotation says.
+        # None if the metadata are damaged, despite the annotation.
         return importlib.metadata.version(name) or None
     return None
 
@@ -79,22 +79,22 @@ def release(version: str | None) -> tuple[int, int] | None:
 
 
 def is_supported(version: str | None) -> bool:
-    """Says whether `lazyshard_swift` is made for this version of ms-swift."""
+    """Returns whether `lazyshard_swift` supports this version of ms-swift."""
     return _OLDEST <= (release(version) or (0, 0)) <= _NEWEST
 
 
 def is_too_old(version: str | None) -> bool:
-    """Says whether this version of ms-swift is older than all that are supported."""
+    """Returns whether this version of ms-swift is older than all supported ones."""
     return (release(version) or _OLDEST) < _OLDEST
 
 
 def dependencies(version: str | None) -> list[str]:
-    """Returns the distributions that Megatron of this ms-swift needs."""
+    """Returns the distributions that this ms-swift needs for Megatron."""
     return list(DEPENDENCIES)[: 2 if (release(version) or _NEWEST) > _OLDEST else 1]
 
 
 def needed() -> str:
-    """Returns which version is needed, which is installed and what to do: the end of a sentence."""
+    """Returns the needed version, the installed one and the remedy, as the end of a sentence."""
     found = version()
     there = "none is installed" if found is None else f"ms-swift {found} is installed"
     return f">= {_OLDEST[0]}.{_OLDEST[1]}.0 (supported: {SUPPORTED}), {there}: pip install '{REQUIREMENT}'"
@@ -106,17 +106,17 @@ def is_megatron(args: Any) -> bool:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Returns whether a training data set is ours, without loading what ours needs."""
+    """Returns whether a training data set is a `TrainStream`, without importing that class."""
     return type(dataset).__module__ == "lazyshard_swift.stream"
 
 
 def notice(text: str) -> None:
-    """Tells something once for the whole job: ms-swift's logger is silent on all but the first rank of a node."""
+    """Logs a message once per job: ms-swift's logger is silent on all but the first rank of a node."""
     _logger().info("lazyshard: %s", redact(text))
 
 
 def caution(text: str) -> None:
-    """Tells something once for the whole job that goes wrong unless somebody acts."""
+    """Logs a warning once per job."""
     _logger().warning("lazyshard: %s", redact(text))
 
 
@@ -129,9 +129,9 @@ def _logger() -> Any:
 
 
 def extend(module: ModuleType, extension: str) -> None:
-    """Calls `extend(module)` of an extension, records how it went, and warns if need be; raises nothing."""
+    """Calls `extend(module)` of an extension, records the outcome, and warns if needed; raises nothing."""
     installed, reason = version(), ""
-    # The launcher refuses the flag.
+    # The launcher alone is extended, to refuse the flag.
     if (too_old := is_too_old(installed)) and module.__name__ != "swift.cli.main":
         return
     try:
@@ -139,7 +139,7 @@ def extend(module: ModuleType, extension: str) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and error.obj is module:
-            # Python would say that it is partially initialized, most likely due to a circular import.
+            # Python would report a partially initialized module, most likely due to a circular import.
             reason = f"AttributeError: it has no {error.name}"
     outcomes[module.__name__] = reason
     if reason or not (too_old or is_supported(installed)):
@@ -147,17 +147,17 @@ def extend(module: ModuleType, extension: str) -> None:
 
 
 def failures() -> str:
-    """Returns which modules could not be extended and why, on one line; empty where all could."""
+    """Returns the modules that could not be extended and why, on one line; empty if there is none."""
     return "; ".join(f"{module} ({' '.join(reason.split())})" for module, reason in outcomes.items() if reason)
 
 
 def warn_once() -> None:
-    """Says which ms-swift is installed, which are supported and what could not be extended: once in the whole job."""
+    """Warns once per job of the installed ms-swift, the supported versions, and modules that could not be extended."""
     if os.environ.get(WARNED) or any(os.environ.get(name) not in (None, "", "0") for name in _RANKS):
         return
     os.environ[WARNED] = "1"
     failed = f" Could not be extended: {failures()}." if failures() else ""
-    text = f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}.{failed}"
+    text = f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard supports {SUPPORTED}.{failed}"
     text = f"{text} Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
     logger = logging.getLogger("lazyshard")
     if logger.hasHandlers():
@@ -167,15 +167,15 @@ def warn_once() -> None:
 
 
 def tell(text: str) -> None:
-    """Prints a line on standard error, whether or not anybody listens."""
+    """Prints a line on standard error; errors of writing are ignored."""
     with contextlib.suppress(OSError, ValueError):
         print(f"lazyshard: {text}", file=sys.stderr, flush=True)
 
 
 def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
-    """Has functions of a class or a module, all or none, call `ours(original, *arguments)`.
+    """Makes functions of a class or a module, all or none, call `ours(original, *arguments)`.
 
-    Behind the name of a function stand the first of its parameters that we rely on.
+    Each key is the name of a function, followed by the first parameters that are relied on.
     """
     made = {}
     for given, own in ours.items():
@@ -191,12 +191,12 @@ def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def _replacement(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    # A function, not a partial: of a class it becomes a method.
+    # A function, not a partial: in a class it becomes a method.
     return functools.wraps(original)(lambda *arguments, **options: own(original, *arguments, **options))
 
 
 def require(owner: Any, *names: str) -> None:
-    """Checks that a class or a module has these functions or classes itself. Raises AttributeError."""
+    """Checks that a class or a module itself defines these functions or classes. Raises AttributeError."""
     missing = [name for name in names if not callable(vars(owner).get(name))]
     if missing:
         raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
@@ -204,7 +204,7 @@ def require(owner: Any, *names: str) -> None:
 
 @contextlib.contextmanager
 def changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Gives attributes other values for a while, those that there are."""
+    """Temporarily changes attributes, as far as they exist."""
     before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     vars(owner).update({name: values[name] for name in before})
     try:

@@ -1,7 +1,8 @@
-"""From arguments to the training data set: streams are opened, agreed on by all ranks, planned, and registered.
+"""Builds the training data set from the arguments: opens the streams, agrees on them with all ranks, plans, registers.
 
-With ``--group_by_length true`` ms-swift's own sampler sorts pieces of an ended stream by length: index i draws sample
-i. Such a run resumes with the same lengths, seed and micro batch of all ranks, cannot be traced, gives up no chunk.
+With ``--group_by_length true`` ms-swift's own sampler sorts parts of an ended stream by length: index i draws sample i.
+Such a run can only be resumed with the same lengths, seed and micro batch of all ranks, cannot be traced, and keeps all
+chunks.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, prog
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron, notice
-from lazyshard_swift.run_plan import BLENDED, SHOWN, RunPlan, Stream, check_fits, goes_on, state_of, without
+from lazyshard_swift.run_plan import BLENDED, SHOWN, RunPlan, Stream, check_fits, resumed, state_of, without
 from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data
 
-# How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals.
+# How ms-swift's templates read an environment variable; its `get_env_args` converts the name to capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
-# By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`).
+# Variables read by the packages that its templates use for images and videos (ms-swift 4.6:
+# `swift/model/models/qwen.py`).
 _READ_BY_QWEN: Final = (
     "IMAGE_FACTOR MIN_PIXELS MAX_PIXELS MAX_RATIO FRAME_FACTOR SPATIAL_MERGE_SIZE VIDEO_MIN_PIXELS VIDEO_MAX_PIXELS "
     "VIDEO_TOTAL_PIXELS FPS FPS_MIN_FRAMES FPS_MAX_FRAMES IMAGE_MIN_TOKEN_NUM IMAGE_MAX_TOKEN_NUM VIDEO_MIN_TOKEN_NUM "
@@ -54,10 +56,10 @@ _CACHE: Final = "sharded_lazy_encode_cache"
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
-    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective."""
+    """Opens the streams of the arguments, waiting for missing ones. A collective."""
     attend()
     if getattr(args, "packing", False):
-        # It then takes lists of encoded rows, as of `PackingDataset`.
+        # The template then accepts lists of encoded rows, as from `PackingDataset`.
         template.packing = template.padding_free = True
     rank, most = data_parallel_rank(args), rows.packing_length(args)
     own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
@@ -72,23 +74,23 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
             from swift.trainers.mixin import BatchSamplerShard as Sampler
         lengths, digest = read_lengths(streams[0], own, Sampler)
         lost = "`lazyshard trace` cannot tell what was trained, all chunks are kept, ranks and batches cannot change"
-        notice(f"--group_by_length true: ms-swift's sampler goes through the whole stream in its own order: {lost}")
+        notice(f"--group_by_length true: ms-swift's sampler reads the whole stream in its own order: {lost}")
     plan = decide(args, streams, facts, rank, digest)
     bad_rows = BadRows(args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"))
     stream = TrainStream(plan, encode, own | {"bad_rows": bad_rows, "cache": encode_cache(args, template)}, lengths)
     plan = stream.plan
     check_retired(plan)
     if plan.saved is not None:
-        # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
+        # Check now instead of after minutes of loading a model; the weights are compared with it later.
         stream.check_resume(plan.consumed, plan.step)
-        notice(f"{plan.checkpoint}: {plan.how_it_goes_on(plan.saved)}")
-    # Once nothing is refused any more, since a cursor keeps chunks for ever; and long before the first sample is read.
+        notice(f"{plan.checkpoint}: {plan.describe_resume(plan.saved)}")
+    # After all checks, since a cursor keeps chunks until it is removed, and long before the first sample is read.
     checkpoints.Checkpoints(plan, args.output_dir).register()
     return stream
 
 
 def attend() -> None:
-    """Makes the lines of the library itself visible on every rank, unless the program has set up logging."""
+    """Makes the library's own log messages visible on every rank, unless the program has set up logging."""
     logger = logging.getLogger("lazyshard")
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
@@ -98,7 +100,7 @@ def attend() -> None:
 
 
 def data_parallel_rank(args: Any) -> Rank:
-    """Returns the rank for which this process reads, the same for all model-parallel peers (DeepSpeed's included)."""
+    """Returns the rank for which this process reads, the same for all model-parallel peers (also DeepSpeed's)."""
     rank, deepspeed, size = resolve_rank(), getattr(args, "deepspeed", None), 1
     if not is_megatron(args) and isinstance(deepspeed, dict):
         size = (deepspeed.get("tensor_parallel") or {}).get("autotp_size") or 1
@@ -106,14 +108,14 @@ def data_parallel_rank(args: Any) -> Rank:
 
 
 def encode_cache(args: Any, template: Any) -> EncodeCache:
-    """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
+    """Returns the cache for a data set of raw rows; one without a directory if none was requested."""
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return EncodeCache()
     if ms_swift.release(ms_swift.version()) is None:
-        raise refused(_CACHE, "finds samples again by the version of ms-swift, which this one does not tell")
+        raise refused(_CACHE, "identifies samples by the version of ms-swift, which is unknown here: omit it")
     if getattr(template, "use_model", False):
-        raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: leave it out")
+        raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: omit it")
     try:
         for stream in args.dataset:
             cache_place(directory, stream)
@@ -123,14 +125,14 @@ def encode_cache(args: Any, template: Any) -> EncodeCache:
 
 
 def cache_facts(args: Any, template: Any) -> Encoding:
-    """Returns all that decides about what is made of a row, as plain facts."""
+    """Returns everything that decides how a row is encoded, as plain values."""
     kind, plugins = type(template), getattr(args, "external_plugins", None) or ()
     return {
         **rows.of_producer(template, **rows.row_options(args)),
         "keep_unused": not args.remove_unused_columns,
         "packing_length": rows.packing_length(args),
         "class": f"{kind.__module__}.{kind.__qualname__}",
-        # Plain ones, such as templates keep of their settings.
+        # Plain attributes, in which templates keep their settings.
         "attributes": rows.digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
         "environment": rows.digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
         "plugins": rows.digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
@@ -145,7 +147,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 @functools.cache
 def _variables() -> frozenset[str]:
-    """Returns the variables of the environment that the templates of the installed ms-swift read."""
+    """Returns the environment variables that the templates of the installed ms-swift read."""
     place = ms_swift.folder()
     files = () if place is None else (place / "template").rglob("*.py")
     names = {name for file in files for name in _READ.findall(file.read_text(encoding="utf-8"))}
@@ -153,18 +155,18 @@ def _variables() -> frozenset[str]:
 
 
 def _content(name: str) -> str:
-    """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
+    """Returns a digest of a plugin, since a changed plugin may encode differently."""
     with contextlib.suppress(OSError):
         return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
     return name
 
 
 def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
-    """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective."""
-    # One that is empty or not there may yet become a stream.
+    """Opens a stream, waiting for it if it is missing, and agrees on its facts with all ranks. A collective."""
+    # An empty or missing directory may still become a stream.
     with contextlib.suppress(FileNotFoundError if is_url(directory) else OSError):
         if found := other_files(list_names(stream_path(directory))):
-            raise refused("dataset", f"{directory} holds no stream but {found}: `lazyshard-producer run` makes one")
+            raise refused("dataset", f"{directory} holds no stream but {found}: make one with `lazyshard-producer run`")
     try:
         reader = StreamReader(directory, **own)
     except ValueError as cause:
@@ -175,46 +177,46 @@ def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     what = identity, reader.samples_per_chunk
-    # Of rank 0, so that a stream which ends just now has ended for all or for none.
+    # Rank 0's view, so that a stream that ends right now has ended for all ranks or for none.
     agreed = checkpoints.agree(Stream(directory, *what, published.samples, published.ended, is_dealt(reader)))
     if agreed[1:3] != what:
         there, this = (f"{name} of {size} samples per chunk" for name, size in (agreed[1:3], what))
-        why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem that all nodes share?"
+        why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem shared by all nodes?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=agreed.identity, actual=identity)
     if agreed.samples and resume_checkpoint(args) is None:
-        # One that continues need not fetch a chunk that it has trained; its rows are looked at all the same.
+        # A resumed run need not open a chunk that it has trained; its rows are checked when they are read.
         rows.check_packs(bool(getattr(args, "packing", False)), reader, agreed.samples)
     return agreed._replace(directory=directory)
 
 
 def check_retired(plan: RunPlan) -> None:
-    """Refuses streams whose first chunks are gone, of which a run that starts or shuffles all of them needs each."""
+    """Refuses streams whose first chunks are deleted, if a new run, or one that shuffles all of them, needs them."""
     for one in plan.streams:
         stream_id, saved = stream_id_of(one.identity), plan.saved
         retired = 0 if stream_id is None else read_retired(stream_path(one.directory), stream_id)
-        gone = f"{one.directory}: its producer has deleted the chunks below {retired}"
+        gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
         if retired and saved is not None and plan.layout != "strided":
-            why = "ms-swift's shuffle draws any of them: start anew from the weights, or produce it with --retain all"
+            why = "ms-swift's shuffle may draw any of them: start anew from the weights, or produce with --retain all"
             raise not_resumed(plan.checkpoint, f"{gone}, and {why}", "all chunks", f"those from {retired} on")
         if retired and state_of(saved, one.name) is None:
-            raise refused("dataset", f"{gone}: resume, or produce it with --retain all or --consumers {plan.consumer}")
+            raise refused("dataset", f"{gone}: resume, or produce with --retain all or --consumers {plan.consumer}")
 
 
 def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -> tuple[tuple[Stream, ...], Stream]:
-    """Returns the streams of a blend, weighted as was given or by their sizes, and its positions. A collective."""
+    """Returns the streams of a blend, weighted as given or by their sizes, and its positions. A collective."""
     weights, name = args.interleave_prob, "interleave_prob"
     if not all(weight > 0 for weight in weights or ()):
-        raise refused(name, f"{' '.join(map(str, weights))}: weights are numbers above 0")
+        raise refused(name, f"{' '.join(map(str, weights))}: weights must be numbers above 0")
     if not weights:
         weights = [one.samples for one in streams]
         if unknown := [one.directory for one in streams if not one.total]:
             raise refused(name, f"is needed: {unknown[0]} is still being produced or empty")
         shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
-        notice(f"the streams of --dataset are blended by their sizes, {shares}; --{name} gives other shares")
+        notice(f"the streams of --dataset are blended by their sizes, {shares}; --{name} sets other shares")
     streams = tuple(one._replace(weight=float(weight)) for one, weight in zip(streams, weights, strict=True))
     where, samples = ", ".join(one.directory for one in streams), sum(one.samples for one in streams)
     if not all(one.ended for one in streams) or progress_of(args, live=False)[0] is not None:
-        # Steps decide, and the gate finds the end.
+        # Steps set the length, and the gate finds the end.
         return streams, Stream(where, BLENDED, 1, samples, False)
     found, whole = 0, {"batch_size": batch_sizes(args, rank.dp_size)[0], "stopping": args.stopping_strategy}
     with contextlib.suppress(ValueError):
@@ -225,19 +227,19 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
 
 
 def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, grouping: str | None = None) -> RunPlan:
-    """Decides how a stream or a blend, of these facts, is read; takes epochs out of Megatron's arguments by steps."""
+    """Decides how a stream or a blend is read. If steps set the length, removes epochs from Megatron's arguments."""
     checkpoint, megatron = resume_checkpoint(args), is_megatron(args)
     saved = None if checkpoint is None else checkpoints.load_position(checkpoint)
     steps, epochs = progress_of(args, live=not facts.ended)
     if steps is not None and megatron and args.num_train_epochs is not None:
-        notice(f"--num_train_epochs is put aside while the stream is produced: --train_iters {steps} decides")
+        notice(f"--num_train_epochs is ignored while the stream is produced: --train_iters {steps} decides")
         args.num_train_epochs = None
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     trained = None if steps is None else steps * global_batch
     layout, window = order_of(args, saved, facts, rank.dp_size, trained)
     streams = tuple(_with_unit(args, one, part, trained, layout, window, saved) for one in streams)
-    # The positions of a blend are dealt one by one; its streams have units of their own.
+    # The positions of a blend are dealt one by one; each stream has its own unit.
     size, unit = facts.samples_per_chunk, 1 if len(streams) > 1 else streams[0].unit
     span, seed = window_positions(window, size, unit), (args.data_seed or 0) % 2**63
     begun = (0, 0) if saved is None else (saved.consumed, saved.step)
@@ -266,25 +268,25 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         check_fits(saved, plan, str(checkpoint))
     plan = _without_skipped(plan, args.sharded_lazy_skip, facts.samples)
     if layout == "strided":
-        plan = goes_on(plan, part, megatron)
+        plan = resumed(plan, part, megatron)
     elif saved is not None and not megatron and (counted := plan.counted(saved.step)) != saved.consumed:
-        # By these the trainer counts batches to skip, in an order of ms-swift's own.
+        # From these the trainer counts the batches to skip, in ms-swift's own order.
         why = f"{saved.step} steps of --gradient_accumulation_steps {plan.accumulation} are {counted} samples, not"
-        raise not_resumed(checkpoint, f"{why} {saved.consumed}: give the number it had", saved.consumed, counted)
+        raise not_resumed(checkpoint, f"{why} {saved.consumed}: use the same number as before", saved.consumed, counted)
     if not plan.epoch_samples:
         why = f"the stream has ended with {facts.samples} samples, fewer than {batch_size} for {each_of(rank.dp_size)}"
         raise too_short(facts.directory, facts.samples, why)
     left_over = 0 if plan.total is None else plan.total - plan.epoch_samples
     if not plan.by_steps and not plan.one_pass and not plan.skipped and left_over > 0:
-        notice(f"{plan.total} samples; {left_over} of them are left over in each epoch, no micro batch for all ranks")
+        notice(f"{plan.total} samples; {left_over} are left over in each epoch, too few for a micro batch of all ranks")
     return plan
 
 
 def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, trained: int | None) -> tuple[str, int]:
-    """Returns layout and window: what was begun continues; else by the arguments. Steps train `trained` at the most."""
+    """Returns layout and window: the checkpoint's, else by the arguments. Steps train at most `trained` samples."""
     grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
     if saved is not None and (saved.layout == GROUPED) != grouped:
-        was = "without --group_by_length true: leave it out" if grouped else "with --group_by_length true: keep it"
+        was = "without --group_by_length true: omit it" if grouped else "with --group_by_length true: keep it"
         raise ResumeRefused(f"the checkpoint was trained {was}, or start anew from its weights", expected=saved.layout)
     if grouped:
         return GROUPED, 0
@@ -292,37 +294,37 @@ def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, train
     if args.sharded_lazy_shuffle_distance is not None:
         asked = _window_of_distance(args.sharded_lazy_shuffle_distance, saved is None, facts, ranks, trained)
     shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
-    # Training starts once ranks * 2 chunks are there; 8 are cheap to keep open.
+    # Training starts once ranks * 2 chunks are published; 8 are cheap to keep open.
     window = asked if asked is not None else 0 if facts.dealt or not shuffle else 2 if live else 8
     blocks = is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
     begun = saved is not None and bool(saved.window or saved.layout == "block")
     if facts.dealt and asked is None and shuffle and not begun:
-        notice("the rows of the stream were dealt by cost, so they are read in order: they are not shuffled once more")
+        notice("the rows of the stream were dealt by cost, so they are read in order and not shuffled again")
         blocks = False
     if blocks and len(args.dataset) > 1:
-        notice("--data_sharding true is put aside: each rank reads its own chunks of all streams, shuffled in windows")
+        notice("--data_sharding true is ignored: each rank reads its own chunks of all streams, shuffled in windows")
         blocks = False
     if saved is not None:
         if saved.layout == "block" and not blocks:
             keep = "--data_sharding true --train_dataloader_shuffle true"
-            raise ResumeRefused(f"the checkpoint was trained with {keep}: keep both, without windows", expected=keep)
+            raise ResumeRefused(f"the checkpoint was trained with {keep}: keep both, and omit windows", expected=keep)
         if blocks and saved.layout != "block":
-            notice("--data_sharding true is put aside: the checkpoint was trained in the order of the stream")
+            notice("--data_sharding true is ignored: the checkpoint was trained in the order of the stream")
         return saved.layout, saved.window if asked is None and shuffle == begun else window
     if blocks and live:
-        notice(f"--data_sharding true is put aside on a live stream: windows of {window} chunks are shuffled")
+        notice(f"--data_sharding true is ignored on a live stream: windows of {window} chunks are shuffled")
     return ("block", 0) if blocks and not live else ("strided", window)
 
 
 def _window_of_distance(distance: int, begins: bool, facts: Stream, ranks: int, trained: int | None) -> int:
-    """Returns a window in chunks; refuses what a run that begins cannot reach. The same again where it is resumed."""
+    """Returns a window in chunks, the same for a resumed run; refuses a distance that a new run cannot reach."""
     name, window = "sharded_lazy_shuffle_distance", window_for_distance(distance, facts.samples_per_chunk)
     most = facts.samples if facts.ended else trained
     if not begins or most is None:
         return window
     if distance > (largest := largest_distance(most // ranks)):
-        raise refused(name, f"{distance}: {most} samples on {each_of(ranks)} are at most {largest} apart: give no more")
-    first = "" if facts.ended else f"; training begins with {ranks * window} chunks"
+        raise refused(name, f"{distance}: {most} samples on {each_of(ranks)} are at most {largest} apart: reduce it")
+    first = "" if facts.ended else f"; training begins once {ranks * window} chunks are published"
     notice(f"--{name} {distance}: each rank shuffles windows of {window} chunks{first}")
     return window
 
@@ -330,41 +332,41 @@ def _window_of_distance(distance: int, begins: bool, facts: Stream, ranks: int, 
 def _with_unit(
     args: Any, stream: Stream, part: Part, most: int | None, layout: str, window: int, saved: Position | None
 ) -> Stream:
-    """Returns a stream with how many samples of it a rank is dealt in a row; by steps the run trains `most` samples."""
+    """Returns a stream with its unit; if steps set the length, the run trains at most `most` samples."""
     asked, size = parse_unit(args.sharded_lazy_unit), stream.samples_per_chunk
     if layout != "strided":
         if asked not in (None, "auto", "chunk"):
-            notice(f"--sharded_lazy_unit {asked} is put aside: ms-swift shuffles each rank's chunks as a whole")
+            notice(f"--sharded_lazy_unit {asked} is ignored: ms-swift shuffles each rank's chunks as a whole")
         return stream._replace(unit=size)
     if asked in (None, "auto") and (begun := state_of(saved, stream.name)) is not None:
         return stream._replace(unit=begun.unit)
     if (unit := named_unit(asked or "chunk", size, part.batch_size)) is None:
-        # Of a live stream what the run would train is taken for its length, as for that of an epoch.
+        # For a live stream, the number of samples the run trains serves as its length, as for an epoch.
         known = stream.samples, stream.ended, None if stream.ended else most
         if (unit := auto_unit(part.dp, size, part.batch_size, *known) or size) != size:
             there = f"the stream has {stream.samples}" if stream.ended else f"the run trains {most}"
-            first = f". {window * part.dp} chunks must be published first, --sharded_lazy_shuffle_window 0 needs any"
+            first = f". {window * part.dp} chunks must be published first; not with --sharded_lazy_shuffle_window 0"
             more = f"so they are dealt in batches of {unit}{first if window and not stream.ended else ''}"
             notice(f"--sharded_lazy_unit auto: {there} samples, no chunk of {size} for {each_of(part.dp)}, {more}")
     return stream._replace(unit=unit)
 
 
 def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan:
-    """Returns the plan with the state from which the run continues, less what this start is told not to train."""
+    """Returns the plan with the state to continue from, without the samples that this start excludes."""
     saved = plan.saved
     plan = plan if saved is None or saved.state is None else replace(plan, state=saved.state)
     try:
         plan.course.epoch(plan.total)
     except ValueError as cause:
-        why = f"it stands at sample {plan.consumed}, the stream has ended with {plan.total}: was it cut?"
+        why = f"it is at sample {plan.consumed}, but the stream has ended with {plan.total}: was it truncated?"
         raise not_resumed(plan.checkpoint, why, f"at least {plan.consumed} samples", plan.total) from cause
     done = () if saved is None else saved.skipped
     new = {} if skip is None else {name: one for name, one in parse_skips(skip).items() if name not in done}
     try:
         if new and plan.layout != "strided":
-            raise ValueError("ms-swift's own shuffle draws every sample: leave out --data_sharding")
+            raise ValueError("ms-swift's own shuffle draws every sample: omit --data_sharding")
         if saved is None and any(kind == "steps" for kind, *_ in new.values()):
-            raise ValueError("this run begins anew and has no steps: name samples or chunks")
+            raise ValueError("this run starts anew and has no steps yet: name samples or chunks")
         state = without(plan.state, list(new.values()), plan.total, published)
     except ValueError as cause:
         raise refused("sharded_lazy_skip", f"{skip!r}: {cause}") from cause
@@ -376,37 +378,37 @@ def _grouping_refused(why: str) -> SettingsRefused:
 
 
 def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Lengths, str]:
-    """Returns what the sampler sorts by, the lengths of all samples, of shape (samples,).
+    """Returns the lengths of all samples by which the sampler sorts, of shape (samples,), and a digest.
 
-    And a digest of it and of its order of a few, the same on all ranks. A collective.
+    The digest covers the lengths and the sampler's order of a few, and is the same on all ranks. A collective.
     """
     directory, parameters = stream.directory, inspect.signature(sampler).parameters
     if "group_by_length" not in parameters:
-        raise _grouping_refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
+        raise _grouping_refused("not with the sampler of this ms-swift: omit it, or upgrade to a later ms-swift 4")
     if not stream.ended:
         raise _grouping_refused(f"{directory} is still being produced: wait for its end, or produce it with --balance")
     if stream.dealt:
-        raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: leave it out")
+        raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: omit it")
     try:
         tokens = lengths_by_sample(StreamReader(directory, **own), stream.samples)
     except LengthUnknown as cause:
         raise _grouping_refused(str(cause)) from cause
-    # The batches of a few samples in their second epoch tell whether what is installed sorts as it did before.
+    # The batches of a few samples in their second epoch show whether the installed sampler sorts as before.
     few = [7 * number % 23 for number in range(400)]
     both: dict[str, Any] = {"total_samples": len(few), "shuffle": True, "group_by_length": True}
     if "data_sharding" in parameters:
-        # Megatron's, which has not always taken a seed.
+        # Megatron's; older ones take no seed.
         both |= {"dataset": {"lengths": few}, "consumed_samples": len(few), "micro_batch_size": 4}
         both |= {"data_parallel_rank": 0, "data_parallel_size": 2, "data_sharding": False}
         made = sampler(**both, **({"seed": 42} if "seed" in parameters else {}))
     else:
-        # As if there were no other rank, so that it is the same on all of them.
+        # As rank 0 of 1, so that the order is the same on all ranks.
         alone = type("Alone", (sampler,), {"rank": 0, "world_size": 1})
         made = alone(batch_size=4, drop_last=False, data_seed=42, lengths=few, **both)
         made.set_epoch(1)
     found = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
     found.update(np.array(list(made), "<i8").tobytes())
     if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
-        why = "rank 0 sees other lengths: do the nodes have other versions of ms-swift, transformers or torch?"
+        why = "rank 0 has other lengths: do the nodes have different versions of ms-swift, transformers or torch?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
     return tokens, mine

@@ -1,16 +1,16 @@
-"""Rows and ms-swift's template: from a row of the stream to what the trainer takes, and samples of it as rows.
+"""Rows and ms-swift's template: encodes rows of a stream for the trainer, and stores encoded samples as rows.
 
-Where ms-swift first maps the whole data set and encodes afterwards, the same classes are applied to one row at a time.
-With ``--packing true`` rows are packs (`lazyshard-producer run --pack`), which become lists of encoded rows like those
-of ms-swift's `PackingDataset`: its collator gives each positions from 0, from which the borders (`cu_seqlens`) follow.
-With ``--padding_free`` the same is made of sequences that were cut (`--split`).
+ms-swift preprocesses the whole data set before it encodes; here the same classes are applied to one row at a time. With
+``--packing true`` rows are packs (`lazyshard-producer run --pack`), which become lists of encoded rows like those of
+ms-swift's `PackingDataset`: its collator gives each row positions from 0, from which the borders (`cu_seqlens`) follow.
+With ``--padding_free`` sequences that were cut (`--split`) become such lists too.
 
     encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
     row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
 
-Arrays become lists again, which collators concatenate; an object with one key that begins with "$" is neither a list
-nor JSON. What decides about the encoding is kept as plain facts in the manifest of an encoded stream, made of a
-template object on both sides: the template of a run is compared with what the rows were encoded with.
+Arrays become lists again, which collators concatenate; an object with a single key that begins with "$" is neither a
+list nor JSON. The manifest of an encoded stream records as plain values what decides the encoding. Both sides derive it
+from a template object: the template of a run is compared with the one with which the rows were encoded.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
 
-# What need not be alike, besides what is done to rows before the template gets them; by the fact "form", which says how
-# the producer has cut or padded rows. How long a row was before it was cut is nothing for who trains the pieces.
+# Facts that may differ, in addition to what is done to rows before the template gets them; by the fact "form", which
+# says how the producer has cut or padded rows. The length of a row before the cut is irrelevant.
 _OF_ROWS: Final = ("columns", "auto_columns")
 _LEFT_OUT: Final = {"split": ("form", "max_length", "truncation_strategy", *_OF_ROWS), "pad": ("form", *_OF_ROWS)}
 
-# Of the producer's process and its workers, where the user has not said otherwise: there are as many processes as are
-# wanted, and each has one core; each would tell the same of what is loaded.
+# Defaults for the producer's process and its workers: the number of processes sets the parallelism, with one core
+# each, and every process would log the same about what is loaded.
 _CORES: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 _ENVIRONMENT: Final = _CORES | {"LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
 
-# Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null.
+# Attributes of ms-swift's `Template` that are recorded, without underscore; null if a release does not have one.
 _ATTRIBUTES: Final = (
     "max_length truncation_strategy _loss_scale is_binary_loss_scale mode task_type use_chat_template template_backend "
     "_agent_template norm_bbox max_pixels response_prefix enable_thinking preserve_thinking add_non_thinking_prefix "
@@ -64,7 +64,7 @@ PLAIN: Final = (type(None), str, bool, int, float)
 
 @dataclass(eq=False)
 class RowEncoder:
-    """Turns rows into samples by ms-swift's template, packs of at most `packing_length` tokens into lists of them.
+    """Encodes rows with ms-swift's template; packs of at most `packing_length` tokens become lists of samples.
 
     Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
     """
@@ -74,15 +74,15 @@ class RowEncoder:
     auto_columns: bool = True
     keep_unused: bool = False
     packing_length: int | None = None
-    # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
+    # Preprocessor and column names by the columns of a row: most rows of a stream have the same columns.
     _known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the preprocessors behind."""
+        """Excludes the preprocessors."""
         return self.__dict__ | {"_known": {}}
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the encoded row, with its length; of a pack the list of its rows, encoded."""
+        """Returns the encoded row, with its length; for a pack the list of its encoded rows."""
         return encode_packs(row, self.packing_length, self._encode)
 
     def _encode(self, row: dict[str, Any]) -> Any:
@@ -94,26 +94,26 @@ class RowEncoder:
             raise SkipSample(str(cause)) from cause
 
     def _standardise(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the row as ms-swift's preprocessing leaves it."""
+        """Returns the row after ms-swift's preprocessing."""
         names = tuple(row)
         if names not in self._known:
             self._known[names] = self._choose(names)
         preprocessor, renamed = self._known[names]
         values = {renamed.get(name, name): [value] for name, value in row.items()}
         if "solution" in row:
-            # ms-swift keeps it under this name past the preprocessing that takes it for the response.
+            # Under this name ms-swift keeps it through the preprocessing, which would take it for the response.
             values["__#solution"] = [row["solution"]]
         batch = preprocessor.batched_preprocess(values, strict=True, ignore_max_length_error=False)
         counts = {len(made) for made in batch.values()}
         if counts == {0} or not batch:
             raise SkipSample("ms-swift's preprocessing drops this row")
         if counts != {1}:
-            raise ValueError(f"ms-swift's preprocessing makes {max(counts)} samples of this row; a row is one sample")
+            raise ValueError(f"ms-swift's preprocessing makes {max(counts)} samples of this row, only one is supported")
         kept = batch if self.keep_unused else preprocessor.standard_keys
         return {name: made[0] for name, made in batch.items() if name in kept}
 
     def _choose(self, names: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
-        """Returns ms-swift's preprocessor for rows with these columns, and how their columns are renamed for it."""
+        """Returns ms-swift's preprocessor for rows with these columns, and how to rename their columns for it."""
         from swift.dataset import AutoPreprocessor, RowPreprocessor
 
         rename = RowPreprocessor.safe_rename_columns
@@ -127,7 +127,7 @@ class RowEncoder:
 
 @dataclass
 class _Columns:
-    """The columns of a row, present name to name in the row, as a Hugging Face data set of which they are renamed."""
+    """The columns of a row, new name to original name, with the interface of a Hugging Face data set for renaming."""
 
     features: dict[str, str]
 
@@ -136,14 +136,14 @@ class _Columns:
 
 
 def encoder_of(args: Any, template: Any, most: int | None = None) -> RowEncoder:
-    """Returns the encoder of raw rows by ms-swift's arguments; `most` are the tokens of a pack."""
+    """Returns the encoder of raw rows by ms-swift's arguments; `most` is the maximum number of tokens of a pack."""
     return RowEncoder(template, **row_options(args), keep_unused=not args.remove_unused_columns, packing_length=most)
 
 
 def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
-    """Refuses a stream of packs without ``--packing``, and one of other rows with it; there are some samples."""
+    """Refuses a stream of packs without ``--packing``, and other rows with it. The stream must have samples."""
     wrong = None
-    # What is wrong with that row itself whoever reads it will say.
+    # Errors of the row itself are reported when it is read.
     with contextlib.suppress(LazyShardError):
         try:
             line = reader.line(0)
@@ -155,7 +155,7 @@ def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
-    """Returns a row encoded, or for a pack of at most so many tokens a list, skipped whole with one of its rows."""
+    """Returns an encoded row, or a list for a pack of at most `most` tokens; skips a pack if one of its rows is."""
     packed = decode_pack(row)
     if (wrong := _mismatch(packed is not None, most is not None)) is not None:
         raise ValueError(wrong)
@@ -172,21 +172,21 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
             raise (SkipSample if skips else ValueError)(why) from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:
-        there = f"{lengths} as encoded here, {packed.lengths} as they were packed: measure with this template"
+        there = f"{lengths} as encoded here, {packed.lengths} as packed: measure with this template"
         raise ValueError(f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}")
     return samples
 
 
 def _mismatch(is_pack: bool, packing: bool) -> str | None:
-    """Returns what is wrong where packs and ``--packing`` do not go together."""
+    """Returns the error if packs are used without ``--packing``, or other rows with it."""
     if is_pack and not packing:
-        return "its rows are packs (lazyshard-producer run --pack): give --packing true"
-    instead = "or leave out --packing; with --padding_free true a micro batch is concatenated without padding"
-    return None if is_pack == packing else f"its rows are no packs: produce it with --pack TOKENS, {instead}"
+        return "its rows are packs (lazyshard-producer run --pack): use --packing true"
+    instead = "or omit --packing; with --padding_free true a micro batch is concatenated without padding"
+    return None if is_pack == packing else f"its rows are not packs: produce it with --pack TOKENS, {instead}"
 
 
 def encoders(directories: Sequence[str], template: Any, raw: Encode, most: int | None = None) -> tuple[Encode, ...]:
-    """Returns what makes samples of each stream, `raw` of raw rows; tells the template of lists of documents."""
+    """Returns the encoder of each stream, `raw` for raw rows; sets up the template for lists of documents."""
     found: list[Encode] = []
     others, apart = [], bool(getattr(template, "padding_free", False))
     for directory in directories:
@@ -199,26 +199,26 @@ def encoders(directories: Sequence[str], template: Any, raw: Encode, most: int |
             _check_encoding(directory, encoding, fingerprint(template))
     if apart and len(others) < len(directories):
         if others:
-            raise refused("padding_free", f"true: sequences are blended with sequences alone, not {', '.join(others)}")
+            raise refused("padding_free", f"true: sequences blend with sequences only, not {', '.join(others)}")
         template.packing = True
     return tuple(found)
 
 
 @dataclass(eq=False)
 class EncodedRows:
-    """Turns encoded rows into what the template has returned; with `apart` those "split" into lists of documents."""
+    """Converts encoded rows to results of the template; with `apart`, "split" rows to lists of documents."""
 
     packing_length: int | None = None
     form: Any = None
     apart: bool = False
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for."""
+        """Returns the sample; for a pack a list of its samples, for a sequence, with `apart`, of its documents."""
         sample = encode_packs(row, self.packing_length, unpack)
         if self.form == "split":
             return _documents(sample) if self.apart else _begun(sample)
         if self.form == "pad":
-            # A row of all its tokens, of which the last ones have no label: positions go by `length`.
+            # All tokens form one row, of which the last ones have no label: positions follow from `length`.
             sample.pop(ATTENTION_MASK, None)
             sample |= _size(len(sample[INPUT_IDS]))
         return sample
@@ -229,14 +229,14 @@ def _size(tokens: int) -> dict[str, Any]:
 
 
 def _begun(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it."""
+    """Removes the first label: ms-swift rolls labels, so the last token would be trained to predict it."""
     if sample.get(LABELS):
         sample[LABELS][0] = NO_LABEL
     return sample
 
 
 def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the documents of a sequence, or parts of them, as samples; each has positions from 0."""
+    """Returns the documents of a sequence, or parts of them, as samples with positions from 0."""
     names = [name for name in (INPUT_IDS, LABELS) if sample.get(name)]
     starts = [place for place, position in enumerate(sample[POSITION_IDS]) if position == 0]
     bounds = itertools.pairwise([*starts, len(sample[POSITION_IDS])])
@@ -244,23 +244,23 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
-    """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
+    """Refuses rows that were encoded differently than this run would encode them, listing all differences."""
     found = differences(stream, own, leave_out=_LEFT_OUT.get(str(stream.get("form")), _OF_ROWS))
-    why = f"otherwise than this run would encode them: {'; '.join(found)} (there: the stream). Train with its settings"
+    why = f"differently than this run would encode them: {'; '.join(found)} (there: the stream). Use its settings"
     if stream.get("kind") != own.get("kind"):
         found = [str(stream.get("function", stream.get("kind")))]
         why = f"by {found[0]}, not by ms-swift's template: publish raw rows"
     if found:
-        raise refused("dataset", f"{directory}: its rows were encoded {why}, or produce it anew with --encode swift")
+        raise refused("dataset", f"{directory}: its rows were encoded {why}, or produce it again with --encode swift")
 
 
 def open_encoder(
     model: str, template: str | None, max_length: int | None, options: Sequence[tuple[str, str]]
 ) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
-    """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
+    """Returns a function that encodes a row as ms-swift would before training it, and the facts of the encoding.
 
-    Arguments are read by ms-swift's own parser and completed by its own defaults, without a model's weights. Besides
-    ms-swift's own there is `mode` among the options, "train" or "rlhf".
+    ms-swift's own parser and defaults process the arguments, without loading a model's weights. In addition to its
+    options there is `mode`, "train" or "rlhf".
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -272,12 +272,12 @@ def open_encoder(
     given = dict(options)
     mode = given.pop("mode", "train")
     if mode not in ("train", "rlhf"):
-        raise SettingsRefused(f"mode is train, or rlhf for DPO and its like, got {mode!r}", argument="mode")
+        raise SettingsRefused(f"mode must be train, or rlhf for DPO and similar, got {mode!r}", argument="mode")
     asked = {"model": model, "template": template, "max_length": max_length, **given}
     flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
     args, left = parse_args(BaseArguments, flags)
     if left:
-        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
+        raise SettingsRefused(f"ms-swift has no option {left[0]} for encoding", argument=left[0])
     if args.truncation_strategy == "split":
         raise refused("truncation_strategy", "split makes several samples of a row: split rows with --transform")
     made = args.get_template()
@@ -289,13 +289,13 @@ def open_encoder(
 
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:
-    """Returns an encoded sample as a row that can be published."""
+    """Converts an encoded sample to a row that can be published."""
     row: dict[str, Any] = {}
     for name, value in encoded.items():
         try:
             if type(name) is not str:
-                raise TypeError("a key that is no text")
-            # A number or two are shorter as they are.
+                raise TypeError("a key that is not a str")
+            # One or two numbers are shorter as they are.
             row |= {name: value} if name.endswith(("length", "lengths")) else _pack({name: value})
         except TypeError as cause:
             raise TypeError(f"the template returned {cause} at {name!r:.80}, which no row can hold") from cause
@@ -305,7 +305,7 @@ def pack(encoded: dict[str, Any]) -> dict[str, Any]:
 def _pack(value: dict[str, Any]) -> Any:
     with contextlib.suppress(TypeError):
         return tensors.pack(value)
-    # What a subclass, or a tensor's gradient, says more is nothing for a row.
+    # A row drops the additional attributes of a subclass and the gradient of a tensor.
     return tensors.pack(_plain(value))
 
 
@@ -322,17 +322,17 @@ def _plain(value: Any) -> Any:
 
 
 def unpack(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the encoded sample of a row, as the template has returned it; tensors share the memory of the row."""
+    """Restores an encoded sample from a row; tensors share the memory of the row."""
     return {name: tensors.unpack(value) for name, value in row.items()}
 
 
 def fingerprint(template: Any) -> dict[str, Any]:
-    """Returns the facts about a template of ms-swift, in its training mode."""
+    """Returns the facts of an ms-swift template, in its training mode."""
     meta, processor = template.template_meta, getattr(template, "processor", None)
-    # What a template puts around messages; its class and functions are ms-swift's, whose version is a fact.
+    # The texts around messages; the template's class and functions are ms-swift's, whose version is a fact.
     names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
     texts = {name: value for name in names - {"default_system"} if _is_text(value := getattr(meta, name, None))}
-    # What makes numbers of pictures and sounds.
+    # The parts that convert images and sound to numbers.
     names_of_parts = ("image_processor", "video_processor", "feature_extractor")
     parts: dict[str, Any] = {name: getattr(processor, name, None) for name in names_of_parts}
     made = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
@@ -356,26 +356,26 @@ def _is_text(value: Any) -> bool:
 
 
 def of_producer(template: Any, columns: Any, auto_columns: bool) -> dict[str, Any]:
-    """Returns the facts about what a producer encodes with, of `RowEncoder`."""
+    """Returns the facts of a producer's encoding with `RowEncoder`."""
     mapping = orjson.dumps(columns, option=orjson.OPT_SORT_KEYS).decode() if columns else None
     return fingerprint(template) | {"columns": mapping, "auto_columns": auto_columns}
 
 
 def row_options(args: Any) -> dict[str, Any]:
-    """Returns what ms-swift's arguments say about columns."""
+    """Returns the column options of ms-swift's arguments."""
     columns = args.columns if isinstance(args.columns, dict) else None
     return {"columns": columns, "auto_columns": not getattr(args, "disable_auto_column_mapping", False)}
 
 
 def _tokenizer(template: Any) -> Any:
-    """Returns all that decides how text becomes tokens, wherever its files lie and however they were saved."""
+    """Returns everything that decides the tokenization, independent of where and how its files were saved."""
     tokenizer = template.tokenizer
     chat = getattr(tokenizer, "chat_template", None) if template.template_backend == "jinja" else None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         added = {str(number): str(token) for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         return {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab(), "added": added, "chat": chat}
-    # How batches were last padded or cut is state, not a rule.
+    # Padding and truncation of the last batch are state, not rules.
     told = orjson.loads(backend.to_str()).items()
     rules = {name: value for name, value in told if name not in ("padding", "truncation")}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
@@ -383,16 +383,16 @@ def _tokenizer(template: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Returns XXH3 (64 bits) of a value in JSON with sorted keys, 16 hexadecimal digits."""
+    """Returns the 64-bit XXH3 of a value as JSON with sorted keys, in 16 hexadecimal digits."""
     data = orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def packing_length(args: Any) -> int | None:
-    """Returns the most tokens of a pack, None where samples are not packed."""
+    """Returns the maximum number of tokens of a pack; None if samples are not packed."""
     if not getattr(args, "packing", False):
         return None
     length: int | None = getattr(args, "packing_length", None) or args.max_length
     if length is None:
-        raise refused("packing", "true needs to know the most tokens of a pack: give --packing_length N")
+        raise refused("packing", "true needs the maximum number of tokens of a pack: pass --packing_length N")
     return length

@@ -1,8 +1,8 @@
-"""What was decided for a run, the same on every rank but for the rank itself, and its course over its starts.
+"""The decisions for a run, the same on every rank except for the rank itself, and its course over several starts.
 
-Megatron counts samples, so it continues with any ranks and batches by itself. The Hugging Face trainer counts steps,
-and takes all steps of all epochs to be alike: where that is no longer true, it is given the rest of the run as one long
-epoch, of which it skips as many batches as it has trained steps.
+Megatron counts samples, so it continues with any ranks and batches. The Hugging Face trainer counts steps, and assumes
+that all steps of all epochs are alike. If that no longer holds, it is given the rest of the run as one long epoch, of
+which it skips as many batches as it has trained steps.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from lazyshard.stream import Published, run_parts
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed
 
-SHOWN: Final = 20  # Streams of which the log tells the share
+SHOWN: Final = 20  # Maximum number of streams whose share is logged
 BLENDED: Final = f"{FOREIGN}blend"
-"""Stands for the identity of a blend, whose streams and weights may change."""
+"""The identity of every blend, as its streams and weights may change."""
 
 
 class Stream(NamedTuple):
-    """A stream, or all positions of a blend, as known when the ranks start: the same on all but for the directory.
+    """A stream, or all positions of a blend, as seen when the ranks start; only the directory may differ between ranks.
 
-    `identity` is the id of its manifest, or a digest of its first row; rows that were `dealt` by cost are read in
-    order. `unit` is how many samples a rank is dealt in a row, 0 before that is decided.
+    `identity` is the id in its manifest, or a digest of its first row; rows that were `dealt` by cost are read in
+    order. `unit` is the number of consecutive samples that a rank is dealt, 0 until it is decided.
     """
 
     directory: str
@@ -48,26 +48,26 @@ class Stream(NamedTuple):
 
     @property
     def total(self) -> int | None:
-        """Samples of the stream, None if it was still being produced."""
+        """Samples of the stream, None if it was live."""
         return self.samples if self.ended else None
 
     @property
     def name(self) -> str:
-        """How the state of a blend calls it."""
+        """The stream's name in the state of a blend."""
         return stream_id_of(self.identity) or stream_name(self.directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan(Position):
-    """What was decided for a run, as the position at which this start begins; the same on every rank but for `rank`.
+    """The decisions for a run, as the position at which this start begins; the same on every rank except for `rank`.
 
     Attributes:
-        state: the course of the run as it continues here.
-        total: samples of the stream, or positions of the blend, None if it was still being produced at the start.
+        state: the course of the run from here on.
+        total: samples of the stream, or positions of the blend; None if it was live at the start.
         global_batch: samples of a step, over all ranks.
-        index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
+        index_offset: added to the trainer's indices to get those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch.
-        blend_at: gives the state of a blend after so many samples of the run; None for one stream.
+        blend_at: returns the state of a blend after a number of samples of the run; None for one stream.
     """
 
     state: RunState
@@ -93,7 +93,7 @@ class RunPlan(Position):
 
     @property
     def course(self) -> Course:
-        """The course that the data set draws by."""
+        """The course by which the data set draws."""
         return run_parts.course_of(self.state)
 
     @property
@@ -103,12 +103,12 @@ class RunPlan(Position):
 
     @property
     def accumulation(self) -> int:
-        """Micro batches of a step."""
+        """Micro batches per step."""
         return self.global_batch // self.micro_samples
 
     def end(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
-        """Returns for the log what has ended, and what was not trained, after so many samples of the run."""
-        # What the next step would draw past the end of a stream is what ends the run.
+        """Returns what has ended and what was not trained, for the log, after `consumed` samples of the run."""
+        # A run ends if its next step would draw past the end of a stream.
         now, then = self._trained(consumed), self._trained(consumed + self.global_batch)
         given = zip(self.streams, published, now, then, strict=True)
         rows = [(one.directory, seen, max(0, seen.samples - at), after - at) for one, seen, at, after in given]
@@ -116,7 +116,7 @@ class RunPlan(Position):
         untrained = f"; not trained: {parts}" if parts else ""
         if self.stopping != "first_exhausted":
             return "every stream of the blend has ended", untrained
-        # Samples that are no whole micro batch are no help.
+        # Samples that fill no whole micro batch cannot be trained.
         name, seen, *_ = min(rows, key=lambda row: row[2] - row[3] if row[1].ended else math.inf)
         return f"{name} has ended with {seen.samples} samples", untrained
 
@@ -127,7 +127,7 @@ class RunPlan(Position):
         return [state.members[state.names.index(one.name)].consumed for one in self.streams]
 
     def draws_left(self) -> int | None:
-        """Returns how many positions of each rank are left of the epochs that were asked for; None by steps."""
+        """Returns the remaining positions of each rank in the requested epochs; None if steps set the length."""
         if self.total is None or self.epochs is None:
             return None
         course, size = self.course, self.batch_size
@@ -136,34 +136,34 @@ class RunPlan(Position):
         return max(0, batches * size - course.current.draws)
 
     def counted(self, step: int) -> int:
-        """Returns how many samples the Hugging Face trainer takes to have been trained after so many steps."""
+        """Returns how many samples the Hugging Face trainer assumes to be trained after a number of steps."""
         batches = self.epoch_samples // self.micro_samples
         epoch, within = divmod(step, -(-batches // self.accumulation))
         return epoch * self.epoch_samples + min(within * self.accumulation, batches) * self.micro_samples
 
     def ends_epoch(self, consumed: int) -> bool:
-        """Returns whether an epoch of the stream ends with the last step of so many samples of the run."""
+        """Returns whether an epoch of the stream ends within the last step before `consumed` samples of the run."""
         stop = run_parts.draws_of(self.state, consumed)
         first = max(stop - self.global_batch // self.dp_size, 0)
         return self.total is not None and self.course.epoch_stop(first + 1, self.total) <= stop
 
     def position(self, consumed: int, step: int) -> Position:
-        """Returns where the run stands after so many samples and steps."""
+        """Returns the position of the run after a number of samples and steps."""
         kept: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(Position)}
         kept["state"] = run_parts.with_consumed(self.state, consumed) if self.layout == "strided" else None
         kept["blend"] = None if self.blend_at is None else self.blend_at(consumed)
         return Position(**kept | {"consumed": consumed, "step": step, "saved_at": time.time()})
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> Iterator[tuple[str, Cursor]]:
-        """Yields the cursor of each directory once a position is safe; the others may be resumed from too."""
+        """Yields the cursor of each directory once a position is durable; `others` may also be resumed from."""
         places = {one.name: one.directory for one in self.streams}
         blend = () if newest.blend is None else blend_shares(newest.blend, places)
-        # Otherwise another epoch may follow.
+        # In all other cases another epoch may follow.
         ends = self.stop_at_end and self.stopping == "first_exhausted"
         for one in self.streams:
             states = [state_of(position, one.name) for position in (newest, *others)]
             known, state, done = [each for each in states if each is not None], states[0], 0
-            # Without a state, in the sampler's own shuffle, it needs all; an error is that of a stream that was cut.
+            # Without a state (ms-swift's own shuffle) all chunks are needed. A truncated stream causes the errors.
             with contextlib.suppress(IndexError, ValueError):
                 done = chunks_done(known, one.total) if ends and len(known) == len(states) else 0
             rules, consumed = (self.state, newest.consumed) if state is None else (state, state.consumed)
@@ -171,29 +171,29 @@ class RunPlan(Position):
             made = stream_id_of(one.identity), consumed, done, plan | {"batch_size": self.batch_size}
             yield one.directory, Cursor(self.consumer, *made, time.time(), state, blend=blend)
 
-    def how_it_goes_on(self, before: Position) -> str:
-        """Returns for the log where a resumed run continues, and what is other than it was."""
+    def describe_resume(self, before: Position) -> str:
+        """Returns where a resumed run continues and what has changed, for the log."""
         text = f"continues after {self.consumed} samples, in step {self.step + 1}"
         was, now = (f"{one.dp_size} ranks with micro batches of {one.batch_size}" for one in (before, self))
         if was != now:
-            text += f"; on {now}, before {was}: what is left of the epoch is dealt anew, each sample once"
-        text += "; the trainer takes the rest of the run for one epoch" if self.one_pass else ""
+            text += f"; on {now}, before {was}: the rest of the epoch is dealt anew, each sample once"
+        text += "; the trainer treats the rest of the run as one epoch" if self.one_pass else ""
         return text + (f"; not trained: {', '.join(self.skipped)}" if self.skipped else "")
 
     def epoch_length(self) -> int:
-        """Returns the length of an epoch, over all ranks: of the stream if it has ended, else of the run."""
+        """Returns the length of an epoch, over all ranks: of an ended stream, else of the run."""
         if self.total is not None:
             return self.course.full_epoch_length(self.total) * self.dp_size
         return (self.steps or 0) * self.global_batch
 
     def with_steps_of(self, draws_per_step: int) -> RunPlan:
-        """Returns the plan with steps of so many positions in its current part, 0 where they are not all alike."""
+        """Returns the plan with `draws_per_step` positions per step in its current part, 0 if steps differ."""
         *before, last = self.state.parts
         return replace(self, state=replace(self.state, parts=(*before, replace(last, draws_per_step=draws_per_step))))
 
 
 def state_of(position: Position | None, name: str) -> RunState | None:
-    """Returns where a stream, by its name in a blend, stood at a position; None where it was not trained."""
+    """Returns the state of a stream, by its name in a blend, at a position; None if it was not trained."""
     if position is None or position.blend is None:
         return None if position is None else position.state
     blend = position.blend
@@ -201,27 +201,27 @@ def state_of(position: Position | None, name: str) -> RunState | None:
 
 
 def check_fits(position: Position, now: Position, checkpoint: str) -> None:
-    """Refuses to continue where the next sample could not be exactly the next one; `now` is where this run begins.
+    """Refuses a checkpoint after which the run would not continue exactly; `now` is where this run begins.
 
-    Ranks, micro batch and steps may differ, but in an order of the stock sampler's own.
+    Ranks, micro batch and steps may differ, unless ms-swift's sampler sets the order.
     """
     there, this, anew = position.directory, now.directory, "start on this one anew from the weights alone"
     if (position.blend is None) != (now.stream != BLENDED):
         kind = "the stream in" if position.blend is None else "a blend of"
-        raise not_resumed(checkpoint, f"it was trained on {kind} {there}: give --dataset as it was", there, this)
+        raise not_resumed(checkpoint, f"it was trained on {kind} {there}: use the same --dataset", there, this)
     option = "--group_by_length" if position.layout == GROUPED else "--data_sharding"
-    own = f"ms-swift's own shuffle ({option} true) would be another; to resume with other ranks, start without {option}"
+    own = f"ms-swift's own shuffle ({option} true) would differ; to resume with other ranks, start without {option}"
     was_on = f"it was trained on the stream {position.stream} (then in {there})"
     ways_out = {
-        "stream": f"{was_on}, {this} holds {now.stream}: give that one as --dataset, or {anew}",
+        "stream": f"{was_on}, {this} holds {now.stream}: use that one as --dataset, or {anew}",
         "samples_per_chunk": "the same sample would be in another chunk",
-        "seed": f"give --data_seed {position.seed}, or the order would be another",
-        "window": "leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep "
+        "seed": f"use --data_seed {position.seed}, or the order would differ",
+        "window": "omit --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep "
         f"--train_dataloader_shuffle {'true' if position.window else 'false'}",
-        "unit": "leave out --sharded_lazy_unit, or the order would be another",
-        "layout": "the order would be another; keep --data_sharding as it was",
+        "unit": "omit --sharded_lazy_unit, or the order would differ",
+        "layout": "the order would differ; keep --data_sharding as it was",
         **({} if position.layout == "strided" else dict.fromkeys(("dp_size", "batch_size", "epoch_samples"), own)),
-        "grouping": f"its samples had other lengths, or ms-swift, transformers or torch another version: {anew}",
+        "grouping": f"its samples had other lengths, or ms-swift, transformers or torch changed: {anew}",
     }
     for what, way_out in ways_out.items():
         was, here = getattr(position, what), getattr(now, what)
@@ -232,29 +232,29 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
 
 
 def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int | None, published: int) -> RunState:
-    """Returns the state of a run that leaves these out from where it stands; steps are those of its course so far."""
+    """Returns the state of a run that excludes `skips` from its position on; steps are those of its course so far."""
     part, after = state.parts[-1], state
     factors = {"samples": 1, "chunks": state.samples_per_chunk}
     samples = [(factors[kind] * start, factors[kind] * stop) for kind, start, stop in skips if kind != "steps"]
-    # Joined, so that at most one range comes next.
+    # Joined, so that at most one range is the next one.
     for start, stop in Gaps((start, stop) for kind, start, stop in skips if kind == "steps").ranges:
         if start == run_parts.steps_of(part) + 1:
             after = replace(state, parts=run_parts.parts_behind_steps(state.parts, start, stop))
             continue
         last = part.draws + (stop - 1 - run_parts.steps_of(part)) * part.draws_per_step - 1
         if total is None and run_parts.course_of(state).needed(last) > published:
-            way_out = "continue from a checkpoint right before the steps to leave out, or name samples"
-            raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
-        # Of the run as it goes now, before anything is left out of it.
+            way_out = "continue from a checkpoint right before the steps to exclude, or name samples"
+            raise ValueError(f"the samples of the steps before {stop} are not published yet: {way_out}")
+        # The steps of the run as it is, before any exclusion.
         samples += run_parts.ranges_of_steps(state, start, stop, total)
     return replace(after, parts=run_parts.parts_without(after.parts, samples))
 
 
-def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
-    """Returns the plan, whose state is the checkpoint's, with its course in this start, as the trainer is told it."""
+def resumed(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
+    """Returns the plan with its course in this start, for the trainer; the given plan has the checkpoint's state."""
     saved, state, after = plan.saved, plan.state, plan
     if saved is not None:
-        # Where its steps were not all alike it does not say when it trained what; the next part does.
+        # If its steps were not all alike, the state does not record which step trained what; the next part does.
         known = plan if run_parts.steps_of(state.parts[-1]) == saved.step else plan.with_steps_of(0)
         shape = {"draws_per_step": part.draws_per_step, "step": saved.step}
         parts = run_parts.resumed_parts(known.state.parts, part.dp, part.batch_size, **shape)
@@ -268,21 +268,21 @@ def goes_on(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
         counted = saved.step * plan.global_batch
         if not megatron:
             counted = plan.counted(saved.step) if epoch_samples >= plan.micro_samples else -1
-        # The trainer's own counts fit where ranks and batches have been the same since the run began.
+        # The trainer's own counts fit if ranks and batches have not changed since the run began.
         only = state.parts[0]
         same = (only.dp, only.batch_size, only.first_step, only.epoch) == (part.dp, part.batch_size, 0, None)
         if len(state.parts) > 1 or not same or counted != saved.consumed:
             return replace(after, epoch_samples=epoch_samples) if megatron else _in_one_pass(after)
-        # What format 1 did not say is known now.
+        # Format 1 does not record the steps, but here they are known.
         plan = plan.with_steps_of(part.draws_per_step)
     batches = plan.epoch_samples // plan.micro_samples
-    # The last step of each epoch may be a smaller one.
+    # The last step of each epoch may be smaller.
     alike = megatron or plan.stop_at_end or (plan.epochs or 2) <= 1 or not batches % plan.accumulation
     return plan if alike else plan.with_steps_of(0)
 
 
 def _in_one_pass(plan: RunPlan) -> RunPlan:
-    """Returns the plan of a run whose trainer is given all that is left as one epoch, behind the steps it trained."""
+    """Returns the plan of a run whose trainer is given the whole rest as one epoch, after the steps it has trained."""
     trained = plan.step * plan.accumulation
     batches = trained + (plan.draws_left() or 0) // plan.batch_size
     if plan.steps is not None:

@@ -1,9 +1,9 @@
-"""`TrainStream`: what ms-swift gets as its training data set; and the gate before each of a run's steps.
+"""`TrainStream`: the training data set for ms-swift; and the gate before each step of a run.
 
-To ms-swift a blend is one stream, whose samples are its positions. The data set has the length that ms-swift plans
-with: that of an epoch once the stream has ended, that of the run while it is live. Its indices continue past that,
-strided over the ranks, into later epochs. Every rank asks the gate in its main process, from the same published
-numbers, so all continue, stop or give up at the same step without a word. Workers, which read ahead, have no deadline.
+To ms-swift a blend is one stream, whose samples are its positions. The length of the data set is that of an epoch once
+the stream has ended, and that of the run while it is live. Indices may continue past it, strided over the ranks, into
+later epochs. Every rank calls the gate in its main process, with the same published numbers, so all ranks continue,
+stop or give up at the same step without communication. Workers, which read ahead, have no deadline.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from lazyshard_swift.run_plan import SHOWN, RunPlan, Stream
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Lengths: TypeAlias = npt.NDArray[np.uint32]
-Options: TypeAlias = dict[str, Any]  # of the data set of one stream, by name
+Options: TypeAlias = dict[str, Any]  # keyword arguments of the data set of one stream
 
-ENDLESS: Final = 2**50  # Indices of a data set that continues from epoch to epoch
-TOLD_EVERY_S: Final = 60.0  # How often the log tells how much of what is published was trained
+ENDLESS: Final = 2**50  # Number of indices of a data set that repeats from epoch to epoch
+TOLD_EVERY_S: Final = 60.0  # Interval at which the progress is logged
 _LOOK_S: Final = 5.0  # How long a chunk that a checkpoint continues with may stay invisible
 _COMING_S: Final = 30.0  # Ranks that wait for the same samples give up within seconds of each other
 _POLL_S: Final = 0.5
-_SAVE_S: Final = 1800.0  # How long a rank that has given up may take to save what was trained, with all others
+_SAVE_S: Final = 1800.0  # Time for a rank that has given up to save a checkpoint together with all others
 
 
 def open_data(
     streams: Sequence[Stream], rank: Rank, encode: Sequence[Encode], order: Order, own: Options, **whole: Any
 ) -> Data:
-    """Opens one stream, or a blend, with options `own` of each and `whole` of all; where none encodes it gives rows."""
+    """Opens a stream or a blend, with options `own` for each stream and `whole` for all; without encoders, raw rows."""
     pairs, blended = [], len(streams) > 1
-    # Layout and steps are the blend's, all else is that of each stream.
+    # Layout and steps are set on the blend, all else on each stream.
     shared = Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step)
     inner = replace(order, layout="block", micro_batches_per_step=None) if blended else order
     own = own | rank._asdict() | ({} if blended else whole)
@@ -61,15 +61,15 @@ def open_data(
 
 
 def members(data: Data) -> tuple[LazyShardedDataset, ...]:
-    """Returns the data set of each stream."""
+    """Returns the data sets of the streams."""
     return data.datasets if isinstance(data, BlendedDataset) else (data,)
 
 
 class StepGate:
-    """Decides step by step, by this rank's samples in order, strided, without an end, with the deadline that counts.
+    """Decides step by step whether to continue, by this rank's samples in order, and enforces the deadline.
 
-    `shift` is how many positions a blend's own part has behind it where the run's current part begins. `stopped` says
-    that no step follows: the stream has ended, or all ranks `gave_up` waiting.
+    `shift` is the number of positions by which the run's current part begins after the blend's own part. If `stopped`,
+    no step follows: the stream has ended, or all ranks `gave_up` waiting.
     """
 
     def __init__(self, data: Data, stop_at_end: bool, *, begun: bool = False, shift: int = 0) -> None:
@@ -79,9 +79,9 @@ class StepGate:
         self._timer: threading.Timer | None = None
 
     def allows(self, first: int, stop: int, *, saves: bool = False) -> bool:
-        """Returns whether a step, positions [first, stop) of this rank's lane, is trained; waits until that is certain.
+        """Returns whether to train a step, positions [first, stop) of this rank's lane, waiting until it is decided.
 
-        Where all ranks give up and a checkpoint `saves` what was trained, it is refused, and `end` raises the error.
+        If all ranks give up and a checkpoint `saves` what was trained, returns False, and `end` raises the error.
         """
         if self.stopped:
             return False
@@ -89,7 +89,7 @@ class StepGate:
         try:
             past = not self.data.in_epoch((stop - 1 + self._shift) * rank.dp_size + rank.dp_rank)
         except IndexError as cause:
-            # Not even one micro batch for each rank.
+            # There is not even one micro batch for each rank.
             if not self._begun or not self._stop_at_end:
                 raise self._too_short() from cause
             past = True
@@ -107,31 +107,31 @@ class StepGate:
         """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together."""
         timer = errors.end_within(_SAVE_S, error)
         if not all_come(f"gave up before {stop}"):
-            # One that has seen the data in the last moment trains, and waits for the others in its first collective.
+            # A rank that received the data at the last moment trains, and waits for the others in its first collective.
             timer.cancel()
             return False
         self.stopped, self.gave_up, self._timer = True, error, timer
         return True
 
     def end(self) -> None:
-        """Raises what made all ranks give up, once what they have trained is saved; does nothing at a stream's end."""
+        """Raises the error for which all ranks gave up, once the checkpoint is saved; no effect at a stream's end."""
         if self.gave_up is not None and self._timer is not None:
             self._timer.cancel()
             raise self.gave_up
 
     def published(self) -> list[Published]:
-        """Returns what is published now of each stream."""
+        """Reads how much of each stream is published now."""
         return [dataset.published() for dataset in members(self.data)]
 
     def _too_short(self) -> StreamTooShort:
         samples = sum(one.samples for one in self.published())
         where = ", ".join(str(one.directory) for one in members(self.data))
-        why = f"the stream has ended with {samples} samples, fewer than one step takes: nothing can be trained"
+        why = f"the stream has ended with {samples} samples, fewer than one step needs: nothing can be trained"
         return too_short(where, samples, f"{why}. Use a smaller global batch, or --sharded_lazy_on_end repeat")
 
 
 def all_come(key: str) -> bool:
-    """Returns whether every rank calls this with the same key within some seconds; no collective that could hang."""
+    """Returns whether every rank calls this with this key within some seconds; no collective, which might hang."""
     if not checkpoints.several():
         return True
     try:
@@ -148,14 +148,14 @@ def _all_come(store: Any, key: str, ranks: int, patience: float) -> bool:
     while came < ranks and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         came = store.add(f"{key}/came", 0)
-    # Whoever is first decides, for those too that come in the same moment.
+    # The first rank decides, also for ranks that arrive at the same moment.
     return bool(store.compare_set(f"{key}/decision", "", "all" if came >= ranks else "not all") == b"all")
 
 
 class TrainStream(Dataset[Any]):
-    """A stream, or a blend of several, opened with options `own` of each, as ms-swift's training data set.
+    """A stream, or a blend of several, as ms-swift's training data set, with options `own` for each stream.
 
-    A step waits `max_wait` seconds at the most. Samplers that group by length ask for `lengths`, of shape (samples,).
+    A step waits at most `max_wait` seconds. Samplers that group by length read `lengths`, of shape (samples,).
     """
 
     def __init__(self, plan: RunPlan, encode: Sequence[Encode], own: Options, lengths: Lengths | None = None) -> None:
@@ -168,10 +168,10 @@ class TrainStream(Dataset[Any]):
             steps = plan.state.parts[-1].draws_per_step // plan.batch_size
             order = replace(order, micro_batches_per_step=steps or None)
         asked = open_data(plan.streams, plan.rank, (), order, own, **whole)
-        # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
+        # Workers read ahead of the training without a deadline: the gate enforces it.
         own, read_by = own | {"max_wait": float("inf"), "consumer": plan.consumer}, plan.rank
         if plan.layout == checkpoints.GROUPED:
-            # The sampler hands out samples, of which it takes some for each rank: there are no lanes.
+            # The sampler deals samples to all ranks itself: there are no lanes.
             own["consumer"], read_by = None, Rank(0, 1)
         if plan.layout != "strided":
             order, whole["num_samples"] = replace(order, layout="block"), plan.epoch_samples
@@ -181,7 +181,7 @@ class TrainStream(Dataset[Any]):
         _load_state(plan, self._dataset, asked)
         shift = 0
         if isinstance(asked, BlendedDataset):
-            # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
+            # Positions count from the start of the plan's current part; the blend's own part may start elsewhere.
             shift = (plan.course.consumed_before - asked.consumed_before) // plan.dp_size
             plan = replace(plan, blend_at=asked._state_after)
         self.plan = plan
@@ -189,16 +189,16 @@ class TrainStream(Dataset[Any]):
         self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind what is the main process's: the gate, and the lengths, for which samplers ask."""
+        """Excludes what only the main process uses: the gate, and the lengths, which samplers read."""
         state = {name: value for name, value in self.__dict__.items() if name not in ("gate", "_lengths")}
         return state | {"plan": replace(self.plan, blend_at=None)}
 
     def __len__(self) -> int:
-        """What ms-swift takes for the length of an epoch, over all ranks."""
+        """The length of an epoch for ms-swift, over all ranks."""
         return self.plan.epoch_samples
 
     def __getitem__(self, index: int | Literal["lengths"]) -> Any:
-        """Returns an encoded sample, or by "lengths" a list of the tokens of all where samples are grouped by them."""
+        """Returns an encoded sample; or for "lengths", if samples are grouped, a list of the tokens of all samples."""
         if not isinstance(index, str):
             return self._dataset[index + self._offset]
         if index != "lengths" or self._lengths is None:
@@ -210,7 +210,7 @@ class TrainStream(Dataset[Any]):
         return self._dataset.__getitems__([index + self._offset for index in indices])
 
     def __repr__(self) -> str:
-        """Says what is read, for the log."""
+        """Describes the streams and the order, for the log."""
         plan, data = self.plan, self._dataset
         shares, shown = data.shares if isinstance(data, BlendedDataset) else (1.0,), []
         for share, one in zip(shares[:SHOWN], plan.streams, strict=False):
@@ -226,33 +226,33 @@ class TrainStream(Dataset[Any]):
         return f"TrainStream({', '.join(shown)}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
 
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
-        """Tells how much of what is published was trained: now and then, or at once."""
+        """Logs how many of the published samples were trained, at most once per interval unless `at_once`."""
         now = time.monotonic()
         if not checkpoints.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
             return
         self._told_at = now
-        # The gate asks again, and knows what to do about an error.
+        # The gate reads it again, and handles errors.
         with contextlib.suppress(LazyShardError, OSError):
             published = sum(one.samples for one in self.gate.published())
             more = ", in several epochs" if consumed > published else ""
             notice(f"trained {consumed} of {published} published samples{more}")
 
     def tell_cache(self) -> None:
-        """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
+        """Logs, at the end of a training, how many samples of this rank were cached, if there is a cache."""
         if self._cache is not None:
             stats = [dataset.stats() for dataset in members(self._dataset)]
             encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
             left = sum(one.not_cached for one in stats)
-            more = f"; {left} of what it encoded could not be cached" if left else ""
-            told = f"this rank encoded {encoded} rows and found {found} encoded{more}"
+            more = f"; {left} of the encoded ones could not be cached" if left else ""
+            told = f"this rank encoded {encoded} rows and found {found} in the cache{more}"
             notice(f"--sharded_lazy_encode_cache {self._cache}: {told}")
 
     def first_sample(self) -> Any | None:
-        """Returns the first sample that the first rank trains if it is there already, without waiting."""
+        """Returns the first sample that the first rank trains, if it is already published; never waits."""
         plan, data = self.plan, self.gate.data
-        # A sampler in an order of its own decides by itself with which it continues.
+        # With its own order, the sampler decides itself where it continues.
         index = (plan.course.current.draws * plan.dp_size if plan.layout == "strided" else 0) - plan.index_offset
-        # Trained to the end no sample follows, and the first one was deleted.
+        # If the run is complete, no sample follows, and the first one may be deleted.
         with contextlib.suppress(ChunkRetired):
             self.gate.published()
             ready = data.ready if isinstance(data, BlendedDataset) else data._space().ready
@@ -260,46 +260,46 @@ class TrainStream(Dataset[Any]):
         return None
 
     def check_resume(self, consumed: int, step: int) -> None:
-        """Refuses to continue after what the trainer restored where the next sample would not be exactly the next."""
+        """Refuses a position restored by the trainer after which the run would not continue exactly."""
         plan, saved, total = self.plan, self.plan.saved, self.plan.total
         if consumed == 0:
             return
         if plan.checkpoint is None or saved is None:
             anew = "megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true"
-            why = f"{consumed} samples were trained, but there is no lazyshard.json beside the weights"
+            why = f"{consumed} samples were trained, but there is no lazyshard.json next to the weights"
             raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: start anew from the weights ({anew})")
         if consumed != saved.consumed:
-            why = f"its lazyshard.json says {saved.consumed} samples in {saved.step} steps, the trainer {consumed} in"
-            raise not_resumed(plan.checkpoint, f"{why} {step}: is it another one's?", saved.consumed, consumed)
+            why = f"its lazyshard.json has {saved.consumed} samples in {saved.step} steps, the trainer {consumed} in"
+            raise not_resumed(plan.checkpoint, f"{why} {step}: is it from another run?", saved.consumed, consumed)
         draws, course = plan.course.current.draws if plan.layout == "strided" else consumed // plan.dp_size, plan.course
         if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
-            why = f"it stands at sample {consumed}, behind the end of the stream at {total}: was it cut, or repeated?"
+            why = f"it is at sample {consumed}, but the stream ends at {total}: was it truncated, or repeated?"
             raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
         for dataset in members(self.gate.data) if plan.layout == "strided" else ():
             _check_present(dataset, plan.stop_at_end)
 
 
 def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
-    """Refuses to continue with a chunk that was published and is gone: the workers would wait for it for ever."""
+    """Refuses to continue with a published chunk that is gone: the workers would wait for it forever."""
     reader, space = dataset.reader, dataset._space()
     size, published = reader.samples_per_chunk, reader.refresh().samples
-    # To the end of the window that is open.
+    # Up to the end of the current window.
     course, stands = space.course, space.stands
     left = min(course.rules.span, max(1, course.drawable(course.needed(stands)) - stands))
     drawn = [dataset.draw(index) for index in space.lane_indices()[:left] if space.ready(index)]
     chunks = {one.sample // size for one in drawn if not (stop_at_end and one.epoch)}
-    # They were published long ago, so the grace period for those that are just appearing is not due.
+    # They were published long ago, so the grace period for new chunks does not apply.
     with changed(reader, max_wait=min(_LOOK_S, reader.max_wait)):
         for number in sorted(chunk for chunk in chunks if chunk * size < published):
             try:
                 reader.chunk(number)
             except (ChunkRetired, ChunkMissing) as cause:
-                text = f"{cause} The checkpoint continues with chunk {number}: take a later one, or restore the chunk"
+                text = f"{cause} The checkpoint continues with chunk {number}: use a later one, or restore the chunk"
                 raise ResumeRefused(text, expected=f"chunk {number}", actual="deleted") from cause
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
-    """Has the data sets continue where the plan's state stands; it may be that they begin."""
+    """Loads the plan's state into the data sets, unless they begin anew."""
     goes_on = plan.layout == "strided" and (plan.saved is not None or plan.skipped)
     begun: RunState | BlendState | None = plan.state if goes_on else None
     if plan.blended:

@@ -1,7 +1,7 @@
-"""ms-swift's two trainers: a callback with a gate before each step, and the position beside each checkpoint.
+"""ms-swift's two trainers: a callback with a gate before each step, and the position saved with each checkpoint.
 
-The Hugging Face trainer of `swift sft` counts steps, and makes its loader of classes of ours. Megatron's counts
-samples, and keeps its sampler; of it only what is the same in ms-swift 4.0 to 4.6 is touched.
+The Hugging Face trainer of `swift sft` counts steps, and builds its loader from classes of this module. Megatron's
+counts samples, and keeps its sampler; only what is the same in ms-swift 4.0 to 4.6 is changed in it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.utils.data import Subset
 
 from lazyshard_swift.ms_swift import changed, is_stream, notice, require, wrap
 
-# Anything else is imported where it is needed: a run without the flag loads none of it.
+# Everything else is imported where it is needed: a run without the flag loads none of it.
 if TYPE_CHECKING:
     from lazyshard_swift.run_plan import RunPlan
     from lazyshard_swift.stream import TrainStream
 
 
 def extend(module: ModuleType) -> None:
-    """Wraps the making of the training loader, the saving of checkpoints, and Megatron's loop."""
+    """Wraps the creation of the training loader, the saving of checkpoints, and Megatron's loop."""
     if module.__name__ == "swift.trainers.mixin":
         require(module, "BatchSamplerShard", "DataLoaderShard")
         wrap(module.DataLoaderMixin, {"get_train_dataloader self": functools.partial(_make_loader, module)})
@@ -38,7 +38,7 @@ def extend(module: ModuleType) -> None:
 
 
 class _Callback:
-    """A callback of a trainer, and what it keeps of the stream that it trains. Any other event passes by."""
+    """A callback of a trainer, with the state of its stream. Ignores all other events."""
 
     def __init__(self, trainer: Any, stream: TrainStream) -> None:
         from lazyshard_swift.checkpoints import Checkpoints
@@ -56,18 +56,18 @@ class _Callback:
         return self.trainer.state.consumed_train_samples, self.trainer.state.iteration
 
     def tell_stop(self, planned: int) -> None:
-        """Tells why the run has stopped before the steps that were planned, and what is saved of it, if it is."""
+        """Logs why the run has stopped before the planned number of steps, and the checkpoint, if there is one."""
         (consumed, step), gate = self.counts(), self.stream.gate
-        why, left = "no data came in time", ""
+        why, left = "no data arrived in time", ""
         if gate.gave_up is None:
             why, left = self.plan.end(consumed, gate.published())
-        stops = f"training stops after step {step} of {planned}, on all ranks alike, with {consumed} samples trained"
+        stops = f"training stops after step {step} of {planned}, on all ranks, with {consumed} samples trained"
         saved = f". Checkpoint: {self.checkpoints.folder(step)}" if self.checkpoints.last_step == step else ""
         notice(f"{why}: {stops}{left}{saved}")
 
 
 def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
-    """Has ms-swift save a checkpoint, of any run; the position in a stream is kept with it."""
+    """Lets ms-swift save a checkpoint of any run, and saves the position in the stream with it."""
     run: _Callback | None = getattr(self, "_lazyshard", None)
     if run is None:
         return original(self, *rest, **options)
@@ -95,7 +95,7 @@ class _HuggingFaceCallback(_Callback):
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         consumed, step = self.counts()
         self.stream.tell_progress(consumed)
-        # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
+        # The trainer's own epoch is the rest of the run; the trainer handles the end of that itself.
         if self.plan.one_pass and step < state.max_steps and self.plan.ends_epoch(consumed):
             control.should_save = control.should_save or args.save_strategy == "epoch"
             control.should_evaluate = control.should_evaluate or args.eval_strategy == "epoch"
@@ -109,7 +109,7 @@ class _HuggingFaceCallback(_Callback):
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self.stream.tell_cache()
         if self.stream.gate.stopped:
-            # The checkpoint is there by now.
+            # The checkpoint is saved by now.
             self.tell_stop(state.max_steps)
             self.stream.gate.end()
 
@@ -118,13 +118,13 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
     stream = self.train_dataset
     if not is_stream(stream):
         return original(self, *rest, **options)
-    # Once: the loader is made again on a resume.
+    # Only once: on a resume the loader is made again.
     if not hasattr(self, "_lazyshard"):
         self._lazyshard = _HuggingFaceCallback(self, stream)
         self.add_callback(self._lazyshard)
     plan = stream.plan
     if plan.one_pass:
-        # The trainer has planned its steps by epochs that are all alike.
+        # The trainer has planned its steps for epochs of equal length.
         self.args.max_steps = -(-plan.epoch_samples // plan.global_batch)
     sampler = _batch_sampler(module.BatchSamplerShard, plan)
     loader = _gated_loader(module.DataLoaderShard, self._lazyshard)
@@ -136,9 +136,9 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
 
 
 def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that passes its epoch to the gate.
 
-    Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
+    If strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
     """
     own, epoch_samples = ({"shuffle": False}, plan.epoch_samples) if plan.layout == "strided" else ({}, 0)
 
@@ -160,13 +160,13 @@ def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
 
 
 def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
-    """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step."""
+    """Returns a subclass of ms-swift's `DataLoaderShard` that calls the stream's gate before each step."""
     plan, gate, accumulation = run.plan, run.stream.gate, run.plan.accumulation
 
     class GatedLoader(original):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             sampler, skipped = self.batch_sampler, 0
-            # After a resume accelerate's SkipBatchSampler is around ours.
+            # After a resume accelerate's SkipBatchSampler wraps ours.
             while not hasattr(sampler, "lazyshard_epoch"):
                 skipped += sampler.skip_batches
                 sampler = sampler.batch_sampler
@@ -174,24 +174,24 @@ def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
             start = (sampler.lazyshard_epoch * plan.epoch_samples + plan.index_offset) // plan.dp_size
             batches: Iterator[Any] | None = None
             while number < count:
-                # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
+                # The last step of an epoch may have fewer; if steps set the length, that one is not trained.
                 whole = accumulation - number % accumulation
                 size, first = min(whole, count - number), start + number * plan.batch_size
                 stop = first + (whole if plan.stop_at_end else size) * plan.batch_size
                 due = run.checkpoints.is_due(run.trainer.state.global_step)
                 if not gate.allows(first, stop, saves=due and run.trainer.args.save_strategy != "no"):
                     return
-                # Workers start reading here, so not before the gate has let the first step through.
+                # Workers start reading here, so only after the gate has allowed the first step.
                 batches = batches or super().__iter__()
                 for _ in range(size):
-                    yield next(batches)  # one that is not there is a RuntimeError, not a short step
+                    yield next(batches)  # a missing one is a RuntimeError, not a short step
                 number += size
 
     return GatedLoader
 
 
 class _Stopped(Exception):
-    """Leaves ms-swift's loop, on all ranks before the same step, where the gate allows no further one."""
+    """Leaves ms-swift's loop, on all ranks before the same step, when the gate allows no further one."""
 
 
 class _MegatronCallback(_Callback):
@@ -206,20 +206,20 @@ class _MegatronCallback(_Callback):
         steps, planned = left * plan.dp_size // plan.global_batch, args.train_iters
         args.train_iters = state.iteration + steps
         if args.train_iters != planned:
-            # Epochs decide, and it continues with other ranks or batches: ms-swift takes all steps, those trained
-            # already too, for steps of this start.
+            # Epochs set the length, and the run continues with other ranks or batches, but ms-swift counts all steps,
+            # including those already trained, as steps of this start.
             if hasattr(state, "max_steps"):
                 state.max_steps = args.train_iters
             epochs = f"{steps} steps are left of {args.num_train_epochs} epochs"
             notice(f"{epochs}: training ends after step {args.train_iters}, not {planned}")
 
     def on_step_begin(self, *rest: Any, **options: Any) -> None:
-        """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
+        """Waits for the step's data, or ends the training; commits a checkpoint that has become durable meanwhile."""
         plan = self.plan
         if self.checkpoints.pending:
             from swift.megatron.utils import megatron_lm_utils
 
-            # Those that --async_save has begun get on disk in order.
+            # Saves of --async_save are finished in order.
             self.checkpoints.commit(megatron_lm_utils._async_calls_queue.get_num_unfinalized_calls())
         consumed, step = self.counts()
         first = (consumed - plan.course.consumed_before) // plan.dp_size
@@ -233,7 +233,7 @@ class _MegatronCallback(_Callback):
 
 
 def _attach(trainer: Any, stream: TrainStream) -> _MegatronCallback:
-    """Gives a trainer what belongs to its stream, once: with virtual pipeline stages there are several loaders."""
+    """Adds the callback for the stream to a trainer, once: with virtual pipeline stages there are several loaders."""
     if not hasattr(trainer, "_lazyshard"):
         trainer._lazyshard = _MegatronCallback(trainer, stream)
         trainer.callbacks.append(trainer._lazyshard)
@@ -242,14 +242,14 @@ def _attach(trainer: Any, stream: TrainStream) -> _MegatronCallback:
 
 
 def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
-    """Has ms-swift make the loader of a stream."""
+    """Lets ms-swift make the loader of a stream."""
     if not is_stream(stream):
         return original(self, stream, *rest, **options)
     run, plan = _attach(self, stream), stream.plan
     if plan.layout != "strided":
         return original(self, stream, *rest, **options)
-    # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
-    # consumed of the current part on. Epochs and shuffle are the stream's.
+    # One pass over the rest of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from the consumed
+    # samples of the current part on. The stream handles epochs and shuffle.
     consumed, step = run.counts()
     consumed -= plan.course.consumed_before
     steps = max(self.args.train_iters - step, 0)
@@ -260,29 +260,29 @@ def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: An
 
 
 def _train(module: ModuleType, original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
-    """Trains on a stream; ms-swift's loop is left in the middle, without an error, where the stream has ended."""
+    """Trains on a stream; when the stream has ended, leaves ms-swift's loop in the middle without an error."""
     if not is_stream(stream):
         return original(self, stream, *rest, **options)
-    # Before ms-swift shows how many steps there are.
+    # Before ms-swift prints the number of steps.
     run = _attach(self, stream)
     try:
         original(self, stream, *rest, **options)
     except _Stopped:
         _finish(run, module)
-    # ms-swift has waited for what was being saved.
+    # ms-swift has waited for pending saves.
     run.checkpoints.commit()
     stream.gate.end()
 
 
 def _finish(run: _MegatronCallback, module: Any) -> None:
-    """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
+    """Ends a training as ms-swift does after its last step: logs the rest, saves a checkpoint, calls the callbacks."""
     trainer, args, state = run.trainer, run.trainer.args, run.trainer.state
     planned, args.train_iters = args.train_iters, state.iteration
     metrics = getattr(trainer, "_train_metrics", None)
     if metrics and metrics.get("n_steps"):
         trainer.on_log(logs=metrics)
         trainer._train_metrics = {}
-    # Before saving, ms-swift takes out the hooks that its first step has put in.
+    # Before saving, ms-swift removes the hooks that its first step has installed.
     if module.should_disable_forward_pre_hook(args) and state.iteration > run.first_step:
         module.disable_forward_pre_hook(trainer.wrapped_models)
         trainer._pre_hook_enabled = False

@@ -245,7 +245,7 @@ def test_what_no_row_can_hold_is_named() -> None:
         ({"a": {"b": {1, 2}}}, "a builtins.set at 'a'"),
         ({"$tensor": 1}, "the key '\\$tensor' at"),
         ({"a": {3: 1}}, "the key 3 at 'a'"),
-        ({3: [1]}, "a key that is no text at 3"),
+        ({3: [1]}, "a key that is not a str at 3"),
     ]
     for sample, text in bad:
         refusal_of(TypeError, text, pack, sample)
@@ -321,7 +321,7 @@ def test_what_was_found_is_told(notices: list[str]) -> None:
     stream: Any = SimpleNamespace(_cache="/c", _dataset=data)
     TrainStream.tell_cache(stream)
     (told,) = notices
-    assert "this rank encoded 4 rows and found 4 encoded; 2 of what it encoded" in told
+    assert "this rank encoded 4 rows and found 4 in the cache; 2 of the encoded ones" in told
 
 
 def test_rows_are_what_load_dataset_of_ms_swift_makes_of_them(tmp_path: Path) -> None:

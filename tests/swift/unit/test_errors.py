@@ -163,7 +163,7 @@ def test_end_of_a_stream(notices: list[str]) -> None:
     stream: Any = SimpleNamespace(plan=decided(args, 203), gate=gate)
     trainer = SimpleNamespace(args=args, state=SimpleNamespace(iteration=25, consumed_train_samples=200))
     run = _Callback(trainer, stream)
-    told = "after step 25 of 60, on all ranks alike, with 200 samples trained; not trained: 3 of the 203 of"
+    told = "after step 25 of 60, on all ranks, with 200 samples trained; not trained: 3 of the 203 of"
     run.tell_stop(60)
     run.checkpoints.last_step = 25
     run.tell_stop(60)

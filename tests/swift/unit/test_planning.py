@@ -82,7 +82,7 @@ def test_distance_chooses_the_window(notices: list[str]) -> None:
     for args, ended, told in (
         # Chunks of 4: (3 * 4 + 1) / 3 > 4 > (2 * 4 + 1) / 3.
         (mg(train_iters=7), True, "windows of 3 chunks"),
-        (hf(max_steps=20), False, "training begins with 6 chunks"),
+        (hf(max_steps=20), False, "training begins once 6 chunks"),
         # Named by the user, as a window would be.
         (mg(train_iters=7, data_sharding=True), True, "windows of 3 chunks"),
     ):
@@ -148,7 +148,7 @@ def test_data_sharding_is_put_aside_where_it_cannot_be(tmp_path: Path, notices: 
     run = decided(mg(train_iters=7, data_sharding=True), ended=False)
     assert (run.layout, run.window) == ("strided", 2)
     assert decided(resumed(tmp_path, window=2, data_sharding=True)).layout == "strided"
-    assert ["--data_sharding true is put aside" in text for text in notices] == [True, True]
+    assert ["--data_sharding true is ignored" in text for text in notices] == [True, True]
 
 
 def test_length_of_an_epoch_and_what_ends_the_run() -> None:

@@ -1,11 +1,11 @@
-"""A blend with a schedule: three streams by weights that change over steps, through a stop and a resume.
+"""A blend with a schedule: three streams with weights that change over steps, also across a stop and a resume.
 
     python examples/blend_schedule.py [FOLDER]
 
-A run begins on web text alone. Until step 40 the share of maths grows to a fifth, from step 60 to step 80 that of code
-to a half. After step 30, on the way, the run is stopped, and continues from its state with another micro batch. For
-every ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by
-more than the three samples that the rule of the blend allows.
+A run begins on web text alone. Until step 40 the share of maths grows to a fifth, and from step 60 to step 80 the share
+of code grows to a half. After step 30 the run is stopped and resumes from its state with another micro batch size. For
+every ten steps it prints the expected and the actual number of samples of each stream. At no step may they differ by
+more than three samples, the limit of the blend's rule.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SCHEDULE = [
 STEPS = 100
 STOPPED_AFTER = 30
 STEP_SAMPLES = 24
-"""Samples in a step. How many micro batches they are may change, as may the number of ranks."""
+"""Samples per step. The number of micro batches and ranks may change."""
 
 
 def open_blend(folder: Path, batch_size: int) -> BlendedDataset:
-    """Returns the three streams as one data set, whose weights follow the schedule."""
+    """Returns the three streams as one data set with scheduled weights."""
     streams = [LazyShardedDataset(folder / name, dp_rank=0, dp_size=1) for name in NAMES]
     return BlendedDataset(
         list(zip(streams, (1.0, 0.0, 0.0), strict=True)),
@@ -41,7 +41,7 @@ def open_blend(folder: Path, batch_size: int) -> BlendedDataset:
 
 
 class Mixture:
-    """Counts what came of each stream, and what its weights wanted."""
+    """Counts the actual and the expected samples of each stream."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -51,7 +51,7 @@ class Mixture:
         self._shown = self.came.copy(), self.wanted.copy()
 
     def add(self, names: list[str], shares: tuple[float, ...]) -> None:
-        """Takes the names of a step's samples and the shares that held at it; prints a line every ten steps."""
+        """Adds the stream names of a step's samples and the shares at that step; prints a line every ten steps."""
         self.steps += 1
         self.came.update(names)
         for name, share in zip(NAMES, shares, strict=True):
@@ -65,7 +65,7 @@ class Mixture:
 
 
 def train(batches: Batches, stop: int, mixture: Mixture, blend: BlendedDataset) -> None:
-    """Trains up to a step. What is done with the samples is not shown here."""
+    """Reads batches up to a step. The training itself is omitted."""
     names: list[str] = []
     for batch in batches:
         names += [row["stream"] for row in batch]
@@ -77,30 +77,30 @@ def train(batches: Batches, stop: int, mixture: Mixture, blend: BlendedDataset) 
 
 
 def main() -> None:
-    """Writes three streams, trains on the blend, stops, continues, and checks."""
+    """Writes three streams, trains on the blend, stops, resumes, and checks the result."""
     folder = Path(*sys.argv[1:] or ["runs/blend_schedule"])
     if folder.exists():
-        sys.exit(f"{folder} is there already: remove it, or give another folder")
+        sys.exit(f"{folder} already exists: remove it, or give another folder")
     for name, samples in zip(NAMES, (2000, 600, 800), strict=True):
         with ChunkWriter(folder / name, samples_per_chunk=50) as writer:
             for number in range(samples):
                 writer.write({"stream": name, "id": number})
 
     print("             " + "".join(f"{name:^18}" for name in NAMES))
-    print("steps      " + "     wanted   came" * 3)
+    print("steps      " + "   expected actual" * 3)
     mixture = Mixture()
     blend = open_blend(folder, batch_size=8)
     batches = blend.batches(collate_fn=list)
     train(batches, STOPPED_AFTER, mixture, blend)
     (folder / "state.json").write_text(json.dumps(batches.state_dict()))
 
-    print("           stopped; continues with micro batches of 4")
+    print("           stopped; resumes with micro batches of 4")
     blend = open_blend(folder, batch_size=4)
     batches = blend.batches(collate_fn=list)
     batches.load_state_dict(json.loads((folder / "state.json").read_bytes()))
     train(batches, STEPS, mixture, blend)
 
-    assert mixture.steps == STEPS, f"it came to step {mixture.steps} only"
+    assert mixture.steps == STEPS, f"it reached only step {mixture.steps}"
     assert mixture.came.total() == STEPS * STEP_SAMPLES, mixture.came
     assert mixture.farthest <= len(NAMES), f"a stream was {mixture.farthest:.1f} samples away from its share"
     print(f"\nok: no stream was ever more than {mixture.farthest:.1f} samples away from its share")

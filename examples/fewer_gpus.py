@@ -3,12 +3,12 @@
     python examples/fewer_gpus.py [FOLDER]
 
 Four processes train on a stream that is still being produced, with a checkpoint every ten steps. After step 25 all of
-them get SIGKILL. Three processes continue from the newest checkpoint, with nothing said about the change: what steps 21
-to 25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it
-from the checkpoints alone, `lazyshard trace` tells when a sample was trained, and what the ranks have written down
-themselves has to agree.
+them are killed with SIGKILL. Three processes continue from the newest checkpoint, without any setting for the change.
+The samples of steps 21 to 25 are trained again, as their weights are lost, and everything else once. `lazyshard audit`
+proves this from the checkpoints alone, `lazyshard trace` shows when a sample was trained, and the logs of the ranks
+must agree.
 
-Ranks are processes on the CPU here, which talk through gloo; `train` is what each process of torchrun would run.
+Ranks are processes on the CPU that use gloo; `train` is what each process of torchrun would run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lazyshard import Batches, ChunkWriter, LazyShardedDataset, Order
 
 SAMPLES = 500
 FIRST_SAMPLES = 200
-"""As many are published before the kill: 25 steps of four ranks."""
+"""Samples that are published before the kill: 25 steps of four ranks."""
 
 BATCH = 2
 SAVE_STEPS = 10
@@ -41,7 +41,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def produce(stream: Path, stop: int) -> None:
-    """Publishes samples up to this one, and ends the stream where that is the last."""
+    """Publishes the samples before `stop`, and ends the stream after the last one."""
     writer = ChunkWriter(stream, samples_per_chunk=10)
     for number in range(writer.published_samples, stop):
         writer.write({"id": number, "x": [number / SAMPLES, 1.0]})
@@ -49,7 +49,7 @@ def produce(stream: Path, stop: int) -> None:
 
 
 def start(ranks: int, folder: Path) -> Sequence[BaseProcess]:
-    """Starts so many ranks."""
+    """Starts the ranks as processes."""
     processes = [FORK.Process(target=train, args=(rank, ranks, folder), daemon=True) for rank in range(ranks)]
     for process in processes:
         process.start()
@@ -57,7 +57,7 @@ def start(ranks: int, folder: Path) -> Sequence[BaseProcess]:
 
 
 def train(rank: int, ranks: int, folder: Path) -> None:
-    """Trains as one of so many ranks until the stream ends, from the newest checkpoint if there is one."""
+    """Trains as one rank until the stream ends, from the newest checkpoint if there is one."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
@@ -78,7 +78,7 @@ def train(rank: int, ranks: int, folder: Path) -> None:
 
 
 def learn(model: torch.nn.Linear, x: torch.Tensor) -> None:
-    """One step, with the mean of all ranks' gradients."""
+    """Does one step with the mean of all ranks' gradients."""
     (model(x) - 1).square().mean().backward()
     for weight in model.parameters():
         assert weight.grad is not None
@@ -88,7 +88,7 @@ def learn(model: torch.nn.Linear, x: torch.Tensor) -> None:
 
 
 def save(run: Path, model: torch.nn.Module, batches: Batches) -> None:
-    """Writes a checkpoint, which is there as a whole or not at all."""
+    """Writes a checkpoint atomically."""
     checkpoint, new = run / f"checkpoint-{batches.step}", run / ".new"
     new.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), new / "model.pt")
@@ -102,7 +102,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def trained(folder: Path, ranks: int) -> dict[int, list[int]]:
-    """Returns the ids that so many ranks have trained, by step."""
+    """Returns the ids that the run with this number of ranks trained, by step."""
     steps: dict[int, list[int]] = {}
     for log in sorted(folder.glob(f"rank_*_of_{ranks}.txt")):
         for line in log.read_text().splitlines():
@@ -112,7 +112,7 @@ def trained(folder: Path, ranks: int) -> dict[int, list[int]]:
 
 
 def lazyshard(*arguments: str | Path) -> str:
-    """Runs the command `lazyshard`, shows what it says, and returns it."""
+    """Runs the command `lazyshard`, prints its output, and returns it."""
     command = [sys.executable, "-m", "lazyshard.cli", *map(str, arguments)]
     print("$ lazyshard", *arguments)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -122,17 +122,17 @@ def lazyshard(*arguments: str | Path) -> str:
 
 
 def main() -> None:
-    """Trains with four ranks, kills them, continues with three, and checks."""
+    """Trains with four ranks, kills them, continues with three, and checks the result."""
     folder = Path(*sys.argv[1:] or ["runs/fewer_gpus"]).absolute()
     if folder.exists():
-        sys.exit(f"{folder} is there already: remove it, or give another folder")
+        sys.exit(f"{folder} already exists: remove it, or give another folder")
     stream, run = folder / "stream", folder / "run"
 
     produce(stream, FIRST_SAMPLES)
     four = start(4, folder)
     while sum(map(len, trained(folder, 4).values())) < FIRST_SAMPLES:
         if any(process.exitcode is not None for process in four):
-            sys.exit("a rank has ended before its time")
+            sys.exit("a rank exited too early")
         time.sleep(0.05)
     for process in four:
         process.kill()
@@ -145,7 +145,7 @@ def main() -> None:
     for process in three:
         process.join()
     if any(process.exitcode for process in three):
-        sys.exit("a rank has failed")
+        sys.exit("a rank failed")
     second = trained(folder, 3)
     print(f"three ranks: continued with step {min(second)} and finished after step {max(second)}\n")
 
@@ -157,8 +157,8 @@ def main() -> None:
     kept = [number for step, ids in first.items() if step < min(second) for number in ids]
     times = Counter(kept + [number for ids in second.values() for number in ids])
     assert set(times.values()) == {1}, f"trained more than once: {[n for n, count in times.items() if count > 1]}"
-    assert SAMPLES - len(times) < 3 * BATCH, f"{len(times)} samples were trained, fewer by more than a step takes"
-    assert set(lost) <= set(times), "what was trained behind the checkpoint has to be trained again"
+    assert SAMPLES - len(times) < 3 * BATCH, f"{len(times)} samples were trained; a step or more is missing"
+    assert set(lost) <= set(times), "samples trained after the checkpoint must be trained again"
     assert "proven: no sample was trained twice, and none was passed over" in audit, audit
     assert f"trained at step {next(s for s, ids in second.items() if first[25][0] in ids)} by rank" in trace, trace
     print(f"ok: {len(times)} of {SAMPLES} samples were trained, each once, by four ranks and then by three")

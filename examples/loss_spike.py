@@ -1,11 +1,11 @@
-"""Tracing a loss spike: from a step of the loss curve to lines of a file, and a second try without them.
+"""Tracing a loss spike: from a step of the loss curve to the lines of a file, and a second run without them.
 
     python examples/loss_spike.py [FOLDER]
 
-Two files of prices are published as a stream and trained in shuffled windows. In eight lines of the second one the
-prices are in another unit. The loss shows a spike, and nobody has kept a list of what was trained when. `lazyshard
-trace` tells it from a checkpoint: which samples these steps have trained, and from which line of which file each has
-come. Then the run goes back to the checkpoint before the spike and leaves the bad samples out, and all else is trained.
+Two files with prices are published as a stream and trained in shuffled windows. In eight lines of the second file the
+prices are in another unit. The loss has a spike, and there is no log of which samples were trained when. From a
+checkpoint `lazyshard trace` computes which samples these steps trained, and from which line of which file each sample
+is. Then the run resumes from the checkpoint before the spike, skips the bad samples, and trains all others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import torch
 from lazyshard import Batches, LazyShardedDataset, Order
 
 LINES = 200
-"""In each of the two files."""
+"""Lines in each of the two files."""
 
 BAD_LINES = range(81, 89)
-"""Of the second one, counted from 1."""
+"""Bad lines of the second file, counted from 1."""
 
 BATCH = 8
 SAVE_STEPS = 10
@@ -91,7 +91,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def find_spike(losses: dict[int, float]) -> int:
-    """Returns the first step whose loss is a hundred times that of the ten steps before it."""
+    """Returns the first step whose loss is over 100 times the median of the previous ten steps."""
     for step in list(losses)[10:]:
         if losses[step] > 100 * statistics.median(losses[step - back] for back in range(1, 11)):
             return step
@@ -99,13 +99,13 @@ def find_spike(losses: dict[int, float]) -> int:
 
 
 def show(losses: dict[int, float], steps: range) -> None:
-    """Prints a piece of the loss curve."""
+    """Prints a part of the loss curve."""
     print("  step " + "".join(f"{step:>12}" for step in steps))
     print("  loss " + "".join(f"{losses[step]:>12.3f}" for step in steps) + "\n")
 
 
 def command(text: str, folder: Path) -> str:
-    """Runs a command of lazyshard in a folder, shows it, and returns what it says."""
+    """Prints a command of lazyshard, runs it in a folder, and returns its output."""
     name, *arguments = shlex.split(text)
     module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
     print(f"$ {text}")
@@ -116,24 +116,24 @@ def command(text: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Trains into the spike, traces it, and trains again without what has made it."""
+    """Trains into the spike, traces it, and trains again without the samples that caused it."""
     folder = Path(*sys.argv[1:] or ["runs/loss_spike"]).absolute()
     if folder.exists():
-        sys.exit(f"{folder} is there already: remove it, or give another folder")
+        sys.exit(f"{folder} already exists: remove it, or give another folder")
     write_sources(folder)
     command("lazyshard-producer run --source a.jsonl b.jsonl --out stream --samples-per-chunk 8 --no-progress", folder)
 
-    print("\nthe first try:")
+    print("\nthe first run:")
     first = train(folder, "first")
     spike = find_spike(first)
     window = range(spike - 2, spike + 5)
     show(first, window)
 
-    print(f"what was trained at step {spike}?")
+    print(f"Which samples did step {spike} train?")
     newest = max((folder / "first").iterdir(), key=step_of).relative_to(folder)
     print(command(f"lazyshard trace stream --state {newest} --step {spike} --origins", folder))
 
-    print("and which rows of the steps about it are unlike the rest?")
+    print("Which rows of the steps around it are outliers?")
     about = f"lazyshard trace stream --state {newest} --step {window.start}:{window.stop} --origins --rows --json"
     bad = {}
     for line in command(about, folder).splitlines():
@@ -144,7 +144,7 @@ def main() -> None:
             print(f"  step {told['step']}  sample {sample}  {origin['path']}:{origin['lines'][0]}  {told['value']}")
 
     before = max((path for path in (folder / "first").iterdir() if step_of(path) < spike), key=step_of)
-    print(f"\nthe second try, from {before.name}, without these {len(bad)}:")
+    print(f"\nthe second run, from {before.name}, without these {len(bad)} samples:")
     second = train(folder, "second", before, sorted(bad))
     show(second, window)
     newest = max((folder / "second").iterdir(), key=step_of).relative_to(folder)
@@ -155,10 +155,10 @@ def main() -> None:
 
     assert sorted(bad.values()) == [("b.jsonl", line) for line in BAD_LINES], bad
     assert max(second.values()) < 1, f"there is a spike again: {second}"
-    assert "skipped on purpose: left out from part 1 on" in trace, trace
+    assert "skipped on purpose from part 1 on" in trace, trace
     assert f"{len(bad)} skipped on purpose ({min(bad)} to {max(bad)})" in audit, audit
     assert "proven: no sample was trained twice, and none was passed over" in audit, audit
-    print(f"ok: {len(bad)} lines of b.jsonl made the spike, all else was trained once")
+    print(f"ok: {len(bad)} lines of b.jsonl caused the spike, all other samples were trained once")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The student: trains on what the teacher says, while the teacher says it.
+"""The student: trains on the teacher's texts while they are generated.
 
     python student.py STREAM FOLDER STEPS
 
-It reads on from its checkpoint in FOLDER, if there is one. As a consumer with a name it tells the producer what it
-needs, which holds the teacher back, and by its commits what it needs no more, which is deleted.
+Continues from its checkpoint in FOLDER, if there is one. As a named consumer it reports to the producer what it needs,
+which limits how far the teacher is ahead, and its commits report what it no longer needs, which is deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAVE_STEPS = 16
 
 
 def collate(rows: list[dict[str, Any]]) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-    """Makes a batch: ids, tokens (samples × LENGTH), and what the teacher holds likely (samples × LENGTH × TOKENS)."""
+    """Returns a batch: ids, tokens (samples × LENGTH), the teacher's probabilities (samples × LENGTH × TOKENS)."""
     candidates = torch.tensor([row["candidates"] for row in rows])
     target = torch.zeros(len(rows), LENGTH, TOKENS)
     target.scatter_(2, candidates, torch.tensor([row["probabilities"] for row in rows]))
@@ -32,7 +32,7 @@ def collate(rows: list[dict[str, Any]]) -> tuple[list[int], torch.Tensor, torch.
 
 
 def main() -> None:
-    """Trains so many steps."""
+    """Trains up to the given step."""
     stream, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -59,7 +59,7 @@ def main() -> None:
                 values = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": state}
                 torch.save(values, folder / "new.pt")
                 os.replace(folder / "new.pt", checkpoint)
-                batches.commit(last_epoch=True)  # what is before it may go
+                batches.commit(last_epoch=True)  # chunks before the checkpoint may be deleted
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The teacher, as a source of rows for `lazyshard-producer run --source python:teacher:rows`.
 
-A row is a text that the teacher has made up, with what it holds likely at each place: the four likeliest tokens and
-their probabilities. The model is a tiny one with random weights; a real one would be loaded in its place.
+A row is a generated text with the four most likely tokens at each position and their probabilities. The model is tiny
+and has random weights; load a real one in its place.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 TOKENS = 32
 LENGTH = 24
 BATCH = 32
-"""Texts that are made at a time."""
+"""Texts that are generated at a time."""
 
 
 class Model(torch.nn.Module):
-    """Predicts a token from the one before it."""
+    """Predicts a token from the previous one."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Model(torch.nn.Module):
 
 
 def rows(position: int | None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields (row, position after it) without end; asked again with a position it continues with the rows after it."""
+    """Yields (row, position after it) endlessly, starting after `position` if it is given."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     teacher = Model(width=16)
     torch.nn.init.normal_(teacher.head.weight, std=2.0)
     start = position or 0
     for first in count(start - start % BATCH, BATCH):
-        # Seeded by the number of the text: whoever asks for the same one again gets the same one.
+        # Seeded by the number of the text, so that a restart generates the same texts again.
         made = generate(teacher, torch.Generator().manual_seed(first))
         for number, row in enumerate(made, first):
             if number >= start:
@@ -48,7 +48,7 @@ def rows(position: int | None) -> Iterator[tuple[dict[str, Any], int]]:
 
 @torch.no_grad()
 def generate(teacher: Model, chance: torch.Generator) -> list[dict[str, Any]]:
-    """Makes up a batch of texts."""
+    """Generates a batch of texts."""
     tokens = torch.randint(TOKENS, (BATCH, 1), generator=chance)
     while tokens.shape[1] < LENGTH:
         likely = teacher(tokens[:, -1]).softmax(-1)

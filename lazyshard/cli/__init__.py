@@ -1,4 +1,4 @@
-"""The command `lazyshard`: a module for each subcommand, of its name; `output` and `exits` are shared.
+"""The command `lazyshard`: each subcommand has a module of the same name; they share `output` and `exits`.
 
-`main` is the entry point, which needs neither typer nor rich; `command` puts the subcommands together.
+`main` is the entry point and needs neither typer nor rich; `command` registers the subcommands.
 """

@@ -1,4 +1,4 @@
-"""`lazyshard audit`: proves by the states of a run that each sample was trained once."""
+"""`lazyshard audit`: proves from the states of a run that each sample was trained once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, fo
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.stream import open_now
 
-# What becomes of a sample that is not trained once, in words
+# How the report calls samples that were not trained exactly once
 _FATES: Final = {
     "to_come": "to come",
     "left_over": "left over",
@@ -36,29 +36,29 @@ def command(
     stream: StreamArgument,
     checkpoints: Annotated[
         list[Path] | None,
-        Argument(metavar="[CHECKPOINTS]...", exists=True, help="Folders with its checkpoints. Default: its cursor."),
+        Argument(metavar="[CHECKPOINTS]...", exists=True, help="Folders with checkpoints. Default: the cursor only."),
     ] = None,
     state: Annotated[Path | None, Option(metavar="FILE", exists=True, help="Audit this state, not the newest.")] = None,
-    consumer: Annotated[
-        str | None, Option(metavar="NAME", help="The run's cursor. Default: as checkpoints say, or the only one.")
-    ] = None,
+    consumer: Annotated[str | None, Option(metavar="NAME", help="Its cursor. Default: as the checkpoints say.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    r"""Proves that a run trained no sample twice and passed none over, or names those.
+    r"""Proves that a run trained no sample twice and passed none over, or lists the samples for which it did.
 
-    It reads the states in the checkpoints of the folders given (checkpoint-N/lazyshard.json, also one folder deeper,
-    where ms-swift puts those of each start), and the run's cursor in the stream. From the one that was saved last it
-    computes every draw of the run and counts them, sample by sample: each must be trained once an epoch, or be still to
-    come, left over at an epoch's end, or skipped on purpose. Checkpoints from which the run has turned back are told
-    apart, with what they trained that is not in the model.
+    Reads the states in the checkpoints of the given folders (checkpoint-N/lazyshard.json, also one folder deeper, where
+    ms-swift puts the checkpoints of each start) and the run's cursor in the stream (by default the one that the
+    checkpoints name, or the only one). From the state that was saved last it computes every draw of the run and counts
+    the draws of each sample: each sample must be trained once per epoch, or be still to come, left over at the end of
+    an epoch, or skipped on purpose. Abandoned checkpoints, which are not on the way to the audited state, are listed
+    separately with the samples that they trained and the model lacks.
 
-    That is a proof where steps bear out the states' count of samples: where a checkpoint says after which step it was
-    saved (in its file, or by the name of its folder), and the state what a step takes, as those of `dataset.batches()`
-    and of ms-swift do. Otherwise the run is consistent, if the loop has counted `consumed` right.
+    The result is a proof only if steps confirm the number of samples in the states: each checkpoint must give the step
+    after which it was saved (in its file, or by the name of its folder), and the state must give the samples per step,
+    as the states of `dataset.batches()` and of ms-swift do. Otherwise the run is reported as consistent, which holds if
+    the training loop counted `consumed` correctly.
 
-    It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and
-    holds what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows
-    are not read: `lazyshard verify` does that.
+    Also checks that steps, consumed samples and states agree, that the states belong to this stream and the stream
+    holds what they record, and that no chunk that the newest checkpoint still needs is deleted or may be deleted. Does
+    not read rows; `lazyshard verify` does.
 
     Examples:
         lazyshard audit /shared/stream out
@@ -66,13 +66,12 @@ def command(
         lazyshard audit /shared/stream out --json | jq '.epochs\[].twice'
 
     Exit codes:
-        0  proven, and all is in order
-        2  usage; there is no such directory; or it is not clear whose cursor is meant
-        3  there is no state to audit, or none in one of the folders
-        5  something is not in order: each is told in a line; the audited state does not fit the stream; or there is
-           none
+        0  proven, no problems found
+        2  usage error; no such directory or consumer; or several cursors and no --consumer
+        3  no state to audit, or one of the folders holds no checkpoint
+        5  problems were found, each printed on a line; the audited state does not fit the stream; or there is no stream
         7  the filesystem or store failed: no permission, no answer
-        9  consistent, but not proven: no steps bear out how many samples the states say were trained
+        9  consistent, but not proven: no steps confirm how many samples the states say were trained
     """
     directory, remarks = find_stream(stream), list[Remark]()
     states = _read(checkpoints or (), directory, remarks)
@@ -88,8 +87,8 @@ def command(
         unusable = [one for one in remarks if one.kind != "note"]
         for one in unusable:
             complain(one.what if one.what.startswith(one.where) else f"{one.where}: {one.what}")
-        neither = "there is no state to audit: neither in a checkpoint in the folders given, nor in a cursor"
-        complain(f"{directory}: {neither}; give the folder in which the checkpoints lie")
+        none = "no state to audit, neither in a checkpoint of the given folders nor in a cursor"
+        complain(f"{directory}: {none}; give the folder that holds the checkpoints")
         return exits.STREAM_DAMAGED if unusable else exits.REFUSED
     if head is None:
         head, chosen = newest(states)
@@ -103,13 +102,13 @@ def command(
 
 
 def _read(folders: Sequence[Path], directory: Path, remarks: list[Remark]) -> list[SavedState]:
-    """Returns the states of checkpoints; remarks on what cannot be used, or is of a blend without this stream."""
+    """Returns the states of checkpoints; adds remarks on unusable ones and on blends without this stream."""
     states, files = list[SavedState](), dict[Path, None]()
     for folder in folders:
-        # To continue with the cursor alone would prove another thing than was asked for.
+        # Auditing the cursor alone would prove something other than what the user asked for.
         if not (found := checkpoint_files(folder)):
-            expected = "expected checkpoint-N/lazyshard.json, or a folder deeper; without folders the cursor is audited"
-            raise ConfigInvalid(f"{folder}: there is no checkpoint in it: {expected}", file=str(folder))
+            expected = "expected checkpoint-N/lazyshard.json, or one folder deeper; give no folder to audit the cursor"
+            raise ConfigInvalid(f"{folder}: no checkpoint found: {expected}", file=str(folder))
         files |= dict.fromkeys(found)
     for file in files:
         try:
@@ -124,24 +123,23 @@ def _read(folders: Sequence[Path], directory: Path, remarks: list[Remark]) -> li
 def _consumers(
     directory: Path, states: Sequence[SavedState], consumer: str | None, remarks: list[Remark]
 ) -> list[Consumer]:
-    """Returns the run's cursors: those that were asked for, or that its checkpoints name, or the only one.
+    """Returns the run's cursors: the requested one, or those that its checkpoints name, or the only one.
 
-    Where there are some and none of them is taken, a note says so.
+    If cursors exist but none of them is used, adds a note.
     """
-    known, what = list_consumers(directory), None
+    known, why = list_consumers(directory), None
     there = ", ".join(one.name for one in known)
     named = {saved.consumer for saved in states if saved.consumer is not None} if consumer is None else {consumer}
     found = [one for one in known if one.name in named or not named]
-    others = f"there are: {there}" if known else "there is none"
+    others = f"the stream has: {there}" if known else "the stream has none"
     refuse_if(consumer is not None and not found, "--consumer", f"no consumer {consumer!r}; {others}")
     if named and known and not found:
-        what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
+        why = f"the checkpoints name {', '.join(sorted(named))}, the stream has the cursors of {there}"
     elif not named and len(known) > 1:
         refuse_if(not states, "--consumer", f"{directory} has the cursors of {there}: choose one")
-        what, found = f"there are those of {there}, and the checkpoints name none", []
-    if what is not None:
-        text = f"no cursor is looked at: {what}; name the run's with --consumer"
-        remarks.append(Remark("note", str(directory), text))
+        why, found = f"the stream has those of {there}, the checkpoints name none", []
+    if why is not None:
+        remarks.append(Remark("note", str(directory), f"no cursor is audited: {why}; choose one with --consumer"))
     return found
 
 
@@ -174,7 +172,7 @@ def _state_values(one: AuditedState) -> dict[str, Any]:
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
-    """Yields the report in words, of its JSON values."""
+    """Yields the report for people, made of its JSON values."""
     deleted = f", those below {values['retired']:,} deleted" if values["retired"] else ""
     chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
     yield f"{values['stream']}: {chunks}{deleted}, {samples}, {'ended' if values['ended'] else 'not ended'}"
@@ -186,32 +184,32 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
     for name, one in states:
         if one["trained_again"] is not None:
             after, beyond = count(one["left_after"], what), f"{one['trained_beyond']:,} more"
-            yield f"{name} left the course after {after}: it trained {beyond}, which are not in the audited model"
+            yield f"{name} was abandoned after {after}: it trained {beyond}, which are not in the audited model"
         for epoch, again in (one["trained_again"] or {}).items():
-            where = f"on the course in epoch {epoch}: {ranges_text(again['ranges'])}"
+            where = f"in epoch {epoch} by the audited run: {ranges_text(again['ranges'])}"
             yield f"  {again['samples']:,} of them were trained again {where}"
     for one in values["epochs"]:
         parts, step = [f"{one['trained']:,} trained"], one["fewer_than_step"]
         for kind, word in _FATES.items():
-            coming = step and f"fewer than the {step:,} of a step: left over too, if training stops here"
+            coming = step and f"fewer than the {step:,} of a step, so they are left over if training stops here"
             told = coming if kind == "to_come" else ranges_text(one[kind]["ranges"])
             if number := one[kind]["samples"]:
                 parts.append(f"{number:,} {word}" + (f" ({told})" if told else ""))
         far = "" if values["ended"] else " published so far"
         yield f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
-    for begin, said in (("note", values["notes"]), ("not in order", values["findings"])):
+    for begin, said in (("note", values["notes"]), ("problem", values["findings"])):
         yield from (f"{begin}: {one['where']}: {one['what']}" for one in said)
     yield _verdict(values)
 
 
 def _verdict(values: dict[str, Any]) -> str:
     if not all(one["proven"] for one in values["epochs"]):
-        return "NOT proven: see what is trained twice or passed over"
+        return "NOT proven: see the samples above that were trained twice or passed over"
     if not values["consistent"]:
         return "NOT proven: the states contradict their steps, their samples or the stream, see above"
     none = "no sample was trained twice, and none was passed over"
-    why = "the checkpoint does not say after how many steps of the run it was saved"
-    why = "the state does not say what a step takes" if values["steps"] is None else why
-    text = f"consistent, if `consumed` was counted right: by the states {none}; {why}, so it cannot be checked"
+    why = "the checkpoint does not record after which step of the run it was saved"
+    why = "the state does not record the samples per step" if values["steps"] is None else why
+    text = f"consistent, if `consumed` was counted correctly: by the states {none}; {why}, so it cannot be checked"
     text = f"proven: {none}" if values["proven"] else text
-    return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'thing')} not in order, see above"
+    return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'problem')} found, see above"

@@ -1,4 +1,4 @@
-"""`lazyshard check-config`: finds all mistakes of a configuration at once."""
+"""`lazyshard check-config`: reports all mistakes in a configuration at once."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from lazyshard.cli import exits, output
 
 
 def command(
-    file: Annotated[str, Argument(metavar="FILE", help="The configuration, YAML.")],
-    no_imports: Annotated[bool, Option("--no-imports", help="Import nothing: functions are not looked for.")] = False,
+    file: Annotated[str, Argument(metavar="FILE", help="The configuration in YAML.")],
+    no_imports: Annotated[bool, Option("--no-imports", help="Import nothing, and do not check functions.")] = False,
     as_json: output.JsonOption = False,
 ) -> int:
-    r"""Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
+    r"""Checks a configuration for `lazyshard.load` and reports all mistakes at once, each with its line.
 
-    The modules of the functions that it names are imported, to see whether these are there: look at a file that
-    somebody else has made first, or give --no-imports. No stream is opened.
+    Imports the modules of the functions that the file names, to check that the functions exist. Read a file that you
+    did not write first, or give --no-imports. Opens no stream.
 
     Examples:
         lazyshard check-config train.yaml
         lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'
 
     Exit codes:
-        0  it is in order
+        0  no mistakes
         1  a package is missing: pip install 'lazyshard\[cli,config]'
-        2  usage
-        3  there are mistakes: each is told in a line
+        2  usage error
+        3  mistakes were found, each printed on a line
         7  the file cannot be read
     """
     from lazyshard.config import examine
@@ -42,7 +42,7 @@ def command(
     result = output.count(len(lines), "mistake")
     if checked.config is not None:
         steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
-        result = f"in order: {output.count(len(checked.config.datasets), 'data set')}, {output.count(steps, 'step')}"
+        result = f"no mistakes: {output.count(len(checked.config.datasets), 'data set')}, {output.count(steps, 'step')}"
     mistakes = [one._asdict() for one in checked.mistakes]
     output.show({"file": checked.name, "ok": not lines, "mistakes": mistakes}, [*lines, f"{file}: {result}"], as_json)
     return exits.REFUSED if lines else exits.DONE

@@ -1,8 +1,8 @@
-"""`lazyshard doctor`: what is installed, and whether it works together.
+"""`lazyshard doctor`: checks what is installed and whether it works together.
 
-A package that has something to examine names a function without arguments in the entry-point group `GROUP`; it returns
-its findings in the order in which they are to be read. A function `applies` beside it may tell whether there is
-anything to examine; where there is not, only who asks for it has it examined.
+A package adds an area by an entry point in the group `GROUP`: a function without arguments that returns its findings in
+the order of the report. If the function's module has a function `applies` that returns False, there is nothing to
+check, and the area is checked only if the user names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lazyshard.format.records import HEAD
 from lazyshard.store.files import is_url
 from lazyshard.stream.waiting import Waker
 
-GROUP: Final = "lazyshard.doctor"  # The entry-point group; an entry's name is what is given to the command
+GROUP: Final = "lazyshard.doctor"  # The entry-point group; the name of an entry is the AREA of the command
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 _AREA: Final = "lazyshard"
 
@@ -46,12 +46,15 @@ PURPOSES: Final = {
     "torchdata": "a stream as a source of torchdata.nodes",
     "megatron": "lazyshard export",
 }
-"""What each extra is for."""
+"""The purpose of each extra."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at, under a heading; those of a section are together. `ok` is None without a verdict."""
+    """A line of the report, under the heading `section`. Findings of a section are consecutive.
+
+    `ok` is None for information without a verdict.
+    """
 
     section: str
     subject: str
@@ -61,18 +64,17 @@ class Finding:
 
 def command(
     area: Annotated[str | None, Argument(metavar="[AREA]", help="lazyshard or swift. Default: all installed.")] = None,
-    stream: Annotated[str | None, Option(metavar="DIR", help="Try the filesystem of this stream.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print a JSON object on one line for each area.")] = False,
+    stream: Annotated[str | None, Option(metavar="DIR", help="Also test the filesystem of this stream.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per area, each on one line.")] = False,
 ) -> int:
-    r"""Says what is installed, whether it works together, and what would happen.
+    r"""Checks what is installed and whether it works together.
 
-    [bold]lazyshard[/bold]: versions, which extras are installed and what each is for, inotify; with --stream the
-    filesystem that a stream lies on, as processes of this machine see it: its type, renames, fsync, locks, links,
-    inotify.
+    [bold]lazyshard[/bold]: versions, the installed extras and the purpose of each, and inotify. With --stream also the
+    stream's filesystem as processes on this machine see it: type, renames, fsync, locks, hard links, inotify.
 
-    [bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
-    ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would
-    do. Nothing of ms-swift is imported or changed.
+    [bold]swift[/bold]: the versions of ms-swift and related packages, whether lazyshard is active in this interpreter,
+    each place where it hooks into ms-swift, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy
+    true` would do. Neither imports nor changes ms-swift.
 
     Examples:
         lazyshard doctor
@@ -80,9 +82,9 @@ def command(
         lazyshard doctor swift --json
 
     Exit codes:
-        0  all is as it should be
-        1  something is missing or does not fit: it is marked NOT OK; or typer or rich is: pip install 'lazyshard\[cli]'
-        2  usage
+        0  all checks passed
+        1  a check failed and is marked NOT OK; or typer or rich is missing: pip install 'lazyshard\[cli]'
+        2  usage error
     """
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     names = [_AREA, *sorted(known)]
@@ -96,9 +98,9 @@ def command(
         there = one == _AREA or area is not None or applies is None or applies()
         findings = list(examine()) if there else []
         missing = sum(finding.ok is False for finding in findings)
-        last = f"{output.count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
+        last = f"{output.count(missing, 'check')} failed" if missing else "all checks passed"
         if not there:
-            last = f"{one}: not installed, so there is nothing to examine; `lazyshard doctor {one}` tells what it needs"
+            last = f"{one}: not installed, nothing to check; `lazyshard doctor {one}` shows what it needs"
         values = {"area": one, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
         output.show(values, [*_lines(findings), last], as_json)
         code = exits.MISSING if missing else code
@@ -149,22 +151,22 @@ def _versions() -> Iterator[Finding]:
 def _filesystem(stream: str) -> Iterator[Finding]:
     section = f"filesystem of {redact(stream)}"
     if is_url(stream):
-        yield Finding(section, "type", "an object store, which is not looked at here: see docs/object-storage.md")
+        yield Finding(section, "type", "an object store, which is not tested here: see docs/object-storage.md")
         return
     directory = Path(stream).expanduser().absolute()
     place = directory if directory.is_dir() else directory.parent
     if not place.is_dir():
-        yield Finding(section, "directory", f"neither it nor {place} is there: is the filesystem mounted?", False)
+        yield Finding(section, "directory", f"neither it nor {place} exists: is the filesystem mounted?", False)
         return
-    yield Finding(section, "directory", "there" if place == directory else f"not there yet; {place} is", True)
+    yield Finding(section, "directory", "exists" if place == directory else f"does not exist yet; {place} does", True)
     yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
         with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(place)]) as far:
             lines = measure(str(place), far, 20.0, output.explain).lines
     except Untried as error:
-        yield Finding(section, "files", f"could not be tried: {error}", False)
+        yield Finding(section, "files", f"could not be tested: {error}", False)
     except OSError as error:
-        why = f"not possible for this user ({error.strerror}): it can be read, not produced"
+        why = f"not possible for this user ({error.strerror}): the stream can be read, but not produced"
         yield Finding(section, "writing", why)
     else:
         for line in lines:
@@ -174,11 +176,11 @@ def _filesystem(stream: str) -> Iterator[Finding]:
 
 
 def _inotify(section: str, place: str, *, otherwise: bool | None) -> Finding:
-    """Tries whether whoever waits for a file in a directory is told of it."""
+    """Tests whether inotify wakes a process that waits for a file in a directory."""
     woken = False
     with suppress(OSError), TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place) as at, Waker(Path(at)) as waker:
         waker.sleep(0)
         (Path(at) / HEAD).write_text("{}")
         woken = waker.sleep(2.0)
-    remedy = "wakes nobody: whoever waits polls; see whether fs.inotify.max_user_instances can be raised by sysctl"
+    remedy = "does not work, readers poll instead; check whether sysctl can raise fs.inotify.max_user_instances"
     return Finding(section, "inotify", "works on this machine" if woken else remedy, woken or otherwise)

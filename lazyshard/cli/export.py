@@ -1,7 +1,7 @@
 """`lazyshard export`: writes an ended stream of token ids as Megatron's IndexedDataset, by megatron-core's builder.
 
-Each row holds a list of tokens, which is a sequence, or several with their lengths. Both files are written under
-temporary names, and get their own when they are on the device, the data first: readers look for both.
+Each row holds a list of tokens: one sequence, or several with their lengths. Both files are written under temporary
+names and renamed once they are synced to the device, the data first, as readers look for both.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _KEY: Final = "key:"
 
 
 class ExportSettings(NamedTuple):
-    """What of the rows is exported, and how: as the options of the command."""
+    """The options of the command."""
 
     field: str = "input_ids"
     dtype: str = AUTO
     boundaries: str = "row"
     lengths: str | None = None
     mode: str | None = None
-    samples_per_chunk: int | None = None  # of a directory without `stream.json`; None for those of its first
-    force: bool = False  # replace files of these names
+    samples_per_chunk: int | None = None  # of a directory without `stream.json`; None: rows of its first chunk
+    force: bool = False  # replace existing files
 
 
 def command(
@@ -52,22 +52,23 @@ def command(
     field: Annotated[str, Option(metavar="KEY", help="Key of the list of tokens.")] = "input_ids",
     dtype: Annotated[str, Option(metavar="TYPE", help=f"{', '.join(DTYPES)}; auto: as Megatron chooses.")] = AUTO,
     document_boundaries: Annotated[
-        str, Option(metavar="row|stream|key:NAME", help="A document: a row, all, or rows alike under NAME.")
+        str, Option(metavar="row|stream|key:NAME", help="A document is a row, all rows, or rows with equal NAME.")
     ] = "row",
     lengths: Annotated[str | None, Option(metavar="KEY", help="Key of sequence lengths, if rows hold several.")] = None,
-    mode: Annotated[str | None, Option(metavar="KEY", help="Key of the sequences' modes, to write them too.")] = None,
-    force: Annotated[bool, Option("--force", help="Replace files of these names.")] = False,
+    mode: Annotated[str | None, Option(metavar="KEY", help="Key of the sequences' modes, to be written too.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: output.JsonOption = False,
     samples_per_chunk: output.SamplesPerChunkOption = None,
 ) -> int:
     r"""Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
 
     Each row holds a list of integers under --field, which is a sequence and, by default, a document. Both files appear
-    when the whole is written, the index last. The stream is only read. megatron-core has to be installed: pip install
+    once everything is written, the index last. The stream is not changed. Requires megatron-core: pip install
     'lazyshard\[megatron]'.
 
-    Killed, it leaves hidden files beside them, .NAME.bin.* and .NAME.idx.*, which nothing removes: do that, and run the
-    same command again; it begins anew. Killed in its last moment it leaves PREFIX.bin alone, which takes --force.
+    If the command is killed, it leaves hidden files in the same folder, .NAME.bin.* and .NAME.idx.*. Remove them and
+    run the same command again; it starts from the beginning. If it is killed at the very end, PREFIX.bin exists without
+    its index, and the next run needs --force.
 
     Examples:
         lazyshard export /shared/stream /data/corpus
@@ -76,22 +77,22 @@ def command(
     Exit codes:
         0  written
         1  a package is missing: pip install 'lazyshard\[cli,megatron]'
-        2  usage; there is no such directory
-        3  refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; a row
-           holds no tokens, or one that the type cannot hold (the message names file and row)
-        5  STREAM is damaged, or there is none
+        2  usage error; no such directory
+        3  refused: PREFIX exists; STREAM has not ended, lacks its first chunks, or holds no token; a row has no list of
+           tokens, or a token that the type cannot hold (the message gives file and row)
+        5  STREAM is damaged or holds no stream
         7  the filesystem or store failed: disk full, read-only, no permission
         130  Ctrl-C; nothing was written
     """
     started, source = time.monotonic(), output.find_stream(stream)
     unplaced = not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or ".")
-    output.refuse_if(unplaced, "PREFIX", f"{prefix!r} is not a name in a directory that is there")
+    output.refuse_if(unplaced, "PREFIX", f"{prefix!r} is not a name in an existing directory")
     suffixed = prefix.endswith((DATA_SUFFIX, INDEX_SUFFIX))
     output.refuse_if(suffixed, "PREFIX", f"give it without {prefix[-len(INDEX_SUFFIX) :]}, got {prefix!r}")
     known = (AUTO, *DTYPES)
-    output.refuse_if(dtype not in known, "--dtype", f"{', '.join(known)} are known, got {dtype!r}")
+    output.refuse_if(dtype not in known, "--dtype", f"expected one of {', '.join(known)}, got {dtype!r}")
     unknown = re.fullmatch(f"row|stream|{_KEY}.+", document_boundaries, re.DOTALL) is None
-    needed = f"row, stream or {_KEY}NAME is needed, got {document_boundaries!r}"
+    needed = f"expected row, stream or {_KEY}NAME, got {document_boundaries!r}"
     output.refuse_if(unknown, "--document-boundaries", needed)
     settings = ExportSettings(field, dtype, document_boundaries, lengths, mode, samples_per_chunk, force)
     with output.chunk_bar() as report:
@@ -107,9 +108,9 @@ def export(
 ) -> dict[str, Any]:
     """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; returns what the command prints.
 
-    `report` is told a phase, and how many chunks are done of how many. Raises ConfigInvalid, StreamMissing,
-    StreamInvalid (it has not ended, its first rows are deleted, or it holds no token), RowInvalid, another
-    LazyShardError of a damaged stream, ImportError without megatron-core, OSError.
+    `report` is called with a phase, the chunks done and the number of chunks. Raises ConfigInvalid, StreamMissing,
+    StreamInvalid (the stream has not ended, its first rows are deleted, or it holds no token), RowInvalid, another
+    LazyShardError for a damaged stream, ImportError without megatron-core, OSError.
     """
     files = [prefix.with_name(f"{prefix.name}{suffix}") for suffix in (DATA_SUFFIX, INDEX_SUFFIX)]
     parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
@@ -125,7 +126,7 @@ def export(
         for dtype in (_SMALLEST, "int32") if settings.dtype == AUTO else (settings.dtype,):
             builder = new_builder(str(parts[0]), getattr(np, dtype), settings.mode is not None)
             try:
-                # Of the smallest type: as far as its tokens go.
+                # False if a token does not fit the smallest type: start again with the next one.
                 if _add_rows(reader, builder, dtype, settings, report):
                     break
             finally:
@@ -147,7 +148,7 @@ def export(
 def _find_builder() -> Any:
     try:
         with warnings.catch_warnings():
-            # Of Transformer Engine, which is not needed here.
+            # Transformer Engine, which is not needed here, warns.
             warnings.simplefilter("ignore")
             from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     except ImportError as cause:
@@ -158,7 +159,7 @@ def _find_builder() -> Any:
 def _check_free(files: list[Path]) -> None:
     for path in files:
         if os.path.lexists(path):
-            raise ConfigInvalid(f"{path}: is there already; choose another name, or give --force", file=str(path))
+            raise ConfigInvalid(f"{path}: already exists; choose another name, or give --force", file=str(path))
 
 
 def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
@@ -180,9 +181,9 @@ def _check_source(reader: StreamReader) -> None:
     seen = reader.seen
     if not seen.ended:
         gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
-        raise _unfit(reader, f"has not ended{gap}; an export holds all of a stream, so wait for its end", seen.gap)
+        raise _unfit(reader, f"has not ended{gap}; an export holds a whole stream, so wait for its end", seen.gap)
     if reader.stream_id is not None and (retired := read_retired(reader.directory, reader.stream_id)):
-        raise _unfit(reader, f"its chunks below {retired} are deleted; produce it anew with --retain all", 0)
+        raise _unfit(reader, f"its chunks below {retired} are deleted; produce it again with --retain all", 0)
 
 
 def _unfit(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
@@ -190,14 +191,14 @@ def _unfit(reader: StreamReader, why: str, chunk: int | None = None) -> StreamIn
 
 
 def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: Any) -> bool:
-    """Adds all rows; returns False, where the type is still to be found, at a token that needs a wider one."""
+    """Adds all rows; returns False at a token that needs a wider type, if the type is chosen automatically."""
     published, sample = reader.seen, 0
     key: Any = object()
     (least, most), integral = bounds_of(dtype), DTYPES[dtype].kind in "iu"
     widens = settings.dtype == AUTO and dtype == _SMALLEST
     while sample < published.samples:
         report("exporting", sample // reader.samples_per_chunk, published.chunks)
-        # What a chunk has of so many is read together; large rows come in smaller pieces.
+        # Rows of one chunk are read together, up to this number; large rows are returned in smaller batches.
         for row in reader.read_published(sample, published.samples, 1024):
             try:
                 tokens, lengths, modes, shared = read_row(row, settings, integral)
@@ -214,7 +215,7 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                 message = f"{path}:{at + 1}: sample {sample}: {cause}"
                 raise RowInvalid(message, reason=str(cause), file=path, line=at + 1) from None
             if shared == key:
-                # The document of the row before continues.
+                # The document of the previous row continues.
                 builder.document_indices.pop()
             builder.add_document(tokens, lengths, modes)
             sample, key = sample + 1, shared
@@ -223,25 +224,25 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
 
 
 class Unfit(Exception):
-    """Why a row cannot be exported; told with its place by whoever knows that."""
+    """The reason why a row cannot be exported; `_add_rows` adds file and row."""
 
 
 def read_row(
     row: dict[str, Any], settings: ExportSettings, integral: bool
 ) -> tuple[npt.NDArray[Any], list[int], list[int] | None, Any]:
-    """Returns of a parsed row its tokens, the lengths and modes of its sequences, and what rows of its document share.
+    """Returns a parsed row's tokens, the lengths and modes of its sequences, and the key of its document.
 
-    If `integral`, tokens are integers, else numbers of any kind. Raises Unfit where something is not what it must be.
+    If `integral`, tokens must be integers, otherwise any numbers. Raises Unfit for a row that cannot be exported.
     """
     tokens = _numbers(_take(row, settings.field), settings.field, integral)
     lengths, modes = [len(tokens)], None
     if settings.lengths is not None and settings.lengths in row:
         lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
         if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
-            raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, and there are {len(tokens)} tokens")
+            raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, but the row has {len(tokens)} tokens")
     # Lengths are written as int32.
     if max(lengths, default=0) >= 1 << 31:
-        raise Unfit(f"a sequence of {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
+        raise Unfit(f"a sequence has {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
     if settings.mode is not None:
         value = _take(row, settings.mode)
         modes = [value] * len(lengths) if type(value) is int else _numbers(value, settings.mode).tolist()
@@ -257,14 +258,14 @@ def read_row(
 
 def _take(row: dict[str, Any], name: str) -> Any:
     if name not in row:
-        raise Unfit(f"{name!r} is missing; it holds {reprlib.repr(list(row))}")
+        raise Unfit(f"key {name!r} is missing; the row has {reprlib.repr(list(row))}")
     return row[name]
 
 
 def _numbers(values: Any, name: str, integral: bool = True) -> npt.NDArray[Any]:
     kinds, one = ({int}, "an integer") if integral else ({int, float}, "a number")
     if type(values) is not list:
-        raise Unfit(f"{name!r} is {_kind(values)}, expected a list, each {one}")
+        raise Unfit(f"{name!r} is {_kind(values)}, expected a list, each item {one}")
     if set(map(type, values)) - kinds:
         at = next(index for index, value in enumerate(values) if type(value) not in kinds)
         raise Unfit(f"{name!r}[{at}] is {_kind(values[at])}, expected {one}")

@@ -1,4 +1,4 @@
-"""`lazyshard forget`: strikes off a consumer that will not come back, so that nothing is kept for it any more."""
+"""`lazyshard forget`: removes a consumer that will not return, so that no chunks are kept for it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lazyshard.stream.cursor import Consumer, forget_consumer, list_consumers
 def command(
     stream: output.StreamArgument,
     name: Annotated[str, Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: output.JsonOption = False,
 ) -> int:
-    """Forgets a consumer that will not come back: removes its cursor and its reading hint.
+    """Forgets a consumer that will not return: removes its cursor and its reading hint.
 
-    As long as a consumer is known, a producer with --retain consumed keeps every chunk that is not in its checkpoints,
-    and one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running
+    As long as a consumer is registered, a producer with --retain consumed keeps every chunk that its checkpoints do not
+    cover, and a producer with --max-ahead waits for it. Forget a run that was given up. A run that is still running
     registers again with its next checkpoint, but may find its chunks deleted.
 
     Examples:
@@ -35,9 +35,9 @@ def command(
 
     Exit codes:
         0  forgotten, or the answer was no
-        2  usage; there is no such directory; or nobody can be asked, and --yes is not given
-        3  no consumer of this name; the message lists those that are there
-        5  the stream is damaged or of a later format
+        2  usage error; no such directory; or no terminal to ask for confirmation, and no --yes
+        3  no consumer of this name; the message lists the consumers
+        5  the stream is damaged or has a later format
         7  the filesystem or store failed: read-only, no permission
     """
     directory = output.find_stream(stream)
@@ -45,14 +45,14 @@ def command(
     consumers = list_consumers(directory)
     consumer = next((one for one in consumers if one.name == name), None)
     if consumer is None:
-        there = f"there are: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
+        there = f"registered: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
         raise ConfigInvalid(f"{directory}: no consumer {name!r}; {there}")
-    # Of what --json gives nobody can tell the last line from those before it.
+    # With --json stdout holds only the result.
     for line in list(_told(directory, consumers, consumer, time.time())):
         (output.explain if as_json else output.say)(line)
     if not yes:
         if not sys.stdin.isatty():
-            output.complain("there is nobody to ask: give --yes to forget it all the same; nothing was changed")
+            output.complain("stdin is no terminal, cannot ask for confirmation: give --yes; nothing was changed")
             return exits.USAGE
         print("forget it? [y/N] ", end="", file=sys.stderr, flush=True)
         yes = sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -65,9 +65,9 @@ def command(
 
 
 def freed(consumers: Sequence[Consumer], name: str, retired: int, published: int) -> range:
-    """Returns the chunks that only this consumer keeps from being deleted, of those published; never the newest.
+    """Returns the published chunks, without the newest, that only this consumer keeps from being deleted.
 
-    Without any consumer nothing may be deleted: if there is no other, nothing is freed.
+    Returns none if there is no other consumer: without consumers nothing may be deleted.
     """
     others = [one.chunks_before for one in consumers if one.name != name]
     if not others:
@@ -77,29 +77,29 @@ def freed(consumers: Sequence[Consumer], name: str, retired: int, published: int
 
 
 def _told(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: float) -> Iterator[str]:
-    """Yields what is known of a consumer, and what forgetting it does to the chunks."""
+    """Yields lines on a consumer, and which chunks may be deleted without it."""
     cursor, reading, name = consumer.cursor, consumer.reading, consumer.name
     ages = [max(0.0, now - file.updated_at) for file in (cursor, reading) if file is not None]
     checkpoint = "none" if cursor is None else checkpoint_words(cursor, ages[0])
-    checkpoint = checkpoint if consumer.problem is None else f"not known: {consumer.problem}"
+    checkpoint = checkpoint if consumer.problem is None else f"unknown: {consumer.problem}"
     yield from (f"consumer {name} of {stream}", f"  checkpoint  {checkpoint}")
     if reading is not None:
         yield f"  reading     needs {output.count(reading.needs_chunks, 'chunk')}; {output.duration(ages[-1])} old"
-    # One that was heard of so lately may well be running: it marks its place once a window.
+    # A consumer with so recent files may be running: it writes its reading hint once per window.
     if ages and min(ages) < 600.0:
         running = "if it is running, it registers again with its next checkpoint, but may find its chunks deleted"
-        yield f"it was heard of {output.duration(min(ages))} ago: {running}"
+        yield f"its last sign of life is {output.duration(min(ages))} old: {running}"
     if len(consumers) == 1:
-        yield "no consumer is left without it, and nothing is deleted until one registers"
+        yield "it is the only consumer, and without consumers no chunk is deleted until one registers"
         return
     try:
         survey = take_survey(stream, now)
     except LazyShardError as error:
-        yield f"what may be deleted without it is not known: {error}"
+        yield f"cannot tell which chunks may be deleted without it: {error}"
         return
     chunks, size = freed(consumers, name, survey.census.retired, survey.census.chunks), survey.disk.chunk_size
     much = output.count(len(chunks), "chunk") + ("" if size is None else f", about {output.size(len(chunks) * size)}")
-    text = "no chunk may be deleted for that: it is not the one that keeps them"
+    text = "without it, no further chunk may be deleted"
     if chunks:
         what = output.chunk_range(chunks.start, chunks.stop)
         text = f"without it, {what} may be deleted ({much}): no other consumer keeps them"

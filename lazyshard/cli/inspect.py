@@ -1,4 +1,4 @@
-"""`lazyshard inspect`: what a stream holds, and rows of it."""
+"""`lazyshard inspect`: shows what a stream holds, and its rows."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _LENGTHS: Final = {
 
 def command(
     stream: output.StreamArgument,
-    sample: Annotated[int | None, Argument(metavar="N", min=0, help="The sample to show, from 0 on.")] = None,
+    sample: Annotated[int | None, Argument(metavar="N", min=0, help="The sample to show, counted from 0.")] = None,
     chunk: Annotated[int | None, Option(metavar="K", min=0, help="Show this chunk: its seal and first rows.")] = None,
-    rows: Annotated[int | None, Option(metavar="M", min=0, help="Rows to show. Default: 1; with --chunk 3.")] = None,
-    full: Annotated[bool, Option("--full", help="Shorten nothing.")] = False,
-    every: Annotated[bool, Option("--all", help="Look at every chunk for the overview.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
+    rows: Annotated[int | None, Option(metavar="M", min=0, help="Rows to show. Default: 1, with --chunk 3.")] = None,
+    full: Annotated[bool, Option("--full", help="Do not shorten values.")] = False,
+    every: Annotated[bool, Option("--all", help="Overview: read the seals of all chunks, not of some.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object on one line, with whole rows.")] = False,
     samples_per_chunk: output.SamplesPerChunkOption = None,
 ) -> int:
-    """Shows what a stream holds: its facts, how long its rows are, which keys they have; or rows of it.
+    """Shows an overview of a stream (facts, row lengths, keys) or some of its rows.
 
-    Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream
-    of many chunks evenly spaced ones are looked at. What to change about chunks, lengths and shuffle stands at the end.
-    With a number: that sample.
+    Without N or --chunk: the overview. Lengths are taken from the seals, so only the first rows are read; in a stream
+    of many chunks, evenly spaced chunks are examined. It ends with advice on chunk size, lengths and shuffling. With N:
+    that sample.
 
-    Changes nothing, and waits for nothing: of a stream that is being written it shows what is published.
+    Changes nothing and does not wait: for a stream that is still being written it shows the published part.
 
     Examples:
         lazyshard inspect /shared/stream
@@ -56,9 +56,9 @@ def command(
 
     Exit codes:
         0  shown
-        2  usage; there is no such directory, sample or chunk
-        3  a row is no JSON object, or the names of a directory's files contradict each other
-        5  there is no stream in it, what is to be shown is damaged or deleted, or it is of a later format
+        2  usage error; no such directory, sample or chunk
+        3  a row is not a JSON object, or file names in the directory contradict each other
+        5  no stream in the directory, a later format, or what was requested is damaged or deleted
         7  the filesystem or store failed: no permission, no answer
     """
     directory, whole = output.find_stream(stream), sample is None and chunk is None
@@ -66,15 +66,15 @@ def command(
     output.refuse_if(rows is not None and whole, "--rows", "goes with N or --chunk")
     output.refuse_if(every and not whole, "--all", "goes with neither N nor --chunk")
     shown = rows if rows is not None else 1 if chunk is None else 3
-    if whole:
-        lines = _overview_page(directory, samples_per_chunk, every, as_json)
-    elif chunk is not None:
+    if chunk is not None:
         lines = _chunk_page(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)
+    elif sample is not None:
+        lines = _row_page(open_now(directory, samples_per_chunk), sample, shown, full, as_json)
     else:
-        lines = _row_page(open_now(directory, samples_per_chunk), sample or 0, shown, full, as_json)
+        lines = _overview_page(directory, samples_per_chunk, every, as_json)
     console, colour = Console(), JSONHighlighter()
     for line in lines:
-        # What --json prints a program may read by a terminal, too: `ssh -t`, FORCE_COLOR.
+        # A program may read the output of --json through a terminal, too: `ssh -t`, FORCE_COLOR.
         if console.is_terminal and not as_json:
             console.print(colour(output.one_line(line)), soft_wrap=True)
         else:
@@ -95,7 +95,7 @@ def _overview_page(directory: Path, samples_per_chunk: int | None, every: bool, 
     yield from _value_lines(values)
     if found.unread:
         yield ""
-        yield f"{output.count(found.unread, 'chunk')} could not be looked at, see `lazyshard verify`: {found.reason}"
+        yield f"{output.count(found.unread, 'chunk')} could not be read, run `lazyshard verify`: {found.reason}"
     yield from _titled("what to change", [line for one in advice for line in (f"  {one.text}", f"    {one.setting}")])
 
 
@@ -128,7 +128,7 @@ def _row_page(stream: Stream, sample: int, rows: int, full: bool, as_json: bool)
 
 
 def _published(number: int, noun: str) -> str:
-    return f"{output.count(number, noun)} published, from 0 to {number - 1:,}" if number else "none is published"
+    return f"{output.count(number, noun)} published, from 0 to {number - 1:,}" if number else "none published"
 
 
 def _rows_from(stream: Stream, sample: int, stop: int) -> Iterator[inspection.ShownRow]:
@@ -141,7 +141,7 @@ def _rows_from(stream: Stream, sample: int, stop: int) -> Iterator[inspection.Sh
 
 @contextlib.contextmanager
 def _deletion_told(stream: Stream, number: int) -> Iterator[None]:
-    """Tells of a published chunk that is not there whether it was deleted by the stream's own rules."""
+    """Raises ChunkRetired if a published chunk is missing because the producer deleted it, else ChunkMissing."""
     try:
         yield
     except (ChunkMissing, ChunkRetired):
@@ -149,9 +149,9 @@ def _deletion_told(stream: Stream, number: int) -> Iterator[None]:
     except FileNotFoundError as error:
         place: dict[str, Any] = {"file": error.filename, "chunk": number}
         if number < (retired := stream.retired()):
-            why = f"was deleted by the stream's producer, as were all chunks below {retired}"
+            why = f"was deleted by the stream's producer, like all chunks below {retired}"
             raise ChunkRetired(f"{stream.directory}: chunk {number} {why}", **place, chunks_before=retired) from error
-        why = "is published, but this file of it is not there; on a network filesystem it may still have to appear"
+        why = "is published, but this file is missing; on a network filesystem it may not be visible yet"
         raise ChunkMissing(f"{error.filename}: chunk {number} {why}", **place) from error
 
 
@@ -164,18 +164,18 @@ def _row_lines(row: inspection.ShownRow, full: bool) -> Iterator[str]:
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
-    """Returns lines under a heading, nothing where there are none."""
+    """Returns lines under a heading, or nothing if there are no lines."""
     return ["", title, *lines] if lines else []
 
 
 def _value_lines(values: dict[str, Any]) -> Iterator[str]:
-    """Yields for people what --json has of a stream or a chunk: each value as its name says, then lengths and keys."""
+    """Yields the values of --json for a stream or a chunk as text: first the plain values, then lengths and keys."""
     yield str(values.get("stream") or values["file"])
     apart = {*_LENGTHS, "stream", "file", "encoding", "keys", "source", "advice"}
     yield from output.facts({name: value for name, value in values.items() if name not in apart})
     encoding = values.get("encoding") or {}
     texts = {name: fact if type(fact) is str else json.dumps(fact) for name, fact in encoding.items()}
-    # A system prompt may have pages; --json has all of them.
+    # A system prompt may be pages long; --json shows all of it.
     cut = {name: text if len(text) <= 100 else f"{text[:97]}..." for name, text in texts.items()}
     yield from _titled("encoded with", output.table(cut))
     for name, title in _LENGTHS.items():
@@ -189,13 +189,13 @@ def _value_lines(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _distribution(values: dict[str, Any] | None) -> list[str]:
-    """Returns how lengths are spread: a line of figures, and a bar for each bin; nothing where there are none."""
+    """Returns a line of statistics and a bar for each bin, or nothing without values."""
     if values is None:
         return []
     lines = ["  " + "  ".join(f"{name} {value:,.0f}" for name, value in values.items() if name != "bins")]
     bins = [(f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}", rows) for low, high, rows in values["bins"]]
     width, most = max(len(label) for label, _ in bins), max(rows for _, rows in bins)
-    # A bin that is not empty has a bar, however short.
+    # Every nonempty bin has a bar of at least one character.
     lines += [f"  {label:>{width}}  {rows:>{len(f'{most:,}')},}  {'#' * -(-rows * 40 // most)}" for label, rows in bins]
     return [line.rstrip() for line in lines]
 
@@ -240,10 +240,10 @@ def _chunk_values(shown: inspection.ShownChunk) -> dict[str, Any]:
 
 
 def row_text(row: inspection.ShownRow) -> str:
-    """Returns the JSON, in ASCII, of a row and where it is; its own text is not parsed: numbers keep their digits."""
+    """Returns a row and its location as ASCII JSON. Copies the row's text unparsed, so numbers keep their digits."""
     where = {"sample": row.sample, "chunk": row.chunk, "row": row.row, "byte": row.byte, "bytes": len(row.line)}
     where |= {} if row.arrays is None else {"arrays_bytes": row.arrays}
-    # Outside of strings these are nothing but white space, and within them they do not occur.
+    # Outside of strings these characters are white space, and strings cannot hold them.
     text = row.line.decode().strip().translate(dict.fromkeys(b"\t\r\n", " "))
     value = re.sub(r"[^\x20-\x7e]+", lambda found: json.dumps(found[0])[1:-1], text)
     return f'{json.dumps(where | {"tokens": row.tokens})[:-1]}, "value": {value}}}'

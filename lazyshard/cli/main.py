@@ -1,30 +1,31 @@
 """The command `lazyshard`: its entry point and its exit codes.
 
     code  meaning                                                       what to do
-       0  done, or nothing was to do                                    nothing
+       0  done, or nothing to do                                        nothing
        1  a requirement of the command is not installed                 see the message: pip install 'lazyshard[cli]'
-       1  `doctor`: something is not as it should be                    see what is marked NOT OK
-       1  `verify-filesystem`: it works with limits                     see what is printed
-       2  usage: an argument is missing or impossible                   see --help
+       1  `doctor`: a check failed                                      see the lines marked NOT OK
+       1  `verify-filesystem`: it works with limits                     see the report
+       2  usage error: an argument is missing or invalid                see --help
        2  `watch`: the port is taken                                    choose another --port
-       3  refused: a bad row, names or numbers of rows                  do what the message says, run again
+       3  refused: a bad row, file names or numbers of rows             follow the message, run again
        3  `forget`: no consumer of this name                            choose one that the message lists
-       3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
-       3  `watch --save`: FILE is there and is no page of watch         choose another name, or remove it
-       3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
-       3  `verify-filesystem`: it does not fit                          take another one, or set what is printed
-       4  `verify-filesystem`: it could not be tried                    see what the message names
-       5  `audit`: something is not in order                            see what the lines name
-       5  `status`: there is no stream in the directory                 see to its producer
-       5  `verify`: there is damage                                     restore what the lines name
-       5  the stream is damaged, of a later format, or another one      restore what the message names
+       3  `export`: PREFIX exists, or the stream has not ended          use --force, or wait for the end
+       3  `watch --save`: FILE exists and is not a page of watch        choose another name, or remove it
+       3  `trace`: no row holds the text; `audit`: no state to audit    give another text, or the checkpoints
+       3  `verify-filesystem`: the filesystem cannot be used            choose another one, or follow the report
+       4  `verify-filesystem`: the tests could not run                  see the message
+       5  `audit`: problems were found                                  see the report
+       5  `status`: no stream in the directory                          check its producer
+       5  `verify`: the stream is damaged                               restore the files in the report
+       5  the stream is damaged, or has a later format or another id    restore the file in the message
        7  filesystem or store failed: full, read-only, no permission    fix it, run again
-       9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
+       9  `audit`: consistent, but the count of samples is not checked  record steps, as dataset.batches() does
       70  unexpected error                                              report it with its traceback
       71  not enough memory                                             raise the limit, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again
 
-They are those of `lazyshard-producer` where they mean the same; its 4 is a source, its 8 (a worker) has no counterpart.
+Codes of `lazyshard-producer` with the same meaning are the same; its 4 is a failed source, its 8 (a failed worker) has
+no counterpart.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from lazyshard.cli import exits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command, with the arguments of the process or others, and returns its exit code."""
+    """Runs the command with `arguments`, by default those of the process, and returns its exit code."""
     try:
         from lazyshard.cli.command import execute
         from lazyshard.cli.output import drop_what_nobody_reads
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_what_nobody_reads()
         return code
     except ModuleNotFoundError as cause:
-        # Of the imports above: no error leaves a command.
+        # Raised by the imports above, as `execute` handles all errors of commands.
         missing = (cause.name or "").partition(".")[0]
         if missing not in ("typer", "rich", "click"):
             raise

@@ -1,4 +1,4 @@
-"""What the commands share: arguments and options, help, results on stdout, errors on stderr, values made short."""
+"""Shared by the commands: arguments and options, help texts, results on stdout, errors on stderr, shortened values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
 MAX_KEYS: Final = 100
 
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
+StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory or URL.")]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 
-_ROWS: Final = "For a directory without stream.json: rows in every chunk but the last. Default: those of its first."
+_ROWS: Final = "Rows per chunk of a directory without stream.json (its last may have fewer). Default: as its first."
 SamplesPerChunkOption = Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help=_ROWS)]
 
 _CODES: Final = {
@@ -53,14 +53,14 @@ _CODES: Final = {
 
 
 class PlainFlags(TyperGroup):
-    """The commands of a program, whose help shows `--json` as what it is, not `--json <bool>` as typer does of late."""
+    """A group of commands whose help shows flags as `--json`, not as `--json <bool>` like recent typer releases."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the program's own arguments and options, --help among them."""
+        """Returns the program's own arguments and options, including --help."""
         return _plain(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command by its name, None where there is none of that name."""
+        """Returns a command by its name, or None if it is unknown."""
         command = super().get_command(ctx, cmd_name)
         _plain([] if command is None else command.get_params(ctx))
         return command
@@ -74,7 +74,7 @@ def _plain(params: list[Any]) -> list[Any]:
 
 
 def application(name: str, text: str, **settings: Any) -> typer.Typer:
-    """Returns a program that has no commands yet; `text` is its help."""
+    """Returns a typer application without commands; `text` is its help."""
     settings |= {"rich_markup_mode": "rich", "context_settings": {"help_option_names": ["-h", "--help"]}}
     app = typer.Typer(name=name, cls=PlainFlags, pretty_exceptions_enable=False, **settings)
 
@@ -94,9 +94,9 @@ def application(name: str, text: str, **settings: Any) -> typer.Typer:
 
 
 def help_of(command: Callable[..., Any], codes: Mapping[int, str] = _CODES) -> tuple[str, str]:
-    """Returns a command's help and its end: the sections of its docstring, and exit codes that it has besides.
+    """Returns a command's help text and its epilog: the sections of its docstring, with the common exit codes added.
 
-    What is indented deeper continues with the line before.
+    Lines with deeper indentation continue the previous line.
     """
     doc = re.sub(r"\n {5,}", " ", inspect.getdoc(command) or "").replace("\n    ", "\n")
     text, *parts = re.split(r"\n\n(Examples|Exit codes|Signals):\n", doc)
@@ -109,13 +109,13 @@ def help_of(command: Callable[..., Any], codes: Mapping[int, str] = _CODES) -> t
 
 
 def refuse_if(wrong: object, where: str, why: str) -> None:
-    """Raises BadParameter, of an option or argument, where it is wrong."""
+    """Raises BadParameter for the option or argument `where` if `wrong` is true."""
     if wrong:
         raise typer.BadParameter(why, param_hint=where)
 
 
 def check_name(consumer: str, where: str) -> None:
-    """Raises BadParameter where no consumer can have this name."""
+    """Raises BadParameter if a consumer's name is invalid."""
     try:
         check_consumer(consumer)
     except ValueError as cause:
@@ -123,10 +123,10 @@ def check_name(consumer: str, where: str) -> None:
 
 
 def find_stream(stream: str, *, may_come: bool = False) -> Path:
-    """Returns a stream's directory; with `may_come` one that a producer may still make will do. Refuses any other."""
+    """Returns a stream's directory. Raises BadParameter if it does not exist; with `may_come` it may still appear."""
     if not (stream and is_folder(stream)):
         there = os.path.lexists(stream)
-        advice = "is a file: give the directory that it lies in" if there else "see whether the path is right"
+        advice = "it is a file, give the directory that holds it" if there else "check the path"
         text = f"{stream!r} is not a directory{f': {advice}' if stream else ''}"
         refuse_if(there or not (stream and may_come), "STREAM", text)
         try:
@@ -137,7 +137,7 @@ def find_stream(stream: str, *, may_come: bool = False) -> Path:
 
 
 def one_line(text: str) -> str:
-    """Returns a text with control characters escaped: a file name may hold a line end, a message must not."""
+    """Returns a text with control characters escaped, as a file name may hold a newline but a message must not."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -151,7 +151,7 @@ def count(number: int, noun: str) -> str:
 
 
 def chunk_range(first: int, stop: int) -> str:
-    """Returns the chunks of the half-open range [first, stop), at least one.
+    """Returns the chunks of the nonempty half-open range [first, stop) as text.
 
     >>> chunk_range(3, 4), chunk_range(0, 1200)
     ('chunk 3', 'chunks 0 to 1,199')
@@ -160,8 +160,8 @@ def chunk_range(first: int, stop: int) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a result. Raises OSError where standard output takes nothing, as on a full disk."""
-    # What was done stays done when nobody listens any more.
+    """Prints a result. Raises OSError if standard output cannot be written, for example on a full disk."""
+    # A closed pipe does not make a command fail that has done its work.
     with contextlib.suppress(BrokenPipeError, ValueError):
         print(one_line(text), file=sys.stdout, flush=True)
 
@@ -173,18 +173,18 @@ def show(values: Any, lines: Iterable[str], as_json: bool) -> None:
 
 
 def complain(text: str) -> None:
-    """Prints an error."""
+    """Prints an error to stderr."""
     explain(f"{NAME}: error: {text}")
 
 
 def explain(text: str) -> None:
-    """Prints a line that belongs to an error, if it still goes anywhere."""
+    """Prints a line to stderr, with credentials redacted; does nothing if stderr cannot be written."""
     with contextlib.suppress(OSError, ValueError):
         print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
 def drop_what_nobody_reads() -> None:
-    """Lets go of an output that takes nothing any more: where flushing fails at its end Python exits with 120."""
+    """Detaches stdout and stderr if they cannot be flushed: otherwise Python would end with exit code 120."""
     for name in ("stdout", "stderr"):
         try:
             print(end="", file=getattr(sys, name), flush=True)
@@ -193,7 +193,7 @@ def drop_what_nobody_reads() -> None:
 
 
 def size(number: float) -> str:
-    """Returns a number of bytes, in powers of 1,000.
+    """Returns a number of bytes as text, in powers of 1,000.
 
     >>> size(999), size(1000), size(12_345_678)
     ('999 bytes', '1.0 kB', '12.3 MB')
@@ -202,7 +202,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration.
+    """Returns a duration as text.
 
     >>> duration(3), duration(125), duration(2 * 86400 + 7200), duration(1e9)
     ('3 s', '2 min 5 s', '2 days 2 h', 'over a year')
@@ -213,7 +213,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Returns a time; of one that no calendar holds the number of seconds.
+    """Returns a time as text, as a number of seconds if it is outside the calendar.
 
     >>> moment(1700000000.5)
     '2023-11-14 22:13:20 UTC'
@@ -225,7 +225,7 @@ def moment(seconds: float) -> str:
 
 
 def per_second(number: float, noun: str) -> str:
-    """Returns a rate; a slow one with more digits, a very slow one by the hour.
+    """Returns a rate as text: slow rates with more digits, very slow ones per hour.
 
     >>> per_second(1234.56, "samples"), per_second(0.25, "chunks"), per_second(0.001, "chunks"), per_second(0, "rows")
     ('1,234.6 samples/s', '0.25 chunks/s', '3.6 chunks/h', '0 rows/s')
@@ -236,7 +236,7 @@ def per_second(number: float, noun: str) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> list[str]:
-    """Returns values of JSON that are known as a table: `_s` at the end of a name stands for seconds, `_at` for a time.
+    """Returns the JSON values that are not None as a table; names in `_s` are seconds, in `_at` times.
 
     >>> facts({"begun_at": None, "rows_read": 1200, "lag_s": 7.0, "exact": True})
     ['  rows read  1,200', '  lag        7.0 s', '  exact      yes']
@@ -246,7 +246,7 @@ def facts(values: Mapping[str, Any]) -> list[str]:
 
 
 def table(texts: Mapping[str, str]) -> list[str]:
-    """Returns texts below each other, each behind its name."""
+    """Returns one line per text, preceded by its name."""
     width = min(40, max(map(len, texts), default=0))
     return [f"  {name:{width}}  {text}" for name, text in texts.items()]
 
@@ -266,7 +266,7 @@ def _words(name: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function that is told a phase, chunks done and chunks in all: of many it shows a bar on a terminal."""
+    """Yields a function (phase, chunks done, total) that shows a progress bar on a terminal for 20 or more chunks."""
     console = Console(stderr=True)
     counts = (BarColumn(), MofNCompleteColumn(), TextColumn("chunks"), TimeRemainingColumn())
     progress = Progress(TextColumn("{task.description}"), *counts, console=console, transient=True)
@@ -274,7 +274,7 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
     with contextlib.ExitStack() as shown:
 
         def show(phase: str, done: int, total: int) -> None:
-            # Fewer are mostly done before anybody has read a bar.
+            # Fewer chunks usually take less time than reading the bar.
             if console.is_terminal and total >= 20:
                 if not progress.live.is_started:
                     shown.enter_context(progress)
@@ -284,7 +284,7 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
-    """Returns a value as lines of JSON, shortened unless `full`; its `line` where it is nested too deep for that."""
+    """Returns a value as indented JSON lines, shortened unless `full`, or its `line` if it is nested too deep."""
     try:
         own, array = (value, lambda found: _numbers(found).tolist()) if full else (shorten(value), _array)
         shown = orjson.dumps(own, array, orjson.OPT_INDENT_2)
@@ -296,14 +296,14 @@ def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
 
 
 def shorten(value: Any, depth: int = 0) -> Any:
-    """Returns a value with what is long in it shortened, each with its length; arrays stay.
+    """Returns a value with long parts shortened and their lengths given; arrays are not changed.
 
     >>> shorten({"a": "x" * 300})["a"][195:], shorten(list(range(25)))[19:]
     ('xxxxx... (300 characters)', [19, '... (25 items)'])
     """
     if isinstance(value, str):
         return _text(value)
-    # A row nests up to 254 levels deep, of which nobody reads many.
+    # Rows may nest up to 254 levels deep.
     if isinstance(value, dict | list) and value and depth >= 40:
         return f"... ({count(len(value), 'key' if isinstance(value, dict) else 'item')})"
     if isinstance(value, dict):
@@ -316,7 +316,7 @@ def shorten(value: Any, depth: int = 0) -> Any:
 
 
 def _array(value: npt.NDArray[Any]) -> str:
-    """Returns an array in words: its dtype and shape, and its first numbers.
+    """Returns an array as text: dtype, shape and first numbers.
 
     >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52]
     'array of int16, shape 2 x 15: 0, 1, 2, 3, 4, 5, 6, 7'
@@ -328,7 +328,7 @@ def _array(value: npt.NDArray[Any]) -> str:
 
 
 def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns an array as one whose numbers can be shown: bfloat16 is the upper half of a float32."""
+    """Returns an array that numpy can print: bfloat16, the upper half of a float32, is converted to float32."""
     if value.dtype != DTYPES["bfloat16"]:
         return value
     return (value.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""`lazyshard status`: how a stream is, as JSON or in words, which `lazyshard watch` says too."""
+"""`lazyshard status`: the state of a stream, as JSON or text. `lazyshard watch` shows the same."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from lazyshard.stream.listing import has_unpublished_rows
 INTERVAL_S: Final = 2.0
 WIDTH: Final = 80
 _LABEL: Final = 14
-_SHOWN_CHUNKS: Final = 32  # The chunks of each rank are listed where there are no more of either
-_ROOM: Final = ("--max-disk ", "--min-free-disk ")  # How the notes of a producer that waits for room begin
+_SHOWN_CHUNKS: Final = 32  # Largest window whose chunks are listed by rank
+_ROOM: Final = ("--max-disk ", "--min-free-disk ")  # Prefixes of the notes of a producer that waits for disk space
 
 SIGNS: Final[dict[ChunkState, str]] = {
     "deleted": ".", "done": "-", "taken": "=", "reading": "#", "ready": "+", "awaited": "?",
 }  # fmt: skip
 _PRECEDENCE: Final[tuple[ChunkState, ...]] = ("deleted", "done", "taken", "ready", "awaited", "reading")
-"""Of several that share a column, the last of these is shown: what is read now is seen, however long the stream is."""
+"""If chunks share a column, the last of their states in this order is shown, so what is read now is always visible."""
 
 Facts = Iterator[tuple[str, str]]  # Labels and texts
 
 
 def command(
     stream: output.StreamArgument,
-    watch: Annotated[bool, Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print a JSON object on one line for each look.")] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per refresh, on one line.")] = False,
     interval: Annotated[
-        float | None, Option(metavar="SECONDS", min=0.1, help=f"Between looks of --watch. Default: {INTERVAL_S:g}.")
+        float | None, Option(metavar="SECONDS", min=0.1, help=f"Between refreshes. Default: {INTERVAL_S:g}.")
     ] = None,
 ) -> int:
-    """Says how a stream is: published, deleted, on disk; its producer, its consumers, and when something runs out.
+    """Shows the state of a stream: chunks, disk, producer, consumers, and when data or disk space will run out.
 
-    Only looks, at any time and from any machine that sees the files; neither locks nor changes anything. How fast a
-    consumer is takes two looks: see [bold]--watch[/bold].
+    Can run at any time, on any machine that sees the files; locks and changes nothing. Two observations are needed to
+    tell how fast a consumer is: see [bold]--watch[/bold].
 
     Examples:
         lazyshard status /shared/stream
@@ -62,12 +62,12 @@ def command(
         lazyshard status /shared/stream --json | jq .producer.state
 
     Exit codes:
-        0  looked, whatever there was to see
-        2  usage; there is no such directory, or, with --watch, none in which it could be made
+        0  shown, whatever the state
+        2  usage error; no such directory (with --watch: and no parent directory)
         3  two files have the same chunk number
-        5  there is no stream in it, none that is complete, or one of a later format
+        5  no stream in the directory, an incomplete one, or a later format
         7  the filesystem or store failed: no permission, no answer
-        130  Ctrl-C, which is how --watch ends
+        130  Ctrl-C, which ends --watch
     """
     directory = output.find_stream(stream, may_come=watch)
     output.refuse_if(interval is not None and not watch, "--interval", "goes with --watch only")
@@ -89,7 +89,7 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
         except (LazyShardError, OSError) as error:
             if as_json:
                 return [json.dumps(failure_values(stream, now, str(error)))]
-            missing = f"{stream}: no stream is here; it will be shown as soon as its producer has begun it"
+            missing = f"{stream}: no stream yet; it will be shown once its producer has started it"
             return [one_line(missing if isinstance(error, StreamMissing) else str(error))]
         return [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
 
@@ -99,23 +99,23 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
             while True:
                 at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
                 if live is not None:
-                    live.update(Text("\n".join([*look(), "", f"every {interval:g} s; Ctrl-C ends"])), refresh=True)
+                    live.update(Text("\n".join([*look(), "", f"every {interval:g} s; Ctrl-C to quit"])), refresh=True)
                 else:
                     print("\n".join(look() if as_json else [at, *look(), ""]), flush=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except OSError as error:
-        # What is left in the buffer must not fail once more when the interpreter ends.
+        # Otherwise flushing the rest of the buffer fails again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise
-    # Nobody listens any more.
+    # The reader of the pipe is gone.
     return exits.DONE
 
 
 def status_values(outlook: Outlook) -> dict[str, Any]:
-    """Returns the values of a look: what is not known is None."""
+    """Returns the values of --json; unknown ones are None."""
     survey, census, band, head = outlook.survey, outlook.survey.census, outlook.band, outlook.survey.census.head
     manifest, refused = census.manifest, survey.quarantine or Lines(0, 0, True)
 
@@ -171,8 +171,8 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
 
 
 def failure_values(directory: Path, looked_at: float, error: str | None) -> dict[str, Any]:
-    """Returns the values of a look that has failed, or the first ones of any."""
-    # The schema is raised when a field goes or changes its meaning; new fields leave it.
+    """Returns the values of --json after an error; `status_values` begins with the same fields."""
+    # `schema` is raised when a field is removed or changes its meaning, not when one is added.
     return {"schema": 1, "directory": str(directory), "looked_at_s": looked_at, "error": error}
 
 
@@ -202,7 +202,7 @@ def _consumer_values(
 
 
 def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> list[str]:
-    """Returns the page of a look; where others follow (`watching`), rates which take two will be known."""
+    """Returns the report as lines. With `watching`, rates that are still unknown follow with later refreshes."""
     width, lines = max(width, 2 * _LABEL), list[str]()
     breaks: Any = {"break_long_words": False, "break_on_hyphens": False}
     for paragraph in filter(None, _page(outlook, watching, width - _LABEL)):
@@ -214,7 +214,7 @@ def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> lis
 
 
 def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[str, str]]]:
-    """Yields the page by paragraphs; a line without a label takes the whole width."""
+    """Yields the report by paragraphs of (label, text); a line without a label takes the whole width."""
     yield [("", str(outlook.survey.directory)), ("", summary(outlook))]
     found, band = list(_stream_facts(outlook)), outlook.band
     found += [("band", band_line(band, room)), (" ", legend(band))] if watching and band.stop else []
@@ -222,7 +222,7 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[st
     found += _mixed("mixture", "row", sources)
     yield found
     yield [("producer", _producer_state(outlook)), *((f"  {label}", text) for label, text in producer_facts(outlook))]
-    unknown = "not known yet" if watching else "not known from one look; see --watch"
+    unknown = "not known yet" if watching else "needs two observations; see --watch"
     for one in outlook.consumers:
         found = [("consumer", one.consumer.name)]
         found += [(f"  {label}", text) for label, text in consumer_facts(outlook, one, unknown)]
@@ -240,7 +240,7 @@ def _stream_facts(outlook: Outlook) -> Facts:
     yield "published", f"{count(census.chunks, 'chunk')}{samples}{each}; {end}"
     if census.retired:
         left = census.chunks - census.retired
-        yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} {'is' if left == 1 else 'are'} there"
+        yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} present"
     free = "" if survey.free is None else f", {size(survey.free)} free"
     full = "" if outlook.full_in_s is None else f"; full in about {duration(outlook.full_in_s)} at this rate"
     yield "disk", f"{about}{size(survey.disk.size)} used{free}{full}"
@@ -252,7 +252,7 @@ def _stream_facts(outlook: Outlook) -> Facts:
 def _producer_state(outlook: Outlook) -> str:
     survey, head = outlook.survey, outlook.survey.census.head
     if head is None or outlook.state is None:
-        return "nothing is known of it"
+        return "unknown"
     if outlook.state != "running" or not is_silent(head, survey.looked_at):
         return outlook.state
     open_rows = None if head.open else has_unpublished_rows(survey.directory, head.chunks)
@@ -260,11 +260,11 @@ def _producer_state(outlook: Outlook) -> str:
 
 
 def producer_facts(outlook: Outlook) -> Facts:
-    """Yields what is known of the producer, but for its state."""
+    """Yields facts about the producer, except for its state."""
     survey, head, grows = outlook.survey, outlook.survey.census.head, ""
     if head is not None:
         unseen = survey.gone and outlook.state in ("running", "waiting", "dead")
-        gone = "; it is not to be seen on this machine" if unseen else ""
+        gone = "; no such process on this machine" if unseen else ""
         gone = "; it has ended" if survey.ended and outlook.state == "dead" else gone
         yield "process", f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old{gone}"
     if outlook.byte_rate:
@@ -274,24 +274,24 @@ def producer_facts(outlook: Outlook) -> Facts:
 
 
 def rate_words(outlook: Outlook, chunks: float | None) -> str | None:
-    """Returns a rate, in samples where they are known; None for None."""
+    """Returns a rate of chunks as text, in samples if the chunk size is known; None for None."""
     manifest = outlook.survey.census.manifest
     each, noun = (1, "chunks") if manifest is None else (manifest.samples_per_chunk, "samples")
     return None if chunks is None else per_second(chunks * each, noun)
 
 
 def told_words(outlook: Outlook) -> str:
-    """Returns how old the producer's rate is, where it is that: what one that is silent has told last."""
+    """Returns the age of the producer's last reported rate, or nothing if it is recent."""
     age = outlook.heartbeat_age_s or 0.0
-    # Producers tell their rate every 5 s; an older one comes with its age.
-    return f", told {duration(age)} ago" if outlook.chunk_rate and age > 10.0 else ""
+    # Producers report their rate every 5 s.
+    return f", reported {duration(age)} ago" if outlook.chunk_rate and age > 10.0 else ""
 
 
 def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not known yet") -> Facts:
-    """Yields what is known of a consumer; `unknown` stands for a rate that is not."""
+    """Yields facts about a consumer; `unknown` is the text for an unknown rate."""
     cursor, reading, age = one.consumer.cursor, one.consumer.reading, one.reading_age_s or 0.0
     checkpoint = "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
-    yield "checkpoint", checkpoint if one.consumer.problem is None else "not known, see the problem"
+    yield "checkpoint", checkpoint if one.consumer.problem is None else "unknown, see the problem"
     if one.lag_chunks is not None:
         samples = "" if one.lag_samples is None else f", {count(one.lag_samples, 'sample')}"
         seconds = "" if one.lag_s is None else f", {duration(one.lag_s)}"
@@ -299,28 +299,28 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
     if reading is not None and one.ahead_chunks is not None:
         ahead = count(abs(one.ahead_chunks), "chunk")
         ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
-        # Of a stream that has ended all is there, whatever a window would take.
+        # A stream that has ended holds all its chunks, even if the last window is not full.
         ahead = "" if outlook.survey.census.ended else ahead
         yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{ahead}; {duration(age)} old"
     window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if window is not None:
-        # A reader whose hint is older has ended, or waits: it reads nothing now.
+        # A reader with an older hint has ended or waits; it is not reading now.
         reads = "reads now" if age <= 600.0 else "read last"
         yield reads if window.stop <= published else "waits for", window_words(window, published)
-    supply = "; does not have to wait at these rates" if one.supply == "steady" else ""
+    supply = "; will not have to wait at these rates" if one.supply == "steady" else ""
     if one.supply == "shrinking":
-        supply = f"; has to wait in about {duration(one.starving_in_s or 0.0)} at these rates"
+        supply = f"; will have to wait in about {duration(one.starving_in_s or 0.0)} at these rates"
     yield "rate", (rate_words(outlook, one.read_chunks_per_s) or unknown) + supply
 
 
 def checkpoint_words(cursor: Cursor, age_s: float) -> str:
-    """Returns how far the checkpoint of a consumer is, and how old."""
+    """Returns the progress and age of a consumer's checkpoint."""
     done = count(cursor.chunks_before, "chunk")
     return f"{count(cursor.consumed, 'sample')}, done with {done}; {duration(age_s)} old"
 
 
 def band_line(band: Band, width: int) -> str:
-    """Returns the band in characters, at most `width`."""
+    """Returns the band as at most `width` characters."""
     columns = min(width, band.stop)
     shown = [0] * columns
     for one in band.stretches:
@@ -330,13 +330,13 @@ def band_line(band: Band, width: int) -> str:
 
 
 def legend(band: Band) -> str:
-    """Returns what the characters of its line mean, of the states that are in it."""
+    """Returns the meaning of each character in the band's line."""
     there = [name for name in SIGNS if name in {one.state for one in band.stretches}]
     return ", ".join(f"{SIGNS[name]} {'read now' if name == 'reading' else name}" for name in there)
 
 
 def window_words(window: OpenWindow, published: int) -> str:
-    """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those."""
+    """Returns which chunks a consumer reads, by rank, and which of them it still waits for."""
     words, by_rank = chunk_range(window.first, window.stop), dict[int | None, list[str]]()
     if window.first < published < window.stop:
         words = f"{chunk_range(published, window.stop)}, to read {words}"
@@ -350,7 +350,7 @@ def window_words(window: OpenWindow, published: int) -> str:
 
 
 def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, float | None]]) -> Facts:
-    """Yields how much sources or streams have given of all so far, and at what each aims: without weight it is over."""
+    """Yields the share so far and the target weight of each source or stream; one without a weight is finished."""
     for name, share, amount, weight in parts:
         given = "none yet" if share is None else f"{share:.1%}, {count(amount, noun)}"
         yield label, f"{one_line(name)}: {given}; {'finished' if weight is None else f'weight {weight:.1%}'}"
@@ -358,28 +358,28 @@ def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, 
 
 
 def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
-    """Returns the streams of a consumer's blend, each with its share so far of the samples."""
+    """Returns the streams of a consumer's blend, each with its share of the samples so far."""
     shares = () if one.consumer.cursor is None else one.consumer.cursor.blend
     return list(zip(shares, given_shares(shares), strict=True))
 
 
 def summary(outlook: Outlook) -> str:
-    """Returns in a sentence what is happening."""
+    """Returns a sentence on what is happening."""
     return "; ".join(part for part in (_of_producer(outlook), _of_readers(outlook)) if part)
 
 
 def problems(outlook: Outlook) -> list[str]:
-    """Returns what is wrong, a sentence each."""
+    """Returns the problems, one sentence each."""
     survey, retired = outlook.survey, outlook.survey.census.retired
     found = list(survey.problems)
     for one in survey.consumers:
         if one.problem is not None:
             forget = f"lazyshard forget {shlex.quote(str(survey.directory))} {shlex.quote(one.name)}"
-            what = "it counts as done with nothing, so no chunk is deleted: fix that, or, if it will not come back, run"
+            what = "it counts as done with no chunk, so none is deleted: fix that, or, if it will not return, run"
             found.append(f"consumer {one.name!r}: {one.problem}; {what} `{forget}`")
         elif one.cursor is not None and one.chunks_before < retired:
             but = f"{retired:,} {'is' if retired == 1 else 'are'} deleted, so it cannot continue"
-            found.append(f"consumer {one.name!r}: is done with {count(one.chunks_before, 'chunk')} only, but {but}")
+            found.append(f"consumer {one.name!r}: is done with only {count(one.chunks_before, 'chunk')}, but {but}")
     if outlook.clock_ahead_s > 5.0:
         ahead = duration(outlook.clock_ahead_s)
         found.append(f"the producer's clock is {ahead} ahead of this machine's, so the ages are wrong")
@@ -391,19 +391,19 @@ def _of_producer(outlook: Outlook) -> str:
     if survey.census.ended:
         return "the stream has ended"
     if head is None:
-        return "nothing is known of the producer"
+        return "the state of the producer is unknown"
     again = "start it again"
-    # Room is needed first where a further chunk has none, or where that is what it waited for last.
+    # Free disk space first, if the next chunk does not fit or the producer was waiting for space.
     if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
-        again = f"make room, the disk is full, and {again}"
+        again = f"the disk is full, free some space and {again}"
     elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
-        again = f"make room, for which it waited ({head.note}), and {again}"
-    sign = f"no sign of it for {age}{' and its process is gone' if survey.gone else ''}"
-    what = failure_words(head.note) if head.note else "look at its log, start it again"
-    # Otherwise how far it is ahead says so.
+        again = f"free some space, for which it waited ({head.note}), and {again}"
+    sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else ''}"
+    what = failure_words(head.note) if head.note else "check its log, start it again"
+    # `_of_readers` then says how far ahead it is, which implies that it is running.
     told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
     sentences: dict[str | None, str] = {
-        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it continues where it was",
+        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it continues where it stopped",
         "failed": f"has failed {age} ago: {what}",
         "idle": f"was stopped {age} ago: {again} to continue",
         "waiting": f"waits: {head.note}" if head.note else "waits",
@@ -414,7 +414,7 @@ def _of_producer(outlook: Outlook) -> str:
 
 def _of_readers(outlook: Outlook) -> str:
     head, consumers, slowest = outlook.survey.census.head, outlook.consumers, outlook.slowest
-    # What a producer waits for says how far ahead of whom it is.
+    # The note of a waiting producer says how far ahead of which consumer it is.
     told = outlook.state == "waiting" and head is not None and head.note
     if not consumers:
         return "" if told else "no consumer has registered"
@@ -431,7 +431,7 @@ def _of_readers(outlook: Outlook) -> str:
 
 
 def _behind(outlook: Outlook) -> str:
-    """Returns whose checkpoints are furthest behind, and what holds back one that has trained all; or nothing."""
+    """Returns which consumer is furthest behind, or what one that has trained everything still keeps; or nothing."""
     behind = [one for one in outlook.consumers if one.lag_chunks]
     last = max(behind, key=lambda one: (one.remainder is None, one.lag_chunks, one.consumer.name), default=None)
     if last is None:

@@ -1,4 +1,4 @@
-"""`lazyshard trace`: which samples were trained at a step, and at which step a sample was trained."""
+"""`lazyshard trace`: shows which samples a step trained, and which step trained a sample."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lazyshard.stream.cursor import list_consumers, read_cursor
 from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
-_KEEPS_NONE: Final = "another program fills this directory, and keeps no positions in sources"
-_Answer = tuple[int | None, Sequence[str], Sequence[dict[str, Any]]]  # The sample; what to say, and as JSON
+_KEEPS_NONE: Final = "another program writes this directory, so no positions in sources are recorded"
+_Answer = tuple[int | None, Sequence[str], Sequence[dict[str, Any]]]  # The sample, lines of text, values for --json
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 
 
@@ -34,30 +34,29 @@ def command(
     stream: output.StreamArgument,
     state: Annotated[Path | None, Option(metavar="FILE", exists=True, help="A checkpoint's folder or state.")] = None,
     consumer: Annotated[str | None, Option(metavar="NAME", help="Or this run's cursor. Default: the only one.")] = None,
-    step: Annotated[str | None, Option(metavar="N[:M]", help="What step N, or N to M - 1, trained.")] = None,
+    step: Annotated[str | None, Option(metavar="N[:M]", help="What step N, or steps N to M - 1, trained.")] = None,
     rank: Annotated[int | None, Option(metavar="R", min=0, help="With --step: only this rank.")] = None,
     sample: Annotated[str | None, Option(metavar="N[,N...]", help="When these samples were trained.")] = None,
-    chunk: Annotated[int | None, Option(metavar="K", min=0, help="With --row: when this was trained.")] = None,
+    chunk: Annotated[int | None, Option(metavar="K", min=0, help="With --row: when this row was trained.")] = None,
     row: Annotated[int | None, Option(metavar="I", min=0, help="The row in the chunk.")] = None,
     source: Annotated[
         str | None, Option(metavar="FILE:BYTE", help="When the row of this byte, or line (FILE:L17), was trained.")
     ] = None,
-    text: Annotated[str | None, Option(metavar="TEXT", help="When the rows that hold it were trained.")] = None,
-    every: Annotated[bool, Option("--all", help=f"With --text: not the first {_FIRST_MATCHES} alone.")] = False,
+    text: Annotated[str | None, Option(metavar="TEXT", help="When the rows that contain TEXT were trained.")] = None,
+    every: Annotated[bool, Option("--all", help=f"With --text: more than the first {_FIRST_MATCHES} rows.")] = False,
     rows: Annotated[bool, Option("--rows", help="Print the rows too.")] = False,
-    full: Annotated[bool, Option("--full", help="With --rows: shorten nothing.")] = False,
-    origins: Annotated[bool, Option("--origins", help="Say too which line of which source rows are of.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object a line; rows are whole.")] = False,
+    full: Annotated[bool, Option("--full", help="With --rows: do not shorten values.")] = False,
+    origins: Annotated[bool, Option("--origins", help="Print the source and line of each row too.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line, with whole rows.")] = False,
 ) -> int:
-    """Tells which samples each rank trained at a step, and at which step a sample was trained.
+    """Shows which samples each rank trained at a step, and at which step a sample was trained.
 
-    All of it is computed from the state in a checkpoint or in the stream's cursor, and from how far the stream is
-    published: no log of samples is kept. It holds through every change of the number of ranks, and for chunks that are
-    deleted; only rows cannot be shown then.
+    Computes the answer from the state in a checkpoint or in the stream's cursor and from the published part of the
+    stream; no log of samples is needed. The answer takes changes of the number of ranks into account and covers deleted
+    chunks, whose rows cannot be shown.
 
-    Steps are numbered as the trainer does: the first is step 1, and checkpoint-N comes after step N. Samples, chunks,
-    rows, ranks and epochs are counted from 0. Without a question it shows how far the run is, and the parts of its
-    course.
+    Steps are numbered as in the trainer: the first is step 1, and checkpoint-N follows step N. Samples, chunks, rows,
+    ranks and epochs are counted from 0. Without a question, shows the progress of the run and its parts.
 
     Examples:
         lazyshard trace /shared/stream --state out/checkpoint-1200 --step 1180:1190 --rank 3 --rows
@@ -66,11 +65,11 @@ def command(
         lazyshard trace /shared/stream --text 'the odd sentence' --json
 
     Exit codes:
-        0  told
-        2  usage; there is no such directory, state, rank, sample or chunk; it is not clear whose cursor is meant
-        3  no row holds the text; a cursor holds no state
-        5  the state is damaged, of another stream, or does not know what is asked; the stream is damaged, or there is
-           none
+        0  shown
+        2  usage error; no such directory, state, rank, sample or chunk; or several cursors and no --consumer
+        3  no row contains the text; or the cursor holds no state
+        5  the state is damaged, belongs to another stream or cannot answer the question; or the stream is damaged or
+           missing
         7  the filesystem or store failed: no permission, no answer
     """
     directory = output.find_stream(stream)
@@ -79,8 +78,7 @@ def command(
         output.check_name(consumer, "--consumer")
     asked = {"--step": step, "--sample": sample, "--chunk": chunk, "--source": source, "--text": text}
     given = [name for name, value in asked.items() if value is not None]
-    for name in given[1:]:
-        refuse_if(True, name, f"one question at a time: give either {' or '.join(given)}")
+    refuse_if(given[1:], ", ".join(given), "give only one of these options")
     pairs = (("--rank", rank, "--step", step), ("--row", row, "--chunk", chunk), ("--chunk", chunk, "--row", row))
     for name, value, other, needed in (*pairs, ("--all", every or None, "--text", text)):
         refuse_if(value is not None and needed is None, name, f"goes with {other}")
@@ -130,35 +128,35 @@ def _source(text: str) -> SourcePlace:
 
 
 def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedState:
-    """Returns the state that is asked for. Raises ConfigInvalid: there is none."""
+    """Returns the requested state. Raises ConfigInvalid if the cursor holds none."""
     if state is not None:
         return read_state(state, directory)
     if consumer is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
-        refuse_if(not names, "--state", f"{directory} holds no cursor; give a checkpoint by --state")
-        what = f"has the cursors of {', '.join(names)}: choose one by --consumer, or give a checkpoint by --state"
+        refuse_if(not names, "--state", f"{directory} holds no cursor; give a checkpoint with --state")
+        what = f"has the cursors of {', '.join(names)}: choose one with --consumer, or give a checkpoint with --state"
         refuse_if(len(names) > 1, "--consumer", f"{directory} {what}")
         [consumer] = names
     cursor = read_cursor(directory, consumer)
     if (saved := None if cursor is None else state_of_cursor(directory, cursor)) is None:
-        none = f"the cursor of {consumer!r} holds no state, as of a run over sequences, or by the trainer's own sampler"
+        none = f"the cursor of {consumer!r} holds no state, as the run uses sequences or the trainer's own sampler"
         none = f"consumer {consumer!r} has no cursor" if cursor is None else none
-        raise ConfigInvalid(f"{directory}: {none}; give a checkpoint by --state")
+        raise ConfigInvalid(f"{directory}: {none}; give a checkpoint with --state")
     return saved
 
 
 def _told(
     told: Iterable[_Answer], stream: Stream, facts: StreamFacts, known: Origins | None, full: bool | None, as_json: bool
 ) -> Iterator[str]:
-    """Yields answers as lines or JSON, with origins of samples and, unless `full` is None, with their rows."""
+    """Yields answers as text or JSON, with the origins of samples and, unless `full` is None, their rows."""
     for sample, lines, values in told:
         chunk, number = divmod(sample or 0, facts.samples_per_chunk)
         published, row = sample is not None and sample < facts.samples, None
         if known is not None and published:
             found = known.of(chunk, number)
-            unknown = "a source that is not known: a chunk is deleted, or its block is published in part so far"
+            unknown = "an unknown source: a chunk is deleted, or only a part of its block is published so far"
             text = " or ".join(map(str, found)) or unknown
-            # A draw of a step has one line.
+            # Answers to --step have one line per draw.
             lines = [f"{lines[0]}  {text}"] if len(lines) == 1 else [*lines, f"  from {text}"]
             values = [one | {"origins": list(map(asdict, found))} for one in values]
         if full is not None and published and chunk >= facts.retired:
@@ -166,12 +164,12 @@ def _told(
         if as_json:
             lines = list(map(json.dumps, values))
         if full is not None and as_json and sample is not None:
-            # A row is written digit by digit as it is; what is told of it but not of its draw begins with its byte.
+            # `row_text` keeps the digits of numbers; its fields from "byte" on are not among those of the draw.
             text = json.dumps(dict.fromkeys(("byte", "bytes", "tokens", "value"))) if row is None else row_text(row)
             rest = text[text.index('"byte": ') :]
             lines = [f"{one[:-1]}, {rest}" for one in lines]
         elif full is not None and published:
-            deleted = ["its row cannot be shown: the chunk is deleted"]
+            deleted = ["the row cannot be shown: its chunk is deleted"]
             more = deleted if row is None else pretty(row.value, row.line, full=full)
             lines = [*lines, *(f"  {one}" for one in more)]
         yield from lines
@@ -190,7 +188,7 @@ def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iter
     def ranks(step: int) -> int:
         return tracing.state.parts[tracing.place(step).part].dp
 
-    # Before anything is printed: whether all of it is known.
+    # Fail before anything is printed if the state does not cover the steps.
     for step in (first, stop - 1):
         dp = ranks(step)
         had = f"step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}"
@@ -209,18 +207,18 @@ def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iter
             yield drawn.sample, [line if drawn.became == "trained" else f"{line}  {drawn.became}"], [values]
     if not became:
         which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
-        none = f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}."
+        none = f"No sample of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}."
         yield None, [none], []
     if "to come" in became:
-        beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
-        holds = "what is to come holds if the run continues with the same ranks"
+        beyond = f" These steps reach epoch {farthest}, beyond the end of epoch {last}, the current one of the state."
+        holds = "later steps are predicted for a run that continues with the same ranks"
         trained = f"The state has trained {count(tracing.steps.trained, 'step')}"
         yield None, [f"{trained}; {holds}.{beyond if farthest > last else ''}"], []
 
 
 def _of_samples(tracing: Tracing, samples: Sequence[int]) -> Iterator[_Answer]:
     facts = tracing.facts
-    # Before the first is shown: after an error there is nothing on stdout.
+    # Checked before the first answer, so that an error leaves nothing on stdout.
     beyond = ", ".join(str(sample) for sample in samples if facts.ended and sample >= facts.samples)
     has = f"the stream has ended with {count(facts.samples, 'sample')}"
     refuse_if(beyond, "--sample", f"no sample {beyond}: {has}")
@@ -239,7 +237,7 @@ def _of_source(stream: Stream, there: range, tracing: Tracing, place: SourcePlac
     refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
     found = find_source(stream.directory, there, each, place)
     if found.samples:
-        alike = f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these"
+        alike = f"{place}: {count(len(found.samples), 'row')} are identical, so it is one of these"
         yield None, [alike] if len(found.samples) > 1 else [], []
         yield from _of_samples(tracing, found.samples)
         return
@@ -248,31 +246,31 @@ def _of_source(stream: Stream, there: range, tracing: Tracing, place: SourcePlac
     values = {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
     which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
     among = f"its row is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
-    yield None, [f"{place}: {among}; which one is not known: {found.why}"], [values]
+    yield None, [f"{place}: {among}; which one is unknown: {found.why}"], [values]
 
 
 def _of_text(stream: Stream, there: range, tracing: Tracing, text: str, matches: int | None) -> Iterator[_Answer]:
     with chunk_bar() as report:
         found = find_text(stream, there, text, report)
-        # One more than is shown tells whether there are more.
+        # One more than is shown, to find out whether there are more
         samples = list(found if matches is None else islice(found, matches + 1))
     deleted = f"{count(there.start, 'chunk')} not searched: deleted by the producer"
     if not samples:
         why = f"; {deleted}" if there.start else ""
-        raise ConfigInvalid(f"{stream.directory}: no row in the chunks that are there holds this text{why}")
+        raise ConfigInvalid(f"{stream.directory}: no row in the present chunks contains this text{why}")
     yield from _of_samples(tracing, samples[:matches])
     yield None, [f"{deleted}."] if there.start else [], []
     more = matches is not None and len(samples) > matches
-    yield None, [f"These are the first {matches}; --all shows all."] if more else [], []
+    yield None, [f"Only the first {matches} are shown; --all shows all."] if more else [], []
 
 
 def _aligned(values: Iterable[Any], widths: Iterable[int]) -> str:
-    """Returns a line of a table."""
+    """Returns a table row, with each value right-aligned."""
     return "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
 
 
 def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
-    """Yields how far a run is, and its parts."""
+    """Yields the progress of a run, and a table of its parts."""
     state, steps, member = saved.state, tracing.steps, saved.member
     told = f" in {count(steps.trained, 'step')}" if steps.unknown is None else ""
     epoch = "" if not state.consumed else f", the last of them in epoch {tracing.epochs[-1]}"
@@ -280,15 +278,15 @@ def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     yield f"{saved.file}: {count(state.consumed, what)} trained{told}{epoch}"
     if member is not None:
         streams, samples = len(member.blend.parts[-1].members), member.blend.consumed
-        own = f"; this one gives {member.share:.2%} now" if member.blended else ", in which this one is no more"
-        others = f"of a blend of {count(streams, 'stream')}, {count(samples, 'sample')} of all"
+        own = f"; this stream's share is {member.share:.2%} now" if member.blended else ", without this stream now"
+        others = f"in a blend of {count(streams, 'stream')} with {count(samples, 'sample')} trained"
         yield f"{others}{own}; positions and samples below are this stream's"
     rows = [("part", "ranks", "micro batch", "steps", "positions", f"{what}s")]
     for number, (part, own_steps) in enumerate(zip(state.parts, steps.parts, strict=True)):
         first, stop = own_steps.first_step, own_steps.stop_step
         which = f"{first + 1} to {stop}" if stop > first else "none yet"
         if not part.trained or not own_steps.known:
-            which = "not known" if part.trained else "skipped"
+            which = "unknown" if part.trained else "skipped"
         trained = f"{part.dp * part.draws:,}"
         rows.append((str(number), str(part.dp), str(part.batch_size), which, str(part.draws), trained))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -296,13 +294,13 @@ def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     for number, part in enumerate(state.parts):
         if part.skip:
             out = sum(stop - start for start, stop in part.skip)
-            yield f"left out from part {number} on: {count(out, 'sample')}: {ranges_text(part.skip)}"
+            yield f"skipped from part {number} on: {count(out, 'sample')}: {ranges_text(part.skip)}"
         if part.epoch is not None and number:
-            yield f"part {number} begins epoch {part.epoch}"
+            yield f"part {number} starts epoch {part.epoch}"
 
 
 def _course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
-    """Returns the same as JSON values."""
+    """Returns the same facts as values for --json."""
     facts, state, steps = tracing.facts, (saved.sequences or saved.state).to_dict(), tracing.steps
     trained = {"steps": steps.trained if steps.unknown is None else None, "consumed": saved.state.consumed}
     reached = {"epochs": [tracing.epochs[0], tracing.epochs[-1]], "total": tracing.total}
@@ -312,36 +310,36 @@ def _course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
 
 
 def _fate_line(fate: Fate, tracing: Tracing) -> str:
-    """Returns what became of a sample in an epoch."""
+    """Returns the fate of a sample in an epoch as text."""
     if fate.became == "not published":
         return "not published yet"
     where, epoch = f"(part {fate.part}, position {fate.position})", f"epoch {fate.epoch}"
     at = "" if fate.step is None else f" at step {fate.step + 1}"
     if fate.rank is None:
         undrawn = {
-            "to come": "to come; when is certain once more is published",
-            "skipped": f"skipped on purpose: left out from part {fate.part} on",
-            "left out": "not trained: its stream is blended no more",
-            "left over": "left over at the epoch's end, where less than a batch for every rank is left",
-            "cut short": "not trained: another epoch was begun before this one was over",
-            "in no sequence": "not trained: it has no tokens, or more than a sequence",
-            "before": "trained, or left out: its chunk is deleted, so its sequence cannot be made again",
-            "beyond the end": f"not trained: it lies beyond max_total_samples = {tracing.state.max_total_samples}",
+            "to come": "to come; the step is known once more is published",
+            "skipped": f"skipped on purpose from part {fate.part} on",
+            "left out": "not trained: its stream is no longer in the blend",
+            "left over": "left over at the end of the epoch, where less than a batch per rank is left",
+            "cut short": "not trained: the next epoch was started before this one ended",
+            "in no sequence": "not trained: it has no tokens, or more than fit into a sequence",
+            "before": "trained or left out: its chunk is deleted, so its sequence cannot be computed",
+            "beyond the end": f"not trained: it is beyond max_total_samples = {tracing.state.max_total_samples}",
         }
         return f"{epoch}: {undrawn[fate.became]}"
     if fate.became == "trained":
-        unknown = "; the state does not say at which step" if fate.step is None else ""
+        unknown = "; the state does not record the step" if fate.step is None else ""
         return f"{epoch}: trained{at} by rank {fate.rank} {where}{unknown}"
     if fate.became == "skipped":
-        return f"{epoch}: skipped on purpose: it was rank {fate.rank}'s {where} among steps that were left out"
+        return f"{epoch}: skipped on purpose: drawn by rank {fate.rank} {where} in skipped steps"
     whole = tracing.fewer_than_step(fate)
-    few = f"its epoch has too few left for the {whole or 0:,} of that step: left over, if training stops there"
+    few = f"its epoch has fewer samples left than the {whole or 0:,} of that step: left over if training stops there"
     more = "" if whole is None else f"; {few}"
-    return f"{epoch}: to come{at}, on rank {fate.rank}, if the run continues as it is {where}{more}"
+    return f"{epoch}: to come{at}, on rank {fate.rank}, if the run continues unchanged {where}{more}"
 
 
 def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:
-    """Returns what became of a sample in an epoch as JSON values."""
+    """Returns the fate of a sample in an epoch as values for --json."""
     chunk, row = divmod(fate.sample, tracing.facts.samples_per_chunk)
     values = fate._asdict() | {"step": None if fate.step is None else fate.step + 1}
     became, deleted = values.pop("became"), chunk < tracing.facts.retired
@@ -349,7 +347,7 @@ def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:
 
 
 def ranges_text(ranges: Sequence[Sequence[int]], shown: int = 8) -> str:
-    """Returns half-open ranges in words, the first and the last number of each.
+    """Returns half-open ranges as text, with the first and the last number of each.
 
     >>> ranges_text([(3, 4), (7, 10)]), ranges_text([(i, i + 1) for i in range(0, 20, 2)], 2)
     ('3, 7 to 9', '0, 2 and 8 more ranges')

@@ -1,5 +1,5 @@
 "use strict";
-// What comes is HTML in which all that is of the stream is text. A parsed document runs nothing and loads nothing.
+// The answer is HTML with data of the stream only as text. A parsed document neither runs scripts nor loads resources.
 const byId = (id) => document.getElementById(id);
 let failed = null;
 
@@ -17,7 +17,7 @@ async function renew(name) {
 function notice(text) {
   const place = byId("notice");
   place.hidden = !text;
-  // The same text again is not read out again.
+  // Setting an unchanged text would make screen readers read it again.
   if (place.textContent !== text) place.textContent = text;
 }
 
@@ -33,14 +33,14 @@ async function look() {
     failed = failed || new Date();
     byId("now").classList.add("old");
     const since = failed.toISOString().slice(11, 19);
-    notice(`No answer from lazyshard watch since ${since} UTC: has it ended? This page asks again.`);
+    notice(`No answer from lazyshard watch since ${since} UTC: has it ended? This page keeps trying.`);
   }
   setTimeout(next, Math.max(1, Number(byId("now").dataset.interval)) * 1000);
 }
 
 function next() {
   if (!document.hidden) return look();
-  // Nobody sees it: a page that is open somewhere shall not have the stream looked at.
+  // A hidden page must not cause refreshes.
   document.addEventListener("visibilitychange", next, { once: true });
 }
 

@@ -1,7 +1,7 @@
-"""The page of `lazyshard watch`: the values of `/status.json`, facts as `lazyshard status` has them, and the history.
+"""The page of `lazyshard watch`: the values of `/status.json`, the facts of `lazyshard status`, and the history.
 
-All that comes from the stream is text: Jinja2 escapes it, and characters that are not seen, or turn the direction of
-writing, are shown as escapes.
+Data of the stream is only inserted as text: Jinja2 escapes it, and invisible characters and those that change the
+direction of writing are shown as escapes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEGINNING: Final = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="lazyshard watch">\n'
-"""How each page begins: a saved one is known by it."""
+"""The beginning of each page, by which --save recognizes an older page that it may replace."""
 
-_POINTS: Final = 60  # Of a picture: rates, and bins of lengths
+_POINTS: Final = 60  # Rates or bins per chart
 _STYLE: Final = {"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "legend.frameon": False}
-# Of text, of lines, and of what is shown: "C0" and "C1"
+# Colours of text, lines, and the data series "C0" and "C1"
 _COLOURS: Final = {
     "light": ("#3b434c", "#d5dae0", "#1d4fc4", "#b36b00"),
     "dark": ("#c3cad3", "#343b45", "#8db4ff", "#e0a040"),
@@ -46,10 +46,10 @@ Part = Literal["whole", "now", "history"]
 
 
 class Shown(NamedTuple):
-    """A stream's history as the page shows it; its `version` is another one where anything of it is."""
+    """A stream's history as the page shows it; `version` changes with it."""
 
     history: History
-    # By name, for "light" and "dark" pages, as addresses that hold them; None where matplotlib is not installed
+    # Data URLs by name and by scheme, "light" or "dark"; None if matplotlib is not installed
     pictures: dict[str, dict[str, str]] | None
     version: int
 
@@ -59,7 +59,7 @@ def _read(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Returns what a policy calls an element with this text by."""
+    """Returns the CSP source expression of an element with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -70,11 +70,11 @@ POLICY: Final = (
     f"default-src 'none'; script-src {_digest(_SCRIPT)}; style-src {_digest(_SHEET)}; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the live page: its own script and style work, and nothing else."""
+"""The Content-Security-Policy of the live page, which allows only its own script and style."""
 
 
 def render(part: Part, values: Values, outlook: Outlook | None, shown: Shown | None, *, live: bool = True) -> bytes:
-    """Returns the page or a part; the status of the values is that of `outlook`; one not `live` has no script."""
+    """Returns the page or a part; without `live` it has no script. `values` holds the status values of `outlook`."""
     status, now = values["status"], Values()
     if status is not None and outlook is not None:
         pairs = zip(status["consumers"], outlook.consumers, strict=True)
@@ -109,21 +109,21 @@ def _environment() -> Environment:
 
 
 def bar(stretches: Iterable[tuple[str, float, str]]) -> list[tuple[str, str, str]]:
-    """Returns class, percent and meaning of the parts of a bar that are not empty, each wide enough to be seen.
+    """Returns class, width in percent and text of the nonempty parts of a bar, each wide enough to be visible.
 
     >>> [part[:2] for part in bar([("done", 999_996, ""), ("reading", 4, ""), ("ready", 0, "")])]
     [('done', '99.602'), ('reading', '0.398')]
     """
     parts = [one for one in stretches if one[1] > 0]
     total = sum(amount for _, amount, _ in parts)
-    # Every part has 0.4 % at the least, so that it is seen.
+    # At least 0.4 %, so that every part is visible
     widths = [max(0.4, 100 * amount / total) for _, amount, _ in parts]
     scale = 100 / sum(widths) if widths else 0.0
     return [(kind, f"{width * scale:.3f}", text) for (kind, _, text), width in zip(parts, widths, strict=True)]
 
 
 def _band(status: Values, one: Values) -> Iterator[tuple[str, int, int]]:
-    """Yields the states of the chunks as a consumer has them, each with the half-open range of its chunks."""
+    """Yields the states of the chunks for a consumer, each with the half-open range of its chunks."""
     published, done = status["published_chunks"], one["chunks_before"] or 0
     first, stop = one["window_first_chunk"], one["window_stop_chunk"]
     taken = max(done, done if first is None else first)
@@ -137,7 +137,7 @@ def _band(status: Values, one: Values) -> Iterator[tuple[str, int, int]]:
 
 
 def clock(seconds: float) -> str:
-    """Returns a time of day in UTC; of one that no calendar holds the number of seconds.
+    """Returns a time of day in UTC as text, as a number of seconds if it is outside the calendar.
 
     >>> clock(1700000000.5)
     '22:13:20 UTC'
@@ -146,7 +146,7 @@ def clock(seconds: float) -> str:
 
 
 def tied(text: str) -> Markup:
-    r"""Returns a text in which no line breaks between an amount and its unit.
+    r"""Returns a text with no-break spaces between numbers and their units.
 
     >>> tied("5 min 19 s old")
     Markup('5\xa0min 19\xa0s old')
@@ -155,7 +155,7 @@ def tied(text: str) -> Markup:
 
 
 def draw(history: History) -> dict[str, dict[str, str]] | None:
-    """Returns pictures of what is known, by name: "course" and "lengths"; None where matplotlib is not installed."""
+    """Returns the charts for which there is data, "course" and "lengths"; None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as cause:
@@ -190,14 +190,14 @@ def _course(history: History) -> Figure:
     figure = Figure(figsize=(5.8, 4.0), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     course, pace = history.course, rates(history.course, _POINTS)
-    # Times are in days, as matplotlib counts them.
+    # matplotlib counts time in days.
     upper.plot([one.time / 86400 for one in course], [one.amount for one in course], color="C0", label="published")
     if shown := [one for one in history.trained if course[0].time <= one.updated_at]:
         at, samples = [one.updated_at / 86400 for one in shown], [one.consumed for one in shown]
         label = "in the last checkpoint of a consumer"
         upper.plot(at, samples, linestyle="none", marker="o", color="C1", label=label)
         upper.legend(loc="upper left")
-    # Few enough that names do not lie on each other.
+    # More names would overlap.
     for one in shown[:4]:
         name = one_line(one.consumer)
         name = name if len(name) <= 24 else f"{name[:24]}…"

@@ -1,4 +1,4 @@
-"""The table of `scripts/bench`: which rows there are, which of them run, and what is said of them."""
+"""The table of `scripts/bench`: its rows, their selection, and the output."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Chosen = list[tuple[Benchmark, list[Row]]]
 
 
 def choose(names: Sequence[str], benchmarks: Sequence[Benchmark]) -> Chosen:
-    """Returns the rows with these names, or below them; all where there are none.
+    """Returns the rows with these names or prefixes; all rows without names.
 
     Raises:
-        ValueError: there is no such row.
+        ValueError: There is no such row.
     """
 
     def named(row: str) -> list[str]:
@@ -64,7 +64,7 @@ def number(value: float) -> str:
 
 
 def listed(chosen: Chosen) -> list[str]:
-    """Returns the table of what is measured."""
+    """Returns the list of rows as a table."""
     lines = ["| row | subject | beside | figure | least ratio |", "|---|---|---|---|---|"]
     for benchmark, rows in chosen:
         lines.append(f"| **{benchmark.name}** | {benchmark.about} | | | |")
@@ -80,7 +80,7 @@ def _side(name: str, values: Sequence[float], unit: str) -> str:
 
 
 def told(name: str, result: Result) -> str:
-    """Returns the line of a result: medians, and the ratio with the lowest and the highest."""
+    """Returns the line of a result: medians, and the median, lowest and highest ratio."""
     row = result.row
     goal = "" if row.goal is None else number(row.goal)
     if result.reason:
@@ -97,7 +97,7 @@ def told(name: str, result: Result) -> str:
 
 
 def run(chosen: Chosen, args: argparse.Namespace) -> tuple[dict[str, Result], list[str]]:
-    """Runs what was chosen and prints it as it comes; returns the results by name, and what failed."""
+    """Runs the selected rows and prints each result; returns the results by name, and the failures."""
     environments = None if args.no_peers else Environments(args.peers.resolve())
     results: dict[str, Result] = {}
     failures: list[str] = []
@@ -118,7 +118,7 @@ def run(chosen: Chosen, args: argparse.Namespace) -> tuple[dict[str, Result], li
 
 
 def versions(packages: Iterable[str] = ("orjson", "numpy", "torch", "ms-swift")) -> str:
-    """Returns names and versions of those packages that are installed."""
+    """Returns names and versions of the installed packages."""
     found = []
     for name in packages:
         try:
@@ -139,7 +139,7 @@ def facts(name: str, result: Result) -> dict[str, Any]:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the arguments, checked."""
+    """Returns the checked arguments."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures, side by side, what judges lazyshard.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows, or what their names begin with (all)")
     parser.add_argument("--list", action="store_true", help="show the rows and run nothing")
@@ -166,7 +166,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what is asked for and returns the exit code."""
+    """Runs the command and returns the exit code."""
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if args.list:
         print("\n".join(listed(args.chosen)))
@@ -191,6 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # That ranks do not divide a stream's samples is meant so.
+    # The number of ranks intentionally does not divide the samples.
     logging.getLogger("lazyshard").setLevel(logging.ERROR)
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Who writes and reads the arrays of `scripts/bench encode`: rows with 1 MiB of float32, in batches of 8.
+"""Writers and readers of arrays for `scripts/bench encode`: rows with 1 MiB of float32, in batches of 8.
 
-Each as its documentation shows for such arrays, from local files, uncompressed, in one process. Runs in the environment
-of each: nothing is imported but by whom it is used.
+Each package is used as its documentation shows for such arrays, with local uncompressed files, in one process. Runs in
+the environment of each package, so imports are local to its code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rows(numbers: Any = range(ROWS)) -> Iterator[dict[str, Any]]:
 
 
 def row(number: int) -> dict[str, Any]:
-    """Returns one of them."""
+    """Returns one row."""
     return next(rows([number]))
 
 
@@ -63,7 +63,7 @@ def _preadv(place: Path, memory: Callable[[int], Any]) -> Batches:
 
 
 def read_bytes(place: Path) -> Callable[[], Batches]:
-    """The floor: one system call a row, into new memory, and a batch of them is held."""
+    """The floor: one system call per row, into new memory, with a batch of rows in memory."""
     return lambda: _preadv(place, lambda _: np.empty(ROW_BYTES, np.uint8))
 
 
@@ -201,9 +201,9 @@ READERS: Final[dict[str, Callable[[Path], Callable[[], Batches]]]] = {
 
 
 def look(batches: Batches) -> tuple[int, int]:
-    """Looks at one byte of each page, as the arrays come; returns the rows and the sum of those bytes.
+    """Reads one byte of each page of the arrays; returns the rows and the sum of those bytes.
 
-    So that what is read lazily, as a mapped file is, is read here too.
+    This also reads arrays that are loaded lazily, such as mapped files.
     """
     count = total = 0
     for batch in batches:
@@ -219,10 +219,10 @@ def write(name: str, place: str) -> None:
 
 
 def read(name: str, place: str) -> dict[str, Any]:
-    """In a process of that package: microseconds of processor a row, and a digest of what was read.
+    """Returns CPU microseconds per row and a digest of the data; runs in a process of that package.
 
     Raises:
-        RuntimeError: two passes have read other bytes.
+        RuntimeError: Two passes read different bytes.
     """
     opened = READERS[name](Path(place))
     # A first pass is not counted.

@@ -1,4 +1,4 @@
-"""The rows that benchmarks read and write, always the same ones, and streams of very many chunks."""
+"""Deterministic rows for benchmarks, and streams of very many chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE_BYTES: Final = 750_000
 
 
 def _prose(rng: random.Random, words: list[str], length: int) -> str:
-    """Returns about so many words as people write them: sentences, paragraphs, quotes, some letters beyond ASCII."""
+    """Returns about this many words of natural text: sentences, paragraphs, quotes, some non-ASCII letters."""
     text = []
     while length > 0:
         sentence = rng.choices(words, k=min(length, rng.randint(4, 24)))
@@ -30,7 +30,7 @@ def _prose(rng: random.Random, words: list[str], length: int) -> str:
 
 
 def _plain(rng: random.Random, words: list[str], length: int) -> str:
-    """Returns so many words and nothing else: text that needs no escapes parses in a third of the time."""
+    """Returns this many plain words: text without escapes parses in a third of the time."""
     return " ".join(rng.choices(words, k=length))
 
 
@@ -104,10 +104,10 @@ def make_many_chunks(directory: Path, chunks: int) -> Path:
 
 
 class SparseStream:
-    """A stream of very many full chunks, of which only those are there that will be read.
+    """A stream of very many full chunks, of which only the chunks to be read exist.
 
-    A million chunks of a thousand rows take a few megabytes: the facts of the stream name all of them, and a chunk that
-    is asked for is made first, as a copy of one and the same with its own number.
+    A million chunks of a thousand rows take a few megabytes: the stream's metadata covers all of them, and a chunk is
+    created before it is read, as a copy of a template with its own number.
 
     Args:
         directory: where to make it; must not be there yet.

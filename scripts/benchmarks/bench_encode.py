@@ -1,4 +1,4 @@
-"""What a sample costs a trainer's process: encoded on the fly, out of an encoded stream, out of a cache; large arrays.
+"""CPU cost of a sample in training: encoded on the fly, from an encoded stream, from a cache; large arrays.
 
 - Chat rows of 2 KB, encoded with ms-swift's own template, in batches of 8: processor time of the process, reading
   included. All ways make the same samples, which is checked. Loading is what is not in the encoder: reading, digest,
@@ -46,7 +46,7 @@ def prepare(setting: Setting) -> Mapping[str, Side]:
 
     @functools.cache
     def passes() -> dict[str, Iterator[float]]:
-        # One process for all rounds, since ms-swift takes long to be imported: what it has found is told in turn.
+        # One process for all rounds, as importing ms-swift takes long; it returns the results one after another.
         settings = {"stream": str(make_stream(place / "raw", rows)), "place": str(place), "rounds": setting.rounds}
         found = child("bench_encode_process.passes", settings, place, **_ONE_THREAD)
         return {name: itertools.cycle(values) for name, values in found.items()}

@@ -31,7 +31,7 @@ _LONGEST: Final = 1 << 20
 
 
 def load_template(model: Path, stream: Path) -> Any:
-    """Makes the folder of a model whose tokenizer has learnt the words of the rows; returns its template to train."""
+    """Makes the folder of a model with a tokenizer trained on the rows; returns its template for training."""
     tiny_model.main(str(model), "1")
     with chunk_files(stream)[0].open("rb") as file:
         rows = [json.loads(line) for line in itertools.islice(file, _LEARNT_ROWS)]
@@ -64,12 +64,12 @@ def in_batches(directory: Path, encode: Any, **options: Any) -> list[Any]:
 
 
 def never(row: Any) -> Any:
-    """Stands for the encoder where all is in the cache."""
+    """Replaces the encoder if all rows are in the cache."""
     raise RuntimeError("a row was encoded although it is in the cache")
 
 
 class Meter:
-    """Calls an encoder and adds up the seconds of processor in it."""
+    """Calls an encoder and sums its CPU seconds."""
 
     def __init__(self, encode: Callable[[Any], Any]) -> None:
         self._encode = encode
@@ -85,8 +85,8 @@ class Meter:
 
 
 def timed(what: Callable[[], Any]) -> tuple[float, Any]:
-    """Returns the seconds of processor that something takes, and what it returns."""
-    # What was made before is not collected in the time of what comes now.
+    """Returns the CPU seconds of a call, and its result."""
+    # Collect garbage of earlier calls outside of the measurement.
     gc.collect()
     gc.freeze()
     start = time.process_time()

@@ -1,8 +1,8 @@
-"""What all benchmarks share: rows of the table, rounds in which the sides take turns, child processes, environments.
+"""Shared by all benchmarks: rows of the table, rounds in which the sides alternate, child processes, environments.
 
-A figure is a cost, so less is better. The ratio of a row is the other side's figure over that of the subject, so more
-is better, and the goal is the least that is asked for. Ratios are taken within a round, since a noisy machine disturbs
-all sides of a round alike; a first round, which warms the caches, is not counted.
+A figure is a cost, so less is better. The ratio of a row is the other side's figure divided by the subject's, so more
+is better, and the goal is a minimum. Ratios are computed within a round, as noise of the machine affects all sides of a
+round alike. The first round warms the caches and is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
 """Where our packages are."""
 
 TIMEOUT_S: Final = 900.0
-"""After which a child process is given up."""
+"""Timeout of a child process."""
 
 Figures = Mapping[str, float]
 """What one turn of a side has measured, by unit."""
@@ -36,11 +36,11 @@ Side = Callable[[], Figures]
 
 
 class Missing(Exception):
-    """A side cannot run here: a package or a program is not there, or another loader fails."""
+    """A side cannot run here: a package or program is missing, or another loader fails."""
 
 
 class Failed(Exception):
-    """A side of ours failed, or one has read other rows than there are."""
+    """A side of lazyshard failed, or a side read wrong rows."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Row:
 
     Attributes:
         name: on the command line, within its benchmark.
-        subject: the side that is judged.
+        subject: the measured side.
         against: the side that it is compared with, or a bound in the row's unit.
         unit: of the figures.
-        goal: the least ratio that is asked for; None where the ratio is only told.
+        goal: the minimum ratio; None if the ratio is only reported.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Row:
 
 
 def bound(name: str, subject: str, most: float, unit: str) -> Row:
-    """Returns a row whose figure may be so high."""
+    """Returns a row with an upper bound of its figure."""
     return Row(name, subject, most, unit, 1.0)
 
 
@@ -85,9 +85,9 @@ class Benchmark:
 
 
 class Environments:
-    """Other packages, each in an environment of its own, since their requirements do not go together.
+    """Environments of other packages, one for each, as their requirements conflict.
 
-    One is made when it is first asked for, and kept: some minutes and gigabytes.
+    An environment is made when first needed, which takes some minutes and gigabytes, and kept.
     """
 
     def __init__(self, place: Path) -> None:
@@ -108,7 +108,7 @@ class Environments:
         return str(python)
 
     def _make(self, package: str) -> str:
-        """Returns "" or why it could not be made."""
+        """Returns "", or the reason why it could not be made."""
         print(f"making an environment for {package} in {self._place}", file=sys.stderr, flush=True)
         self._place.mkdir(parents=True, exist_ok=True)
         # Not for git, wherever it is.
@@ -158,7 +158,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a row: figures and ratios of each round, or why there are none.
+    """The result of a row: figures and ratios of each round, or the reason why there are none.
 
     Attributes:
         row: the row.
@@ -219,7 +219,7 @@ def _result(row: Row, taken: Mapping[str, Sequence[Figures]], reasons: Mapping[s
 
 
 def variables(home: Path, ours: bool) -> dict[str, str]:
-    """Returns the environment of a child: what loaders leave behind goes to `home`, and nothing is asked of the net."""
+    """Returns the environment of a child: loaders leave their files in `home` and do not use the network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     homes = dict.fromkeys(("HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME"), str(home))
     path = os.pathsep.join(map(str, OURS if ours else OURS[:1]))
@@ -279,5 +279,5 @@ def child(function: str, settings: Mapping[str, Any], place: Path, python: str =
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that says something."""
+    """Returns the last nonempty line."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

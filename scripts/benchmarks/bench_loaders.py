@@ -1,13 +1,13 @@
-"""How fast rows get to a training loop: ours beside other loaders, each in its own format and environment.
+"""Throughput of rows to a training loop: lazyshard and other loaders, each in its own format and environment.
 
-Two data sets: text as chat data has it, about 2 KB a row in the mean, and images of about 1 MB in base64. Five cases:
-one process in order, shuffled, and at random; two workers in order and shuffled, in batches of 8 whose rows reach the
-main process as dicts. Whatever the loader, every row that came is counted, the ids are added up, and one row is
-compared with the source. Time counts by the clock, from the construction of the loader to the last row, imports left
-out; the processor time and the memory (proportional shares) of all processes are told with `--json`.
+Two data sets: chat-like text, about 2 KB per row on average, and images of about 1 MB in base64. Five cases: one
+process in order, shuffled, and at random; two workers in order and shuffled, in batches of 8 whose rows reach the main
+process as dicts. For every loader, the rows are counted, the ids are summed, and one row is compared with the source.
+Wall time is measured from the construction of the loader to the last row, without imports; `--json` also has the CPU
+time and the memory (proportional shares) of all processes.
 
-`minimal` is no loader but what one could come to: row offsets known, files mapped, parsed with orjson, nothing checked.
-Files are best in memory: --dir /dev/shm.
+`minimal` is not a loader but a lower bound: known row offsets, mapped files, parsing with orjson, no checks. Files are
+best kept in memory: --dir /dev/shm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASES: Final = ("order", "shuffled", "random", "loader", "loader-shuffled")
 IMAGE_CHUNKS: Final = 8
 
 RANDOM_ROWS: Final = {"text": 20_000, "images": 400}
-"""At most so many rows are drawn at random: some loaders read a few hundred a second."""
+"""Limit of rows that are drawn at random, as some loaders only read a few hundred per second."""
 
 PACKAGES: Final = {
     "parsing": "",
@@ -49,13 +49,13 @@ NO_RANDOM: Final = ("datasets-streaming", "webdataset", "megatron-energon")
 """Loaders that read nothing but rows in turn."""
 
 IN_WORKERS: Final = ("torchdata", "lazyshard-dicts")
-"""Loaders that read in worker processes only: by themselves they are `minimal` and `lazyshard`."""
+"""Loaders that are only measured with workers: in one process they equal `minimal` and `lazyshard`."""
 
 AS_THEY_ARE: Final = ("", "torchdata")
 """Packages that read the rows as they are."""
 
 LEAST: Final = 0.97
-"""Of their speed: loaders are not told apart by less, since repeated runs differ by as much."""
+"""Least ratio of speeds: smaller differences are within the noise of repeated runs."""
 
 
 class Loaders:

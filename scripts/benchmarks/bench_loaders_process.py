@@ -1,8 +1,8 @@
 """One process of `scripts/bench loaders`: reads all rows once, in the environment of that loader.
 
-Each loader is used as its documentation advises for speed: files are local, uncompressed and not hashed again when
-read; batches are made in the workers; shuffles are of 4 chunks, or of a buffer of as many rows. Each is imported where
-it is used.
+Each loader is used as its documentation recommends for speed: files are local, uncompressed and not hashed when read;
+batches are made in the workers; shuffles cover 4 chunks, or a buffer with as many rows. Imports are local to each
+loader.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Settings:
 
     @property
     def shuffled(self) -> bool:
-        """Whether the rows come in another order than written."""
+        """Whether rows are read in another order than written."""
         return self.case.endswith("shuffled")
 
     @property
@@ -305,7 +305,7 @@ LOADERS: Final[dict[str, Callable[[Settings], tuple[Opened, bool]]]] = {
 
 
 def read(settings: dict[str, Any]) -> dict[str, Any]:
-    """Reads everything once; returns what came and what it took: us, processor us, MB of all processes at the end."""
+    """Reads everything once; returns what was read and its cost: us, CPU us, MB of all processes at the end."""
     told = Settings(**settings)
     opened, batched = LOADERS[told.loader](told)
     orjson = importlib.import_module("orjson")

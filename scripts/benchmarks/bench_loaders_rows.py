@@ -1,6 +1,6 @@
-"""The least that reads the rows of chunk files, for comparison: each of them by its place, or all in turn.
+"""Minimal readers of chunk files, for comparison: rows by position, or all in order.
 
-No digests, no order of its own, no growing stream. Imports nothing of ours, for the environments of other packages.
+No digests, no shuffling, no growing streams. Does not import lazyshard, for the environments of other packages.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class MapRows:
 
 
 class RowsInTurn:
-    """Rows of files one after the other, and where it stands: file and byte."""
+    """Iterates over the rows of files, with a position: file and byte."""
 
     def __init__(self, data: str) -> None:
         self.files = chunk_files(data)
         self.place = (0, 0)
 
     def __iter__(self) -> Iterator[Row]:
-        """Parses rows from where it stands."""
+        """Parses rows from the position on."""
         parse = importlib.import_module("orjson").loads
         first, byte = self.place
         for number in range(first, len(self.files)):
@@ -67,9 +67,9 @@ class RowsInTurn:
             byte = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where it stands."""
+        """Returns the position."""
         return {"place": self.place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from there."""
+        """Sets the position."""
         self.place = tuple(state["place"])

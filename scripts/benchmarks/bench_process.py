@@ -1,4 +1,4 @@
-"""A child process of the benchmarks, and what it measures of itself. Linux only.
+"""A child process of the benchmarks, and its measurements of itself. Linux only.
 
     python -m scripts.benchmarks.bench_process MODULE.FUNCTION SETTINGS
 
@@ -26,7 +26,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def timed(work: Callable[[], object], count: int = 1) -> dict[str, float]:
-    """Returns microseconds a piece of work, by the clock (`us`) and of all processor time (`processor us`)."""
+    """Returns microseconds per item: wall time (`us`) and total CPU time (`processor us`)."""
     processor, clock = _own_processor_s(), time.perf_counter()
     work()
     seconds = time.perf_counter() - clock
@@ -99,7 +99,7 @@ def main() -> int:
     module, _, function = sys.argv[1].partition(".")
     found = getattr(importlib.import_module(f"scripts.benchmarks.{module}"), function)(**json.loads(sys.argv[2]))
     say(**(found or {}))
-    # Some loaders leave threads and processes behind that take seconds to end.
+    # Some loaders leave threads and processes that take seconds to end.
     os._exit(0)
 
 

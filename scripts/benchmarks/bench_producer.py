@@ -1,9 +1,9 @@
-"""How fast rows get into a stream, against `orjson.loads` over the same lines; beside other writers; memory.
+"""Throughput of publishing rows, compared with `orjson.loads` over the same lines and with other writers; memory.
 
-Every row is validated and digested, and every chunk synced, its directory too. Judged by processor time, of all threads
-and processes, which other work on the machine disturbs less than the clock; beside other writers by the clock. Those
-neither sync nor digest each row: these are the ordinary ways into each format, not a race over the same work. `--dir`
-is best /dev/shm.
+Every row is validated and digested, and every chunk and its directory are synced. Measured as CPU time of all threads
+and processes, which other work on the machine affects less than wall time; wall time in comparisons with other writers.
+Those neither sync nor digest each row: they show the usual way into each format, not the same work. `--dir` is best
+/dev/shm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _, status, used = os.wait4(pid, 0)
 print("\\n", used.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-"""Started by a small process, since the system counts the memory of the one that starts it too."""
+"""Started by a small process, as the system counts the parent's memory too."""
 
 Work = Callable[[Path, Path], object]
 """Writes the rows of a source into a directory that is not there yet."""
@@ -116,7 +116,7 @@ def command(source: Path, out: Path) -> list[str]:
 
 
 def run(source: Path, out: Path) -> Figures:
-    """Returns what `lazyshard-producer run` takes, less what it takes for a source of one row."""
+    """Returns the cost of `lazyshard-producer run`, minus its cost for a source of one row."""
     one = out.with_name("one.jsonl")
     one.write_bytes(b'{"id":0}\n')
     both = ((source, out), (one, out.with_name("one")))
@@ -137,7 +137,7 @@ def peak(words: list[str], home: Path) -> float:
 
 
 def memory(source: Path, out: Path) -> Figures:
-    """Returns by how much the peak of a run is above that of a bare interpreter."""
+    """Returns the peak memory of a run above that of a bare interpreter."""
     bare = peak([sys.executable, "-c", "pass"], out.parent)
     return {"MB": peak(command(source, out), out.parent) - bare}
 

@@ -1,8 +1,8 @@
-"""How fast `LazyShardedDataset` reads, against `orjson.loads` over the same lines; the first sample; memory; blends.
+"""Throughput of `LazyShardedDataset` compared with `orjson.loads` over the same lines; first sample; memory; blends.
 
-The least that any reader of JSON lines must do is to parse them: `orjson.loads` over the memory-mapped lines, with no
-digest, no order and no index. All of it is processor time of one process, but for the first sample: the clock of a
-fresh process, from the constructor on, imports not counted.
+Any reader of JSON lines must at least parse them: `orjson.loads` over the memory-mapped lines, without digests, order
+or index. All figures are CPU time of one process, except for the first sample: wall time of a fresh process, from the
+constructor on, without imports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse(directory: Path) -> int:
 
 
 def opened(directory: Path, **options: Any) -> LazyShardedDataset:
-    """Opens a stream for a rank that is alone."""
+    """Opens a stream for a single rank."""
     return LazyShardedDataset(directory, dp_rank=0, dp_size=1, batch_size=BATCH, **options)
 
 

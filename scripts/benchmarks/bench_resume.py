@@ -1,4 +1,4 @@
-"""How soon a resumed run has its first sample, what the arithmetic behind it takes, and how others resume.
+"""Time to the first sample of a resumed run, the cost of its arithmetic, and how other loaders resume.
 
 - A fresh process constructs the data set, loads the state and reads one sample, in a stream of a million chunks of
   which only those are there that are read. The clock, from the constructor on; imports are not counted. Memory is the
@@ -122,7 +122,7 @@ def rescale(before: int, after: int, total: int, seeds: itertools.count[int]) ->
 
 
 class Resumes:
-    """Other loaders that continue after so many of the same rows, and ours."""
+    """lazyshard and other loaders that resume after the same number of the same rows."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

@@ -1,4 +1,4 @@
-"""How each loader is stopped after so many rows and continues: ours, and the others, each as its documentation shows.
+"""Stopping and resuming each loader after a number of rows, as its documentation shows.
 
 All read the same rows in order, in batches of 8 parsed rows, without worker processes. For each there is a way to leave
 the state of a run that has consumed a number of rows, and one to construct it anew, load that state and get the next
@@ -58,7 +58,7 @@ def _stateful(make: Callable[[], Any]) -> Made:
 
 
 def stateful_map(settings: Settings) -> Made:
-    """torchdata's StatefulDataLoader over a map-style data set: it goes through its sampler again."""
+    """torchdata's StatefulDataLoader over a map-style data set: it iterates its sampler again."""
     return _stateful(lambda: MapRows(settings["data"], settings["offsets"]))
 
 
@@ -74,7 +74,7 @@ def stateful_iterable(settings: Settings) -> Made:
 
 
 def stateful_stateful(settings: Settings) -> Made:
-    """torchdata's StatefulDataLoader over an iterable data set that keeps its place itself."""
+    """torchdata's StatefulDataLoader over an iterable data set with its own state."""
     from torch.utils.data import IterableDataset
 
     class Stateful(RowsInTurn, IterableDataset[Row]):

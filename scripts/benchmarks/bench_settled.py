@@ -1,11 +1,11 @@
-"""What was decided once and is to stay so: packs, steps that are dealt by cost, tables of blends, the start-up file.
+"""Regression benchmarks: packing, balancing by cost, tables of blends, the start-up file.
 
-- pack: how full packs of lognormal lengths are, and how long they take, beside the package binpacking.
-- balance: the largest cost of a rank over the mean, over all steps, where a producer deals rows by cost.
-- blend: how long the table of a blend of 100 streams takes to build.
-- startup: what `lazyshard_swift.pth` adds to each start of an interpreter, of which a training job has dozens.
+- pack: fill rate and time of packs with lognormal lengths, compared with the package binpacking.
+- balance: the largest cost of a rank divided by the mean, over all steps, if a producer deals rows by cost.
+- blend: the time to build the table of a blend of 100 streams.
+- startup: the time that `lazyshard_swift.pth` adds to each interpreter start, of which a training job has dozens.
 
-All of it is processor time.
+All times are CPU time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Waiting for a live stream: how soon a chunk is there, what idle waiting costs, how often it asks; memory.
+"""Waiting for a live stream: latency of a chunk, cost and polling rate of idle waiting, memory.
 
-- From the last row of a chunk, given to the writer, to the first sample of a rank that waits for it in another process.
-  Where a stripe has a chunk for each of several ranks, time counts from the last row of the stripe. Without the
-  wake-up of the local filesystem, as where another machine writes, the pause between two looks is a tenth of the wait.
-- The share of a core that each rank takes which waits for what does not come, and how often all of them together ask
-  the filesystem for something of the stream by its name, seen by strace.
-- Anonymous memory of a rank and of its DataLoader's workers while they read streams of few and of many chunks.
+- Latency from the last row of a chunk in the writer to the first sample of a rank that waits for it in another process.
+  If a stripe has a chunk for each of several ranks, it is measured from the last row of the stripe. Without inotify, as
+  when another machine writes, the pause between two polls is a tenth of the wait.
+- The share of a core of each rank that waits in vain, and the number of path lookups of all ranks in the stream,
+  measured by strace.
+- Anonymous memory of a rank and its DataLoader workers while they read streams of few and of many chunks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def latency(place: Path, ranks: int, woken: bool, stripes: int) -> Figures:
 
 
 class Idle:
-    """Ranks that wait for what does not come.
+    """Ranks that wait in vain.
 
     Args:
         place: a directory to work in.
@@ -103,17 +103,17 @@ class Idle:
             return [process.line() for process in processes]
 
     def share(self, ranks: int) -> Figures:
-        """Returns what each rank takes of a core, in the mean."""
+        """Returns the mean share of a core per rank."""
         found = self._wait(ranks, [[]] * ranks)
         return {"% of a core": 100 * statistics.fmean(one["share"] for one in found)}
 
     def calls(self, ranks: int) -> Figures:
-        """Returns how often all of them ask, from when the last one has settled until the first one is done."""
+        """Returns the lookups of all ranks, from when the last one has settled until the first one is done."""
         strace = shutil.which("strace")
         if strace is None:
             raise Missing("there is no strace")
         logs = [self._place / f"strace_{ranks}_{rank}" for rank in range(ranks)]
-        # Only what asks for something by a name: what is open already asks no metadata server.
+        # Only calls with a path: calls on open files do not reach the metadata server.
         words = [strace, "-f", "-ttt", "-s", "4096", "-e", "trace=%file", "-o"]
         found = self._wait(ranks, [[*words, str(log)] for log in logs])
         began, stopped = max(one["began"] for one in found), min(one["stopped"] for one in found)

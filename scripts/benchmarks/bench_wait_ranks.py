@@ -45,10 +45,10 @@ class Rank:
         )
 
     def line(self) -> dict[str, Any]:
-        """Returns the next line that it says.
+        """Returns its next line of output.
 
         Raises:
-            Failed: it ended instead.
+            Failed: The process ended instead.
         """
         assert self._process.stdout is not None and self._process.stderr is not None
         for line in self._process.stdout:
@@ -125,7 +125,7 @@ def idle(directory: str, rank: int, ranks: int, published: int, settle_s: float,
 
 
 def _little(row: dict[str, Any]) -> tuple[int, int]:
-    """Returns little of a row, so that what passes from worker to rank is no part of the figure."""
+    """Returns a small part of a row, so that the transfer from worker to rank does not affect the figure."""
     return row["id"], len(row["text"])
 
 

@@ -1,19 +1,19 @@
-"""Asks a vulnerability service about the packages that are installed in this environment, by pip-audit.
+"""Queries a vulnerability service for the packages installed in this environment, by pip-audit.
 
-    scripts/audit_dependencies                  of .venv
-    scripts/audit_dependencies --if-possible    the same; where nobody could be asked it says so and exits with 0
+    scripts/audit_dependencies                  checks .venv
+    scripts/audit_dependencies --if-possible    the same, but exits with 0 if the service cannot be reached
 
-pip-audit is taken from PATH, or from this environment; it need not be installed in it (`pipx install pip-audit`), and
-nothing is installed or changed here. It asks pypi.org for known vulnerabilities of each package.
+Uses pip-audit from this environment or from PATH (`pipx install pip-audit`); installs and changes nothing. pip-audit
+queries pypi.org for known vulnerabilities of each package.
 
-A machine without a way to the network is told from one without vulnerabilities: pip-audit itself exits with 0 and says
-that none are known where it could not find out about any package, for instance behind a mirror that only has the files.
+Distinguishes a machine without network access from one without vulnerabilities: pip-audit itself exits with 0 and
+reports none if it could not look up any package, for example behind a mirror that only has the files.
 
 Exit codes:
-    0   asked, and nothing is known of the packages that the service knows
-    1   something is known: a line each, with the releases in which it is fixed
-    2   usage
-   75   nobody could be asked: pip-audit is not installed, the service did not answer, or it knows none of the packages
+    0   no known vulnerabilities in the packages that the service knows
+    1   vulnerabilities, one per line, with the releases that fix them
+    2   usage error
+   75   no answer: pip-audit is not installed, the service did not answer, or it knows none of the packages
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from typing import Any, Final
 
 FOUND: Final = 1
 NOT_ASKED: Final = 75
-"""EX_TEMPFAIL of sysexits.h: it can be tried again."""
+"""EX_TEMPFAIL of sysexits.h: try again later."""
 
 TIMEOUT_S: Final = 15
-"""For each answer of the service."""
+"""Timeout of each request to the service."""
 
 _NAMED: Final = 5
-"""So many packages of which nothing could be found out are named."""
+"""Number of unknown packages that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is known.
+    """The result.
 
     Attributes:
-        asked: packages that the service knows.
-        skipped: names of those that it does not know: of another index, of a local build, or not to be reached.
-        lines: a line for each vulnerability.
+        asked: Number of packages that the service knows.
+        skipped: Names of unknown packages: from another index, built locally, or not reachable.
+        lines: One line per vulnerability.
     """
 
     asked: int
@@ -55,7 +55,7 @@ class Answer:
 
 
 def find_tool() -> list[str] | None:
-    """Returns the command of pip-audit, None where there is none."""
+    """Returns the command of pip-audit, or None if it is not installed."""
     if importlib.util.find_spec("pip_audit") is not None:
         return [sys.executable, "-m", "pip_audit"]
     found = shutil.which("pip-audit")
@@ -63,7 +63,7 @@ def find_tool() -> list[str] | None:
 
 
 def ask(tool: list[str], place: str) -> tuple[Answer | None, str]:
-    """Asks about the packages in a folder; returns what is known, or None and why nobody answered."""
+    """Queries the packages in a folder; returns the result, or None and the reason."""
     command = [*tool, "--path", place, "--format", "json", "--progress-spinner", "off"]
     done = subprocess.run(
         [*command, "--timeout", str(TIMEOUT_S), "--skip-editable"], capture_output=True, text=True, check=False
@@ -72,7 +72,7 @@ def ask(tool: list[str], place: str) -> tuple[Answer | None, str]:
         return read_answer(json.loads(done.stdout)), ""
     except (ValueError, KeyError, TypeError):
         said = done.stderr.strip().splitlines()
-        return None, said[-1] if said else f"pip-audit ended with code {done.returncode} and said nothing"
+        return None, said[-1] if said else f"pip-audit exited with code {done.returncode} and no output"
 
 
 def read_answer(values: Any) -> Answer:
@@ -94,26 +94,26 @@ def read_answer(values: Any) -> Answer:
 
 
 def verdict(answer: Answer | None, why: str) -> tuple[int, list[str]]:
-    """Returns the exit code and what to say."""
+    """Returns the exit code and the lines to print."""
     if answer is None:
-        return NOT_ASKED, [f"nobody could be asked about vulnerabilities: {why}"]
+        return NOT_ASKED, [f"could not check for vulnerabilities: {why}"]
     if not answer.asked:
         count = len(answer.skipped)
-        return NOT_ASKED, [f"nobody could be asked about vulnerabilities: nothing is known of any of {count} packages"]
+        return NOT_ASKED, [f"could not check for vulnerabilities: none of {count} packages is known to the service"]
     lines = list(answer.lines)
     if answer.skipped:
         more = f" and {len(answer.skipped) - _NAMED} more" if len(answer.skipped) > _NAMED else ""
         lines.append(f"not known to the service: {', '.join(answer.skipped[:_NAMED])}{more}")
     known = len(answer.lines)
     noun = "vulnerability" if known == 1 else "vulnerabilities"
-    lines.append(f"asked about {answer.asked} packages: {known} known {noun}")
+    lines.append(f"checked {answer.asked} packages: {known} known {noun}")
     return (FOUND if known else 0), lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="scripts/audit_dependencies", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--if-possible", action="store_true", help="exit with 0 where nobody could be asked")
+    parser.add_argument("--if-possible", action="store_true", help="exit with 0 if the service cannot be reached")
     parser.add_argument("--path", default=sysconfig.get_path("purelib"), help="the folder of packages (site-packages)")
     given = parser.parse_args(arguments)
     tool = find_tool()

@@ -1,4 +1,4 @@
-"""What each rank opens and reads of a stream, by the unit in which samples are dealt: counted, not timed.
+"""Counts what each rank opens and reads of a stream, by the unit in which samples are dealt. Measures no times.
 
 Run by `scripts/count_reads`. Each rank reads one epoch in batches, as a DataLoader without workers does, in a data set
 of its own. Counted are the calls with which rows are read, and the bytes that these ask for; what a data set reads of
@@ -26,7 +26,7 @@ from lazyshard.format.records import SEAL_SUFFIX
 
 @dataclass
 class Counts:
-    """What was read.
+    """Counts of reads.
 
     Attributes:
         files: data files that were read from, by name.
@@ -43,7 +43,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank has read.
+    """What one rank read.
 
     Attributes:
         counts: the reads.
@@ -60,7 +60,7 @@ class Rank:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counts]:
-    """Counts what this process reads of chunks meanwhile. Only where /proc tells which file a descriptor is."""
+    """Counts the chunk reads of this process in the block. Needs /proc to find the file of a descriptor."""
     counts, real = Counts(), os.pread
 
     def pread(fd: int, size: int, at: int) -> bytes:
@@ -79,7 +79,7 @@ def counted() -> Iterator[Counts]:
 
 
 def make_stream(directory: Path, rows: int, row_bytes: int, chunks: int, foreign: bool = False) -> Path:
-    """Makes an ended stream of rows of about so many bytes, each with its own number; `foreign` with empty markers."""
+    """Makes an ended stream of numbered rows of about `row_bytes` bytes; with `foreign` it has empty markers."""
     with ChunkWriter(directory, -(-rows // chunks)) as writer:
         for number in range(rows):
             writer.write(orjson.dumps({"id": number, "text": "x" * max(0, row_bytes - 24 - len(str(number)))}))
@@ -111,7 +111,7 @@ def read_epoch(directory: Path, rank: int, ranks: int, batch: int, unit: Any, wi
 
 
 def table(directory: Path, args: argparse.Namespace, size: int | None) -> list[str]:
-    """Returns the lines of a table, the largest of all ranks in each field."""
+    """Returns the lines of a table with the maximum of all ranks in each field."""
     lines = [
         f"{'unit':<8}{'samples':>9}{'files opened':>14}{'reads':>9}{'MB of rows':>12}{'of its own':>12}"
         f"{'MB of seals':>13}{'first step waits for':>22}"
@@ -135,14 +135,14 @@ def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="What each rank opens and reads of a stream, by unit; counted.")
     parser.add_argument("--rows", type=int, default=40_000, help="rows of the stream (40000)")
-    parser.add_argument("--row-bytes", type=int, default=2_000, help="bytes of a row, about (2000)")
+    parser.add_argument("--row-bytes", type=int, default=2_000, help="approximate bytes per row (2000)")
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 8, 12], help="files of the stream (1 8 12)")
     parser.add_argument("--ranks", type=int, default=8, help="data-parallel ranks (8)")
-    parser.add_argument("--batch", type=int, default=4, help="samples of a rank in a micro batch (4)")
+    parser.add_argument("--batch", type=int, default=4, help="samples per micro batch of a rank (4)")
     parser.add_argument("--window", type=int, default=0, help="shuffle window, in chunks (0)")
     units = ["chunk", "batch", "sample", "1000", "auto"]
     parser.add_argument("--units", nargs="+", default=units, help=f"units ({' '.join(units)})")
-    parser.add_argument("--foreign", action="store_true", help="as another program fills a directory: no seals")
+    parser.add_argument("--foreign", action="store_true", help="a directory without seals, as of another program")
     parser.add_argument("--dir", type=Path, help="where to make the streams (a temporary directory)")
     args = parser.parse_args()
     for option in ("rows", "row_bytes", "ranks", "batch"):

@@ -1,9 +1,9 @@
-"""Prints the tests that failed in a run of pytest and may be run once more, a line each; see scripts/test.
+"""Prints the failed tests of a pytest run that may be retried, one per line; see scripts/test.
 
     scripts/checks/second_try.py CACHE
 
-CACHE is that run's cache_dir. Exit codes: 0 there are some; 1 there are none, too many, or one whose failure counts, or
-the gate of tests/tiers.py has found something.
+CACHE is the run's cache_dir. Exit codes: 0 there are some; 1 there are none, too many, or one that must not be retried,
+or the gate of tests/tiers.py reported something.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Final
 
 MOST: Final = 3
-"""More than so many at once have one cause, and that is not the machine."""
+"""More failures in one run have a common cause other than the load of the machine."""
 
 COUNTING: Final = ("tests/crash/", "tests/faults/")
-"""What fails there is a lost sample, or a harness that does not see one."""
+"""Failures here mean a lost sample, or a harness that misses one."""
 
 
 def may_be_repeated(failed: Iterable[str]) -> list[str]:
-    """Returns the tests to run again, in order; none if any of them is to count.
+    """Returns the tests to retry, in order; none if any of them must not be retried.
 
     Args:
-        failed: names as pytest has them, like ``tests/plan/test_unit.py::test_one``.
+        failed: Names as in pytest, such as ``tests/plan/test_unit.py::test_one``.
     """
     names = sorted(failed)
     whole = all("::" in name and not name.startswith(COUNTING) for name in names)

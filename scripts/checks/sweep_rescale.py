@@ -1,4 +1,4 @@
-"""Chains of real trainings that are killed and continue with other ranks. Run by `scripts/sweep_rescale`."""
+"""Chains of real trainings that are killed and resume with other numbers of ranks. Run by `scripts/sweep_rescale`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONSUMER = "sweep"
 
 
 def sizes(command: str, choose: random.Random) -> dict[str, Any]:
-    """Options that decide ranks, micro batch and accumulation."""
+    """Returns random options for ranks, micro batch size and accumulation."""
     if command == "swift":
         return {
             "processes": choose.randint(1, 4),
@@ -43,7 +43,7 @@ def sizes(command: str, choose: random.Random) -> dict[str, Any]:
 
 
 def run(command: str, seed: int, work: Path, model: Path) -> str:
-    """Trains one chain; returns what it was. Raises AssertionError where a check does not hold."""
+    """Trains one chain; returns its description. Raises AssertionError if a check fails."""
     choose, samples = random.Random(f"{command} {seed}"), 0
     live, epochs = choose.random() < 0.5, choose.randint(1, 2)
     directory = work / "stream"
@@ -92,7 +92,7 @@ def run(command: str, seed: int, work: Path, model: Path) -> str:
                 done = max((batch.step for batch in runs[-1].batches), default=begun)
                 checkpoints.append(work / "output" / f"checkpoint-{done}")
                 continue
-            # The checkpoint before the one that may be half written is whole.
+            # The last checkpoint may be incomplete, the one before it is complete.
             kill = options["save_steps"] + choose.randint(1, 2)
             found, checkpoint = killed_at(training, directory, CONSUMER, begun + kill)
             runs.append(found)
@@ -103,8 +103,8 @@ def run(command: str, seed: int, work: Path, model: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/sweep_rescale")
-    parser.add_argument("--runs", type=int, default=1, help="of each command")
-    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each command")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     parser.add_argument("--command", choices=("swift", "megatron"), action="append")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sweep_rescale_"))

@@ -1,7 +1,7 @@
 """Trains a small language model on data while it is still being produced, and checks what was trained.
 
-Run by `scripts/demo`; see its ``--help``. Three things run at once, each in processes of its own: the producer's
-command, which publishes at a limited rate; the training job under torchrun; and this, which watches the two.
+Run by `scripts/demo`; see its ``--help``. The producer's command, which publishes at a limited rate, and the training
+job under torchrun run in their own processes, and this process monitors them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scripts.demonstration.demo_steps import StepFile
 LINE_EVERY_S: Final = 5.0
 LOOK_EVERY_S: Final = 0.1
 RECENT_STEPS: Final = 20
-"""Steps over which the loss shown is averaged: that of one batch jumps about."""
+"""Steps over which the displayed loss is averaged, as the loss of one batch is noisy."""
 
 _BAR: Final = 30
 
@@ -49,7 +49,7 @@ class Stopped(BaseException):
 
 
 class DemoFailed(Exception):
-    """It cannot continue: why, and the log of the process that died, if that is why."""
+    """The demo cannot continue: the reason, and the log of the process that died, if any."""
 
     def __init__(self, text: str, log: Path | None = None) -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ class Watch:
         self._console.print(f"  time  {bar}  {'published':>20}  {'trained':>7}   loss", style="dim")
 
     def look(self) -> None:
-        """Looks how far both are, and prints a line if one is due."""
+        """Reads the progress of both, and prints a line if one is due."""
         if self._reader is None and (self._settings.stream / "head.json").exists():
             self._reader = StreamReader(self._settings.stream, max_wait=10)
         if self._reader is not None and not self.published.ended:
@@ -96,7 +96,7 @@ class Watch:
             self.line()
 
     def line(self) -> None:
-        """Prints how far both are."""
+        """Prints the progress of both."""
         trained = sum(rank.samples for rank in self.ranks)
         losses = [step.loss for step in self.ranks[0].steps[-RECENT_STEPS:]]
         published = f"{self.published.samples:,} in {count(self.published.chunks, 'chunk')}"
@@ -107,7 +107,7 @@ class Watch:
 
 
 def bar(trained: int, published: int, samples: int) -> str:
-    """Draws how much is trained, published, and still to come.
+    """Returns a bar of the trained, published, and remaining samples.
 
     >>> bar(1, 2, 3)
     '##########++++++++++..........'
@@ -125,7 +125,7 @@ def start_producer(settings: Settings) -> Child:
 
 
 def start_training(settings: Settings) -> Child:
-    """Starts the training job: what the command `torchrun` does."""
+    """Starts the training job as the command `torchrun` does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc_per_node", str(settings.ranks), str(Path(__file__).with_name("demo_train.py"))]
     command += [str(settings.stream), str(settings.folder)]
@@ -136,7 +136,7 @@ def watch(watcher: Watch, producer: Child, training: Child, folder: Path) -> Non
     """Watches until both have finished.
 
     Raises:
-        DemoFailed: one of them died, or left before its end.
+        DemoFailed: One of them died or exited too early.
     """
     while True:
         codes = producer.code(), training.code()
@@ -144,21 +144,21 @@ def watch(watcher: Watch, producer: Child, training: Child, folder: Path) -> Non
         if codes[0]:
             raise DemoFailed(f"the producer {exit_text(codes[0])}", producer.log)
         if codes[0] == 0 and not watcher.published.ended:
-            raise DemoFailed("the producer left before the end of its data", producer.log)
+            raise DemoFailed("the producer exited before the end of its data", producer.log)
         if codes[1]:
             failed = first_failed_rank(training.log.read_text(errors="replace"))
             if failed is None:
                 raise DemoFailed(f"torchrun {exit_text(codes[1])}", training.log)
             raise DemoFailed(f"rank {failed[0]} {exit_text(failed[1])}", folder / f"rank_{failed[0]}.log")
         if codes[1] == 0 and not all(rank.finish and rank.steps for rank in watcher.ranks):
-            raise DemoFailed("torchrun left before the end of the stream", training.log)
+            raise DemoFailed("torchrun exited before the end of the stream", training.log)
         if codes == (0, 0):
             return
         time.sleep(LOOK_EVERY_S)
 
 
 def run(console: Console, settings: Settings) -> bool:
-    """Does it all; returns whether every check held.
+    """Runs production, training and checks; returns whether all checks passed.
 
     Raises:
         DemoFailed: a process died.
@@ -175,7 +175,7 @@ def run(console: Console, settings: Settings) -> bool:
         f"made in {time.monotonic() - started:.1f} s"
     )
     if corpus.samples < settings.samples:
-        console.print(f"            (fewer than the {settings.samples:,} asked for: this Python has no more)")
+        console.print(f"            (fewer than the {settings.samples:,} requested: this Python has no more)")
     console.print(
         f"  producer  publishes {settings.rate:,.10g} samples/s, {settings.samples_per_chunk} to a chunk, "
         f"in {settings.stream}\n"
@@ -189,12 +189,12 @@ def run(console: Console, settings: Settings) -> bool:
     watcher.line()
     held = report(console, settings, watcher.ranks, watcher.times)
     stream = shlex.quote(str(settings.stream))
-    console.print(f"\nWhat was made is still there for a look:\n  ls {stream}\n  head -n 1 {stream}/chunk_00000.jsonl")
+    console.print(f"\nThe files are kept for inspection:\n  ls {stream}\n  head -n 1 {stream}/chunk_00000.jsonl")
     return held
 
 
 def _ignore_signals() -> None:
-    # While all is being ended, which takes a few seconds at the most: another Ctrl-C must not cut it short.
+    # Ending all processes takes a few seconds at most, which another Ctrl-C must not interrupt.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except Stopped as stopped:
         name = "Ctrl-C" if stopped.number == signal.SIGINT else signal.Signals(stopped.number).name
-        errors.print(f"\nscripts/demo: stopped by {name}; all that it had started has ended")
+        errors.print(f"\nscripts/demo: stopped by {name}; all its processes have ended")
         return 128 + stopped.number
     except BrokenPipeError:
         # Nobody reads the screen any more; without this Python complains once more when it leaves.

@@ -1,7 +1,7 @@
-"""Data for the demo that is on every machine: the Python standard library explains its own functions and classes.
+"""Data for the demo from every machine: the functions and classes of the Python standard library.
 
-Each of them becomes a question and an answer (its signature, with its docstring or else how its source begins). The
-sources are only parsed, nothing is imported. For one Python version the rows are always the same, in the same order.
+Each becomes a question and an answer (its signature, with its docstring or the beginning of its source). Sources are
+only parsed, not imported. For one Python version the rows and their order are always the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SKIPPED: Final = frozenset({"test", "tests", "idle_test", "idlelib", "turtledemo", "site-packages", "dist-packages"})
-"""Folders that are not the library itself: their names say little, or are not Python's."""
+"""Folders that are not part of the library itself, or have uninformative names."""
 
 SOURCE_LINES: Final = 12
-"""Lines of source that stand in for a docstring."""
+"""Lines of source used in place of a docstring."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -130,7 +130,7 @@ def collect(library: Path) -> list[Entry]:
 def write_corpus(path: Path, limit: int) -> Corpus:
     """Writes at most `limit` samples as JSON lines, their ids counted from 0.
 
-    They are mixed, always in the same way: short ones and long ones, and no module all at once.
+    Their order is shuffled with a fixed seed, to mix lengths and modules.
     """
     chosen = collect(Path(sysconfig.get_paths()["stdlib"]))
     random.Random(0).shuffle(chosen)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CONTEXT: Final = 256
-"""Bytes of a sample that are trained; what is longer is cut."""
+"""Bytes of a sample that are trained; longer samples are truncated."""
 
 WIDTH: Final = 64
 HEADS: Final = 4
@@ -20,7 +20,7 @@ LAYERS: Final = 1
 
 _PAD: Final = 256
 _IGNORED: Final = -100
-"""The target that cross_entropy leaves out."""
+"""The target that cross_entropy ignores."""
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 def encode(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the bytes of a conversation, and its id: that is what will tell which samples were trained."""
+    """Returns the bytes of a conversation and its id, by which the demo checks what was trained."""
     text = "".join(f"[{message['role']}]\n{message['content']}\n" for message in row["messages"])
     return {"id": row["id"], "input_ids": list(text.encode()[: CONTEXT + 1])}
 
@@ -78,7 +78,7 @@ class ByteModel(nn.Module):
         self.scores = nn.Linear(WIDTH, 256)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean loss of a batch, in nats a byte."""
+        """Returns the mean loss of a batch, in nats per byte."""
         hidden = self.bytes(inputs) + self.places.weight[: inputs.shape[1]]
         scores = self.scores(self.last(self.blocks(hidden)))
         return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)

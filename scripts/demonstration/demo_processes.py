@@ -1,8 +1,8 @@
-"""The demo's child processes: started in sessions of their own, and ended with all that they have started.
+"""The demo's child processes, which run in their own sessions and are ended with all their descendants.
 
-Ctrl-C thus reaches the demo alone, which sees to the rest. The demo is made the "child subreaper" of Linux: a process
-whose parent has died becomes its child, so none can get out of sight. If the demo itself is killed, the kernel tells
-its children to end.
+So Ctrl-C only reaches the demo, which ends the others. The demo is a Linux "child subreaper": a process whose parent
+has died becomes its child, so no descendant is lost. If the demo itself is killed, the kernel signals its children to
+end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _GRACE_S: Final = 3.0
-"""How long a process may take to end by itself once it is told to."""
+"""How long a process may take to end after it was signalled."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -71,7 +71,7 @@ def adopt_orphans() -> None:
 
 
 def end_all() -> None:
-    """Ends every descendant of this process, by force where it takes too long, and returns when none is left."""
+    """Ends every descendant of this process, by SIGKILL if it takes too long, and returns when none is left."""
     forced = time.monotonic() + _GRACE_S
     told: set[int] = set()
     while running := _descendants():
@@ -84,7 +84,7 @@ def end_all() -> None:
 
 
 def _descendants() -> set[int]:
-    """Returns the processes below this one, and buries those of its own children that have ended."""
+    """Returns the descendants of this process, and reaps its own children that have ended."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -122,7 +122,7 @@ def exit_text(code: int) -> str:
 
 
 def first_failed_rank(log: str) -> tuple[int, int] | None:
-    """Returns rank and exit code of the process that torchrun's log says failed first, None if it says nothing.
+    """Returns rank and exit code of the first failed process in torchrun's log, or None.
 
     >>> first_failed_rank("E0101 failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python")
     (1, -9)
@@ -132,7 +132,7 @@ def first_failed_rank(log: str) -> tuple[int, int] | None:
 
 
 def last_lines(path: Path, count: int = 12) -> list[str]:
-    """Returns the last lines of a log that say something."""
+    """Returns the last nonempty lines of a log."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

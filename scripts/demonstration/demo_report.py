@@ -1,6 +1,6 @@
-"""What the demo found out: from which samples were trained by whom, to what a person reads at the end.
+"""The demo's final report, from the samples that each rank trained.
 
-`check` is arithmetic alone, and knows nothing of lazyshard: it compares lists of ids.
+`check` only compares lists of ids, independently of lazyshard.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RankFindings(NamedTuple):
         samples: how many.
         own: from how many chunks k with k % ranks == rank, of whole stripes (a chunk for each rank).
         foreign: from which other chunks of whole stripes.
-        shared: from how many chunks behind the last whole stripe, whose rows are dealt to the ranks one by one.
+        shared: from how many chunks after the last whole stripe, whose rows are dealt to the ranks one by one.
     """
 
     samples: int
@@ -46,14 +46,14 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What came out of comparing the ids.
+    """The result of comparing the ids.
 
     Attributes:
         untrained: samples of the source that no rank trained, in order.
-        missing: how many of them are more than may be left over.
+        missing: how many of them exceed the allowed leftover.
         repeated: samples trained more than once.
         unknown: trained, but not in the source.
-        unlike_source: whether the stream's ids are others than the source's, or in another order.
+        unlike_source: whether the stream's ids or their order differ from the source.
         uneven: whether the ranks trained different numbers of samples.
         ranks: by rank.
     """
@@ -109,7 +109,7 @@ def check(
 
 
 def ends(losses: Sequence[float]) -> tuple[float, float, int]:
-    """Returns the mean of the first and of the last losses, and of how many: at most 20, never overlapping."""
+    """Returns the means of the first and the last losses, and their number: at most 20, never overlapping."""
     steps = max(1, min(20, len(losses) // 2))
     return statistics.fmean(losses[:steps]), statistics.fmean(losses[-steps:]), steps
 
@@ -130,7 +130,7 @@ def count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Names increasing numbers in short.
+    """Returns increasing numbers as ranges.
 
     >>> ranges([3, 4, 5, 9])
     '3-5, 9'
@@ -145,7 +145,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def report(console: Console, settings: Settings, ranks: Sequence[StepFile], times: Times) -> bool:
-    """Prints the report and returns whether every check held.
+    """Prints the report and returns whether all checks passed.
 
     Args:
         console: where to print.

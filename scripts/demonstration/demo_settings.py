@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 _MARKER: Final = "made-by-lazyshard-demo"
 LEAST_STEPS: Final = 20
-"""Fewer do not show whether the loss falls."""
+"""With fewer steps a falling loss is not visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class Settings:
 
     @property
     def source(self) -> Path:
-        """The data that the producer reads."""
+        """The producer's source."""
         return self.folder / "source.jsonl"
 
     @property
     def stream(self) -> Path:
-        """What it publishes and the ranks read."""
+        """The stream that it publishes and the ranks read."""
         return self.folder / "stream"
 
     @property
@@ -63,16 +63,14 @@ def parse(arguments: Sequence[str]) -> Settings:
     parser = argparse.ArgumentParser(
         prog="scripts/demo",
         description="Trains a small language model on data while it is still being produced: a producer publishes at "
-        "a limited rate, torchrun's processes train on what is there. At the end it checks which samples were trained.",
-        epilog="exit codes: 0 every check held; 1 a check failed or a process died; 2 wrong arguments, or a folder in "
+        "a limited rate, torchrun trains on published data. At the end it checks which samples were trained.",
+        epilog="exit codes: 0 all checks passed; 1 a check failed or a process died; 2 wrong arguments, or a folder in "
         "use or of somebody else's; 130 Ctrl-C",
     )
     add = parser.add_argument
-    add(
-        "--samples", type=_whole, default=12_345, metavar="N", help="samples to make at the most (default: %(default)s)"
-    )
-    add("--rate", type=_rate, default=200.0, metavar="R", help="samples published a second (default: %(default)g)")
-    add("--samples-per-chunk", type=_whole, default=100, metavar="S", help="rows in a chunk (default: %(default)s)")
+    add("--samples", type=_whole, default=12_345, metavar="N", help="maximum number of samples (default: %(default)s)")
+    add("--rate", type=_rate, default=200.0, metavar="R", help="samples published per second (default: %(default)g)")
+    add("--samples-per-chunk", type=_whole, default=100, metavar="S", help="rows per chunk (default: %(default)s)")
     add("--ranks", type=_whole, default=2, metavar="DP", help="data-parallel processes (default: %(default)s)")
     add(
         "--dir",
@@ -112,11 +110,11 @@ def _rate(text: str) -> float:
 
 
 class FolderRefused(Exception):
-    """The folder cannot be used: somebody else made it, or another demo is at work in it."""
+    """The folder cannot be used: the demo did not make it, or another demo is using it."""
 
 
 def take_folder(folder: Path) -> TextIO:
-    """Makes the folder, or clears it if a demo made it, and returns what keeps it taken as long as it is open.
+    """Makes the folder, or clears it if a demo made it, and returns an open lock on it.
 
     Raises:
         FolderRefused: it is in use, was made by something else, or the filesystem refused.
@@ -139,7 +137,7 @@ def _take_folder(folder: Path) -> TextIO:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        raise FolderRefused(f"another demo is at work in {folder}; choose another with --dir") from None
+        raise FolderRefused(f"another demo is using {folder}; choose another with --dir") from None
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

@@ -1,7 +1,7 @@
-"""The record that a training process keeps for the demo: one JSON line a step, and a last one when it has finished.
+"""The log of a training process for the demo: one JSON line per step, and a last one when it has finished.
 
-The process appends, `demo.py` follows, and the final report is made from nothing else. Times are seconds of
-`time.monotonic()`, which all processes of a machine share.
+The process appends, `demo.py` follows, and the final report uses nothing else. Times are seconds of `time.monotonic()`,
+which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Step(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """What a rank says at the end.
+    """The last line of a rank.
 
     Attributes:
         leftover: samples of the stream that it finds left over, over all ranks.
-        at: when it had met the end of the stream.
+        at: when it reached the end of the stream.
     """
 
     leftover: int | None
@@ -66,7 +66,7 @@ class StepFile:
         self._offset = 0
 
     def follow(self) -> None:
-        """Reads the lines that are new and complete."""
+        """Reads new complete lines."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -1,8 +1,8 @@
-"""The demo's training job: each process of `torchrun` trains on its own chunks of a stream that is still growing.
+"""The demo's training job: each process of `torchrun` trains on its own chunks of a growing stream.
 
     torchrun --standalone --nproc_per_node 2 scripts/demonstration/demo_train.py STREAM FOLDER
 
-Nothing of lazyshard talks between the ranks; what they exchange is DistributedDataParallel's gradients and the loss.
+lazyshard does not communicate between ranks; they only exchange DistributedDataParallel's gradients and the loss.
 Rank r writes FOLDER/rank_r.jsonl (`scripts/demonstration/demo_steps.py`) and its output to FOLDER/rank_r.log.
 """
 
@@ -26,14 +26,14 @@ from scripts.demonstration.demo_settings import BATCH, WORKERS
 from scripts.demonstration.demo_steps import Finish, Step, finish_line, step_line
 
 MOST_SAMPLES: Final = 1_000_000
-"""No more samples than this: all that a training job need know of a stream that is not there yet."""
+"""Upper limit of samples, as the length of a stream that does not exist yet is unknown."""
 
 PATIENCE_S: Final = 120.0
-"""How long to wait for the producer or another rank at the most."""
+"""Longest wait for the producer or another rank."""
 
 
 def train(stream: Path, record: TextIO) -> Finish:
-    """Trains on this rank's part of the stream until its end, and writes a line a step."""
+    """Trains on this rank's part of the stream until its end, and writes a line per step."""
     dataset = LazyShardedDataset(
         stream, encode, batch_size=BATCH, max_total_samples=MOST_SAMPLES, max_wait=PATIENCE_S, bad_rows=BadRows("raise")
     )
@@ -45,7 +45,7 @@ def train(stream: Path, record: TextIO) -> Finish:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for done in range(0, len(indices), BATCH):
         started = time.monotonic()
-        # Once the stream has ended, what follows would be a second epoch. All ranks find so at the same step.
+        # Stop before a second epoch once the stream has ended. All ranks do so at the same step.
         if not dataset.in_epoch(indices[done]):
             break
         batch = next(batches)

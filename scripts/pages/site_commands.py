@@ -1,4 +1,4 @@
-"""The reference pages of the commands, made of the commands themselves: what they take, and their exit codes."""
+"""Generates the reference pages of the commands from the commands: arguments, options and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(name: str) -> str:
     root = typer.main.get_command(module.app)
     commands: dict[str, Any] = getattr(root, "commands", {})
     parts = [f"# The command `{name}`", _words(root.help), *_parameters(root)]
-    parts += [f"`{name} COMMAND --help` says the same in a terminal.", "## Exit codes", _exit_codes(entry)]
+    parts += [f"`{name} COMMAND --help` shows the same in a terminal.", "## Exit codes", _exit_codes(entry)]
     for command in sorted(commands):
         made = commands[command]
         parts += [f"## {name} {command}", f"```\n{_usage(name, command, made)}\n```", _words(made.help)]
@@ -38,7 +38,7 @@ def page(name: str) -> str:
 
 
 def _exit_codes(module: Any) -> str:
-    """Returns the table in the docstring of a module: codes, what they mean, what to do."""
+    """Returns the table of exit codes in the docstring of a module."""
     rows = ["| code | meaning | what to do |", "|---|---|---|"]
     for line in (inspect.getdoc(module) or "").splitlines():
         if re.match(r" {4} *\d+ ", line):
@@ -53,7 +53,7 @@ def _usage(name: str, command: str, made: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    """Returns the name of an argument, with three dots where there may be several."""
+    """Returns the name of an argument, with three dots if it may be repeated."""
     word = str(parameter.metavar or parameter.name.upper()).replace("[", "").replace("]", "").rstrip(".")
     return word + ("..." if parameter.nargs == -1 else "")
 
@@ -75,7 +75,7 @@ def _parameters(made: Any) -> list[str]:
 
 
 def _kind(parameter: Any) -> str:
-    """Returns what an option takes that names nothing of its own: TEXT, INTEGER, or its choices."""
+    """Returns the type of an option without a metavar: TEXT, INTEGER, or its choices."""
     return str(getattr(parameter, "display_type", None) or parameter.type.name).upper()
 
 
@@ -89,7 +89,7 @@ def _default(parameter: Any) -> str:
 
 
 def _epilog(markup: str | None) -> str:
-    """Returns what stands below the options, examples and exit codes mostly, line by line as in a terminal."""
+    """Returns the epilog, mostly examples and exit codes, line by line as in a terminal."""
     if not markup:
         return ""
     lines = [" ".join(block.split()) for block in re.split(r"\n\s*\n", _plain(markup))]
@@ -101,7 +101,7 @@ def _cell(text: str) -> str:
 
 
 def _words(markup: str | None) -> str:
-    """Returns help in rich's markup as Markdown: paragraphs, with what is angular or emphasised kept literal."""
+    """Returns help in rich's markup as Markdown paragraphs, with brackets and emphasis characters kept literal."""
     if not markup:
         return ""
     paragraphs = [" ".join(block.split()) for block in re.split(r"\n\s*\n", _plain(markup))]
@@ -109,7 +109,7 @@ def _words(markup: str | None) -> str:
 
 
 def _literal(text: str) -> str:
-    """Returns Markdown that shows a text as it is, but for what stands between backticks."""
+    """Returns Markdown that shows a text literally, except for code between backticks."""
     return "`".join(
         part if number % 2 else re.sub(r"([<>*_\[\]])", r"\\\1", part) for number, part in enumerate(text.split("`"))
     )

@@ -1,8 +1,8 @@
-"""What mkdocs does besides: pages from outside of docs, pages of the commands, and links that lead out of docs.
+"""Hooks of mkdocs: pages from outside of docs, pages of the commands, and links that leave docs.
 
-Pages are written to be read in the repository, where `../CONTRIBUTING.md` leads somewhere. In the site such a link
-leads to the page that is made of the file (`PAGES`), else to the file in the repository where `repo_url` is set in
-mkdocs.yml, and becomes the name of the file where it is not.
+Pages are written for the repository, where `../CONTRIBUTING.md` is a valid link. In the site such a link points to the
+page made of the file (`PAGES`), or to the file in the repository if `repo_url` is set in mkdocs.yml, and otherwise
+becomes the name of the file.
 
 mkdocs calls the functions whose names begin with `on_`.
 """
@@ -30,20 +30,20 @@ PAGES: Final = {
     "examples/README.md": "examples.md",
     "producer/deploy/README.md": "deploy.md",
 }
-"""Files of the repository that are pages of the site as well, by their paths."""
+"""Files of the repository that are also pages of the site, by path."""
 
 TAKEN: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "producer/deploy/README.md")
-"""Those of which a page is made. What README says is in pages of docs."""
+"""The files that are added as pages. The content of README is in pages of docs."""
 
 COMMANDS: Final = ("lazyshard", "lazyshard-producer")
 
 _FENCE: Final = "```"
 _LINK: Final = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
-"""An inline link without a scheme that is not one to the same page: its text, its path, and its anchor."""
+"""An inline link to another page, without a scheme: text, path and anchor."""
 
 
 def with_site_links(text: str, source: str, page: str, repository: str | None) -> str:
-    """Returns Markdown whose links lead somewhere in the site; what is fenced as code stays.
+    """Returns Markdown with links that work in the site; fenced code is not changed.
 
     >>> with_site_links("[a](../b.py), [c](c.md#d)", "docs/x.md", "x.md", None)
     'a (`b.py`), [c](c.md#d)'
@@ -84,7 +84,7 @@ def _site_link(link: re.Match[str], source: str, page: str, repository: str | No
 
 
 def _title_of(path: str) -> str | None:
-    """Returns the heading of a page: on a forge people look for its file, in the site for what it is called."""
+    """Returns the heading of a page, by which readers of the site know it, unlike in a repository."""
     try:
         first = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _title_of(path: str) -> str | None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Makes lists what they are on a forge: what belongs to an entry is indented as its first word, not by four."""
+    """Parses lists as GitHub does: continuation lines are indented to the first word of an entry, not by four."""
     from markdown.blockprocessors import ListIndentProcessor
     from markdown.extensions import Extension
     from markdown.extensions.sane_lists import SaneOListProcessor, SaneUListProcessor
@@ -116,7 +116,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not in docs."""
+    """Adds the pages from outside of docs."""
     from mkdocs.structure.files import File
 
     for path in TAKEN:
@@ -130,12 +130,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns the links of a page of docs."""
+    """Converts the links of a page."""
     if page.file.generated_by is not None:
         return markdown
     return with_site_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Takes the second colon from before the examples in docstrings, which is there for other tools."""
+    """Removes the second colon before examples in docstrings, which is for other tools."""
     return html.replace("::</p>\n<div", ":</p>\n<div")

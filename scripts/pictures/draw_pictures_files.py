@@ -59,7 +59,7 @@ LIFE: Final = (
     ("done", DONE, "cursors/RUN.json", ("a durable checkpoint is past it, and the", "run's cursor says so")),
     ("deleted", EMPTY, RETIRED, ("with --retain consumed, once no run needs", "it; this file says so first")),
 )
-"""What a chunk is, one after the other: its state, a colour, the file that tells, and what that means."""
+"""The states of a chunk in order: state, colour, the file that records it, and the meaning."""
 
 
 def life() -> str:

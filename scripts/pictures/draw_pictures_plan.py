@@ -1,4 +1,4 @@
-"""Pictures of what is drawn when: every number and colour in them is asked from `lazyshard.plan`."""
+"""Pictures of the order of samples, whose numbers and colours are computed by `lazyshard.plan`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def windows() -> str:
 BEFORE: Final = 8
 AFTER: Final = 6
 DRAWN: Final = 3
-"""Ranks before and after the change, and how many samples each rank had trained by then."""
+"""Ranks before and after the change, and samples that each rank had trained before it."""
 
 
 def rescaling() -> str:
@@ -122,13 +122,13 @@ def rescaling() -> str:
 
 
 def _open(trained: dict[int, int], columns: int) -> int:
-    """Returns how many samples of the stripes that were begun are not trained."""
+    """Returns the number of untrained samples in started stripes."""
     begun = (max(trained) // columns + 1) * columns
     return begun - len(trained)
 
 
 def watermark() -> str:
-    """Draws how far each of two ranks may draw, for each number of chunks published."""
+    """Draws how many samples each of two ranks may train, for each number of published chunks."""
     course = Course(Rules(unit=4), [Part(2, batch_size=2)])
     unit, dp = course.rules.unit, course.dp
     drawing = Drawing("How far ranks may draw while chunks are published", 300)

@@ -21,7 +21,7 @@ EMPTY: Final = "#ffffff"
 DONE: Final = "#e0e3e7"
 
 RANKS: Final = ("#9fd0f5", "#f9c784", "#b5e3b0", "#e7b7e8", "#f3a9a0", "#d9d27a", "#9fdfd8", "#c5bdf2")
-"""A colour for each rank: light enough for black words; told apart by the number in the box as well."""
+"""A colour for each rank, light enough for black text; the number in the box identifies it too."""
 
 
 class Drawing:

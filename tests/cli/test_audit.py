@@ -111,8 +111,8 @@ def test_json_tells_a_branch_that_was_given_up_apart(history: History) -> None:
     assert (code, [one["relation"] for one in values["states"]]) == (0, ["audited", *["beyond"] * 4])
     assert [(one["trained"], one["to_come"]["samples"]) for one in values["epochs"]] == [(4, 20)]
     told = "\n".join(report(stream, out)[1])
-    assert f"{first}/checkpoint-3 left the course after 8 samples: it trained 4 more" in told
-    assert "epoch 0: 7 to 8, 10 to 11" in told
+    assert f"{first}/checkpoint-3 was abandoned after 8 samples: it trained 4 more" in told
+    assert "in epoch 0 by the audited run: 7 to 8, 10 to 11" in told
 
 
 BEGUN_AGAIN = Part(2, 1, 2, 0, first_step=4, draws_per_step=2)
@@ -149,9 +149,9 @@ def test_samples_that_were_trained_twice_or_passed_over_are_named(tmp_path: Path
         [
             "epoch 0: 24 samples: 8 trained, 16 to come, 4 TRAINED TWICE (0 to 1, 3 to 4), 4 TRAINED AND COMING AGAIN "
             "(2, 5 to 6, 9)",
-            f"not in order: {file}: epoch 0: 4 samples were trained more than once",
-            f"not in order: {file}: epoch 0: 4 samples were trained and drawn again",
-            "NOT proven: see what is trained twice or passed over",
+            f"problem: {file}: epoch 0: 4 samples were trained more than once",
+            f"problem: {file}: epoch 0: 4 samples were trained and drawn again",
+            "NOT proven: see the samples above that were trained twice or passed over",
         ],
     )
     (tmp_path / "torn").mkdir()

@@ -68,7 +68,7 @@ def raising() -> list[Finding]:
 
 def test_findings_are_told_as_lines() -> None:
     done = lazyshard("doctor", "good")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all is as it should be")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all checks passed")
     assert lazyshard("doctor", "nothing").stdout == done.stdout.splitlines(keepends=True)[-1]
     done = lazyshard("doctor", "bad")
     assert done.returncode == exits.MISSING == 1
@@ -80,7 +80,7 @@ def test_findings_are_told_as_lines() -> None:
         "  ok      command  runs\n"
         "  NOT OK  other    line\\nend\n"
         "\n"
-        "1 thing not as it should be\n"
+        "1 check failed\n"
     )
 
 
@@ -128,7 +128,7 @@ def test_filesystem_of_a_stream(tmp_path: Path) -> None:
         before = sorted(tmp_path.iterdir())
         found = examined("--stream", stream, code=0)
         looks = ["directory", "rename replaces in one step", "fsync of a file", "fsync of a directory", "inotify"]
-        looks += ["flock between the two", "hard link refuses a name that is there"]
+        looks += ["flock between the two", "hard link refuses an existing name"]
         assert [found[subject].ok for subject in looks] == [True] * 7
         assert found["type"].answer not in ("", "unknown")
         assert sorted(tmp_path.iterdir()) == before
@@ -140,7 +140,7 @@ def test_filesystem_of_a_stream(tmp_path: Path) -> None:
     ("call", "does", "subject", "ok"),
     [
         ("os.replace", NOT_SUPPORTED, "rename over an existing file", False),
-        ("os.link", NOT_SUPPORTED, "hard link refuses a name that is there", None),
+        ("os.link", NOT_SUPPORTED, "hard link refuses an existing name", None),
         ("os.fsync", NOT_SUPPORTED, "fsync of a directory", False),
         # Locks that do not meet are told, and not judged.
         ("fcntl.flock", None, "flock between the two", None),

@@ -272,4 +272,4 @@ def test_inspected_stream_and_chunk_tell_of_arrays(arrays: Path) -> None:
     assert "arrays bytes  144 bytes" in "\n".join(inspect(arrays, "--chunk", 0))
     assert values(arrays, "--chunk", 0)["arrays_bytes"] == 144
     assert values(arrays)["row_arrays_bytes"]["max"] == 72
-    assert "2 chunks, 3 samples, 456 bytes, ended: all is well" in lazyshard("verify", arrays).stdout
+    assert "2 chunks, 3 samples, 456 bytes, ended: no damage" in lazyshard("verify", arrays).stdout

@@ -126,7 +126,7 @@ def test_check_config(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(STEPS.format("os.path:isdir"))
     done = lazyshard("check-config", file)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: in order: 2 data sets, 1 step\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: no mistakes: 2 data sets, 1 step\n", "")
     file.write_text(STEPS.format("no_such_module:keep"))
     assert lazyshard("check-config", file, "--no-imports").returncode == 0
     done = lazyshard("check-config", file)

@@ -67,7 +67,7 @@ REFUSALS: Final = [
     ("trace run --state nowhere", 2, "--state"),
     ("trace plain --state unnamed --sample 0 --origins", 2, "--origins"),
     ("trace plain --state unnamed --source in.jsonl:L1", 2, "--source"),
-    ("forget run sfd --yes", 3, "there are: sft"),
+    ("forget run sfd --yes", 3, "registered: sft"),
     ("forget stream sft --yes", 3, "stream"),
     ("forget later sft --yes", 5, "later"),
     ("forget run", 2, "NAME"),

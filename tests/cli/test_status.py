@@ -131,7 +131,7 @@ def test_watch_without_a_terminal_prints_pages_once_the_stream_has_come(tmp_path
     stream = tmp_path / "to come"
     with watching(stream) as watch:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", watch.line())
-        assert watch.line().startswith(f"{stream}: no stream is here")
+        assert watch.line().startswith(f"{stream}: no stream yet")
         produce(stream, 4)
         while not watch.line().startswith("band          ++"):
             pass
@@ -140,7 +140,7 @@ def test_watch_without_a_terminal_prints_pages_once_the_stream_has_come(tmp_path
 def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None:
     produce(tmp_path, 4, end=False)
     with terminal() as (fd, shown), watching(tmp_path, stdout=fd, TERM="xterm", COLUMNS="60", LINES="40"):
-        wait_until(lambda: shown.count(b"Ctrl-C ends") >= 2, "two pages")
+        wait_until(lambda: shown.count(b"Ctrl-C to quit") >= 2, "two pages")
         edit_head(tmp_path, state="failed")
         wait_until(lambda: b"has failed" in shown, "a page that says otherwise")
     text = bytes(shown)

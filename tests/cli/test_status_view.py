@@ -62,12 +62,12 @@ def test_page_of_one_look() -> None:
     assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for 2 chunks"]
     expected = {
         "published": ["1,234 chunks, 12,340 samples (10 a chunk); live"],
-        "deleted": ["200 chunks; 1,034 are there"],
+        "deleted": ["200 chunks; 1,034 present"],
         "disk": ["about 10.3 GB used, 2.0 GB free"],
         "quarantine": ["12 rows refused so far, 3.5 kB"],
         "producer": ["running"],
         "process": ["12345 on node7, heartbeat 2 s old"],
-        "rate": ["50.0 samples/s", *["not known from one look; see --watch"] * 2],
+        "rate": ["50.0 samples/s", *["needs two observations; see --watch"] * 2],
         "consumer": ["eval", "sft"],
         "checkpoint": ["none yet", "11,000 samples, done with 1,100 chunks; 12 min 3 s old"],
         "lag": ["1,234 chunks, 12,340 samples", "134 chunks, 1,340 samples, 25 min 2 s"],
@@ -87,8 +87,8 @@ def test_rates_take_a_second_look() -> None:
     assert facts(lines, "disk") == ["12.3 MB used, 2.0 GB free; full in about 11 h 6 min at this rate"]
     assert facts(lines, "rate") == [
         "50.0 samples/s; the stream grows by 50.0 kB/s",
-        "94.0 samples/s; has to wait in about 9 s at these rates",
-        "10.0 samples/s; does not have to wait at these rates",
+        "94.0 samples/s; will have to wait in about 9 s at these rates",
+        "10.0 samples/s; will not have to wait at these rates",
         "not known yet",
     ]
     shrinking = page(*[survey(census={"retired": 10 * look}, looked_at=NOW + look) for look in range(3)])
@@ -151,9 +151,17 @@ OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1
         # No process of it is left; what it needs before it is started again.
         ({"head": state("running", age=20), "gone": True}, (), [DEAD, "20 s", "process is gone", "start it again"]),
         ({"head": state("waiting", age=1), "ended": True}, (), [DEAD, "process has ended: start it again"]),
-        ({"head": state("waiting", age=1), "ended": True, "free": 9_999}, (), [DEAD, "make room, the disk is full"]),
-        ({"head": state("waiting", NOTE, age=1), "ended": True}, (), [f"make room, for which it waited ({NOTE})"]),
-        ({"head": state("waiting", f"deadlock: {NOTE}", age=1), "ended": True}, (), ["make room", "deadlock"]),
+        (
+            {"head": state("waiting", age=1), "ended": True, "free": 9_999},
+            (),
+            [DEAD, "the disk is full, free some space"],
+        ),
+        (
+            {"head": state("waiting", NOTE, age=1), "ended": True},
+            (),
+            [f"free some space, for which it waited ({NOTE})"],
+        ),
+        ({"head": state("waiting", f"deadlock: {NOTE}", age=1), "ended": True}, (), ["free some space", "deadlock"]),
     ],
 )
 def test_summary(head: Head | dict[str, Any], consumers: tuple[Consumer, ...], wanted: list[str]) -> None:
@@ -167,10 +175,14 @@ def test_summary(head: Head | dict[str, Any], consumers: tuple[Consumer, ...], w
 @pytest.mark.parametrize(
     ("values", "label", "fact"),
     [
-        ({"gone": True}, "process", "heartbeat 2 s old; it is not to be seen on this machine"),
+        ({"gone": True}, "process", "heartbeat 2 s old; no such process on this machine"),
         ({"head": state("waiting", age=1), "gone": True, "ended": True}, "process", "heartbeat 1 s old; it has ended"),
         ({"head": state("idle"), "gone": True}, "process", "12345 on node7, heartbeat 2 s old"),
-        ({"head": state("running", age=12)}, "rate", "50.0 samples/s, told 12 s ago; the stream grows by 50.0 kB/s"),
+        (
+            {"head": state("running", age=12)},
+            "rate",
+            "50.0 samples/s, reported 12 s ago; the stream grows by 50.0 kB/s",
+        ),
         ({"head": state("idle", age=12)}, "rate", "0 samples/s"),
     ],
 )
@@ -189,7 +201,7 @@ def test_facts_of_a_producer(values: dict[str, Any], label: str, fact: str) -> N
         ),
         (
             {"consumers": (consumer(consumed=10, done=1), consumer("b", needs=1)), "census": {"retired": 2}},
-            "consumer 'sft': .*1 chunk only, .*2 are deleted",
+            "consumer 'sft': .*only 1 chunk, .*2 are deleted",
         ),
         ({"head": state("running", age=-90)}, "clock is 1 min 30 s ahead"),
         ({"head": state("running", age=-4)}, None),

@@ -48,9 +48,9 @@ def test_steps_over_a_change_of_ranks_and_their_rows(run: Run) -> None:
         "   5     1     0         2      0      12      4    0  to come",
         "   5     1     1         2      0      18      6    0  to come",
         "   5     1     2         2      0      21      7    0  to come",
-        "The state has trained 4 steps; what is to come holds if the run continues with the same ranks.",
+        "The state has trained 4 steps; later steps are predicted for a run that continues with the same ranks.",
     ]
-    assert "It reaches epoch 7, beyond the end of epoch 0" in told(run, "--step", 50)[-1]
+    assert "These steps reach epoch 7, beyond the end of epoch 0" in told(run, "--step", 50)[-1]
     one = ("--step", 3, "--rank", 1, "--rows")
     assert json.loads("\n".join(told(run, *one)[2:])) == {"id": 10, "text": "row 10"}
     assert told(run, *one, "--json") == [
@@ -65,9 +65,9 @@ def test_the_fates_of_samples(run: Run) -> None:
         "sample 8: chunk 2, row 2",
         "  epoch 0: trained at step 4 by rank 0 (part 1, position 1)",
         "sample 12: chunk 4, row 0",
-        "  epoch 0: to come at step 5, on rank 0, if the run continues as it is (part 1, position 2)",
+        "  epoch 0: to come at step 5, on rank 0, if the run continues unchanged (part 1, position 2)",
         "sample 16: chunk 5, row 1",
-        "  epoch 0: skipped on purpose: left out from part 1 on",
+        "  epoch 0: skipped on purpose from part 1 on",
     ]
     assert told(run, "--chunk", 5, "--row", 1, "--json") == [
         '{"step": null, "part": 1, "rank": null, "position": null, "epoch": 0, "sample": 16, "chunk": 5, "row": 1, '
@@ -82,7 +82,7 @@ def test_a_sample_in_a_step_that_its_epoch_does_not_fill_may_be_left_over(tmp_pa
     run = stream, save(tmp_path / "out", 3, run_of(make_stream(stream), *parts))
     trained, coming = told(run, "--sample", "21,22")[1::2]
     assert "trained at step 3 by rank 0 (part 1, position 5)" in trained
-    assert "to come at step 4, on rank 0" in coming and "too few left for the 6 of that step" in coming
+    assert "to come at step 4, on rank 0" in coming and "fewer samples left than the 6 of that step" in coming
     assert [one["fewer_than_step"] for one in values(run, "--sample", "21,22")] == [None, 6]
 
 
@@ -92,7 +92,7 @@ def test_the_course_of_a_run(run: Run) -> None:
         "part  ranks  micro batch   steps  positions  samples",
         "   0      2            1  1 to 2          4        8",
         "   1      3            1  3 to 4          2        6",
-        "left out from part 1 on: 2 samples: 16 to 17",
+        "skipped from part 1 on: 2 samples: 16 to 17",
     ]
     [found] = values(run)
     assert (found["steps"], found["consumed"], found["epochs"], found["total"]) == (4, 14, [0, 0], 24)
@@ -226,8 +226,11 @@ def test_what_is_to_come_and_what_is_left_out(streams: Path, tmp_path: Path) -> 
         (found,) = values((streams / letter, file), "--sample", sample)
         assert (found["became"], found["step"]) == (became, step)
     assert values((streams / "b", file), "--step", "3:6") == []
-    assert told((streams / "b", file), "--step", "3:6")[1:] == ["Nothing of this stream was drawn at steps 3 to 5."]
-    assert told((streams / "b", file), "--sample", "7")[1] == "  epoch 0: not trained: its stream is blended no more"
+    assert told((streams / "b", file), "--step", "3:6")[1:] == ["No sample of this stream was drawn at steps 3 to 5."]
+    assert (
+        told((streams / "b", file), "--sample", "7")[1]
+        == "  epoch 0: not trained: its stream is no longer in the blend"
+    )
 
 
 def test_the_parts_of_a_run(streams: Path, tmp_path: Path) -> None:
@@ -235,10 +238,10 @@ def test_the_parts_of_a_run(streams: Path, tmp_path: Path) -> None:
     file = save_blend(tmp_path, 4, state)
     lines = told((streams / "a", file))
     assert lines[0].endswith(": 14 samples trained in 4 steps, the last of them in epoch 0")
-    assert "blend of 1 stream, 20 samples of all; this one gives 100.00% now" in lines[1]
+    assert "blend of 1 stream with 20 samples trained; this stream's share is 100.00% now" in lines[1]
     assert [line.split()[-2:] for line in lines[3:]] == [["6", "6"], ["2", "4"], ["4", "4"]]
     lines = told((streams / "b", file))
-    assert "6 samples trained in 4 steps" in lines[0] and "this one is no more" in lines[1]
+    assert "6 samples trained in 4 steps" in lines[0] and "without this stream now" in lines[1]
 
 
 def test_an_audit_of_each_stream(streams: Path, tmp_path: Path) -> None:

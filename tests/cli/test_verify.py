@@ -46,7 +46,7 @@ def test_damage_and_leftovers_in_the_order_of_the_chunks_whoever_found_it(tmp_pa
         )
 
 
-OF_ANOTHER = "2 chunks, 3 samples, 9 bytes, ended, without stream.json, so there are no digests"
+OF_ANOTHER = "2 chunks, 3 samples, 9 bytes, ended, without stream.json, so digests are not checked"
 
 
 def another(directory: Path) -> None:
@@ -68,12 +68,12 @@ def unfinished(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "options", "code", "summary"),
     [
-        (stream, [], 0, "3 chunks, 5 samples, 45 bytes, ended: all is well"),
+        (stream, [], 0, "3 chunks, 5 samples, 45 bytes, ended: no damage"),
         (unfinished, [], 0, "2 chunks, 4 samples, 36 bytes, open: 1 left over"),
-        (deleted, [], 0, "1 chunk, from 2 on, 2 samples, 18 bytes, open: all is well"),
-        (another, [], 0, f"{OF_ANOTHER}: all is well"),
+        (deleted, [], 0, "1 chunk, from 2 on, 2 samples, 18 bytes, open: no damage"),
+        (another, [], 0, f"{OF_ANOTHER}: no damage"),
         (another, ["--samples-per-chunk", "3"], 5, f"{OF_ANOTHER}: 1 damaged"),
-        (flipped, ["--quick"], 0, "3 chunks, 5 samples, 45 bytes, ended: all is well"),
+        (flipped, ["--quick"], 0, "3 chunks, 5 samples, 45 bytes, ended: no damage"),
     ],
 )
 def test_summary(make: Callable[[Path], object], options: list[str], code: int, summary: str, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_pa
     code, shown = on_terminal("verify", stream(tmp_path / "stream", samples))
     assert code == 0
     assert ("verifying" in shown and "40/40" in shown) is bar
-    assert "all is well" in shown.replace("\r\n", "\n").rstrip("\n").rpartition("\n")[2]
+    assert "no damage" in shown.replace("\r\n", "\n").rstrip("\n").rpartition("\n")[2]
 
 
 BEGUN = """

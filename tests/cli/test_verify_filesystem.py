@@ -66,9 +66,9 @@ def test_verdicts_on_measurements(judged: Judged, verdict: str) -> None:
 
 def test_a_conclusion_names_what_is_worst() -> None:
     ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
-    assert conclude([ok]) == (0, "fits", "fits")
+    assert conclude([ok]) == (0, "fits", "can be used")
     assert conclude([ok, slow]) == (1, "limited", "works with limits: b")
-    assert conclude([ok, slow, missing]) == (3, "unfit", "does not fit: c")
+    assert conclude([ok, slow, missing]) == (3, "unfit", "cannot be used: c")
 
 
 def assert_verdict(line: Judged, verdict: str) -> None:
@@ -134,8 +134,8 @@ class Near(Far):
         ("sync", ("",), fails, "fsync of a directory", "missing"),
         ("lock", (), fails, "flock between the two", "limit"),
         ("lock", (), gives_nothing, "flock between the two", "limit"),
-        ("link", (), fails, "hard link refuses a name that is there", "limit"),
-        ("link", (), links_over, "hard link refuses a name that is there", "limit"),
+        ("link", (), fails, "hard link refuses an existing name", "limit"),
+        ("link", (), links_over, "hard link refuses an existing name", "limit"),
     ],
 )
 def test_what_a_filesystem_lacks(
@@ -185,7 +185,7 @@ def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.M
     lack(monkeypatch, "put", (), replaces_in_two_steps)
     with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(tmp_path)]) as far:
         lines = measure(str(tmp_path), far, 20.0, print).lines
-    assert "found nothing" in next(line.found for line in lines if line.what == "rename replaces in one step")
+    assert "found no file" in next(line.found for line in lines if line.what == "rename replaces in one step")
     assert conclude(lines)[0] == 3
 
 

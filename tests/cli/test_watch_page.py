@@ -181,7 +181,7 @@ def test_busy_run() -> None:
         "Published 1,234 chunks 12,340 samples, 940 chunks deleted, live",
         "Disk ≈ 10.3 GB 210.0 GB free",
         "Close up: chunks 1,136 to 1,231",
-        "rate 56.0 samples/s; does not have to wait at these rates",
+        "rate 56.0 samples/s; will not have to wait at these rates",
         "reads now chunks 1,152 to 1,159 (rank 0: 1,152, 1,156; rank 1: 1,153, 1,157;",
         "reading needs 1,160 chunks, 74 chunks ahead of it; 3 s old",
         "/data/crawl/web-*.jsonl 70.0 % so far, 8,404 rows; weight 70.0 %",
@@ -201,8 +201,8 @@ def test_waiting_producer_and_reader() -> None:
         "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
         "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239 (rank 0: 1,232, 1,236;",
         "awaited 6",
-        "Problems consumer 'old': torn; it counts as done with nothing",
-        "free space not known",
+        "Problems consumer 'old': torn; it counts as done with no chunk",
+        "free space unknown",
     ):
         assert part in text, text
 
@@ -214,7 +214,7 @@ def test_only_a_reader_that_has_to_wait_soon_is_warned_of(chunks: int, kind: str
     census = {"chunks": chunks, "samples": 10 * chunks}
     looks = [survey(head=head, census=census, consumers=(one,), looked_at=NOW + 200) for one in reads_on]
     document, text = rendered(outlook(*looks))
-    assert re.search(rf'<span class="pill {kind}">has to wait in', document), text
+    assert re.search(rf'<span class="pill {kind}">will wait in', document), text
 
 
 def test_names_and_notes_are_text(scene: Scene) -> None:
@@ -269,7 +269,7 @@ def test_silence_failures_and_a_stream_that_is_still_to_be_begun_are_told() -> N
     assert re.search(r"no answer since [0-9:]{8} UTC, for 1 min 5 s\.", text)
     assert "Published 1,234 chunks" in text
     text = rendered(None, error="/shared/x: Permission denied")[1]
-    assert "The last look has failed: /shared/x: Permission denied." in text
+    assert "The last refresh failed: /shared/x: Permission denied." in text
     text = rendered(None, error="/shared/x: there is no stream", missing=True)[1]
     assert "Waiting for the stream." in text
     assert "failed" not in text
@@ -373,7 +373,7 @@ def test_pages_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 def test_a_stream_without_rows_and_a_foreign_one(tmp_path: Path) -> None:
     ChunkWriter(tmp_path / "new", 2).close(end=False)
     foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n')
-    for name, text in (("new", "There is no row yet."), ("foreign", "1 <small>chunk")):
+    for name, text in (("new", "No rows yet."), ("foreign", "1 <small>chunk")):
         assert main(["watch", str(tmp_path / name), "--save", str(tmp_path / f"{name}.html")]) == 0
         assert text in (tmp_path / f"{name}.html").read_text("utf-8")
 

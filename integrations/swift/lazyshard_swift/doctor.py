@@ -25,7 +25,8 @@ def examine() -> list[Finding]:
     version = ms_swift.version()
     needed = {"megatron sft": (*_ANY, *ms_swift.dependencies(version)), "swift sft": _ANY}
     found = [*_versions(version, needed["megatron sft"]), *_startup()]
-    found += [Finding("extensions", name, f"extended by {extension}") for name, extension in hook.EXTENSIONS.items()]
+    verb = "not installed, would be extended" if version is None else "extended"
+    found += [Finding("extensions", name, f"{verb} by {extension}") for name, extension in hook.EXTENSIONS.items()]
     return found + [Finding("verdict", f"{one} --sharded_lazy true", *_verdict(version, needed[one])) for one in needed]
 
 

@@ -1,8 +1,8 @@
-"""The command `lazyshard-producer`: its entry point. `lazyshard_producer.errors` has the exit codes.
+"""Entry point of the command `lazyshard-producer`. The exit codes are in `lazyshard_producer.errors`.
 
-Whatever the code, chunks that are published stay, and nothing half done is visible to readers.
+Whatever the exit code, published chunks stay, and readers never see partial data.
 
-This module imports nothing slow, so that Ctrl-C is answered before the rest is loaded, and typer may be missing.
+This module imports nothing slow, so that Ctrl-C works before the rest is loaded. typer may be missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lazyshard_producer.stop import Stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command, with the arguments of the process or others, and returns its exit code."""
+    """Runs the command with these arguments, by default those of the process, and returns its exit code."""
     with Stop() as stop:
         try:
             from lazyshard.cli.output import drop_what_nobody_reads

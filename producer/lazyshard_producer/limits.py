@@ -1,16 +1,17 @@
-"""Holds a run back at its limits, and deletes what its consumers are done with.
+"""Pauses a run at its limits, and deletes chunks that its consumers no longer need.
 
-Chunks are counted, so ``published = 20`` stands for those of the half-open range [0, 20). Each consumer makes two
-claims: what it is `done` with is in its durable checkpoints; what it `needs` must be published before it can continue::
+Positions are numbers of chunks: ``published = 20`` means the half-open range [0, 20). Each consumer reports two
+positions: chunks before `done` are covered by its durable checkpoints; `needs` chunks must be published before it can
+continue::
 
     chunk   0        4           9          14            20        24
             | deleted|     on disk: first = 4, published = 20 |
-            |        | may go    | kept     |             | may come|
+            |        | deletable | kept     |             | allowed |
                                  ^ smallest done          ^         ^ smallest hint (14) + max_ahead (10)
                                             ^ smallest hint
 
-Deleting follows the cursors alone, publishing the reading hints: a cursor stands still between two checkpoints, and a
-producer that counted from it could wait for a checkpoint that waits for data.
+Deletion follows the cursors alone, publishing follows the hints. A cursor does not move between two checkpoints, so a
+producer that counted from the cursor could wait for a checkpoint that itself waits for data.
 """
 
 from __future__ import annotations
@@ -35,30 +36,30 @@ from lazyshard.stream.listing import read_manifest, read_retired, retire
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.errors import count, one_line
 
-SILENT_S: Final = 600.0  # not heard of for so long it may be dead; only what is said depends on it: clocks differ
-LOOK_S: Final = 0.5  # how old the consumers' files may get while chunks come: tiny ones must not cost looks
-HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: as often as it is asked for again
-DELETED_AT_ONCE: Final = 100  # chunks; of 100,000 on a busy disk that took 0.3 to 0.8 s, in which nothing else happens
-_RETRY_MIN_S: Final = 0.2
-_NAMED: Final = 3  # so many consumers are named, the others counted
+SILENT_S: Final = 600.0  # a consumer silent for this long may be dead; used only in messages, since clocks differ
+LOOK_S: Final = 0.5  # interval between reads of the consumers' files while publishing, so tiny chunks do not cause many
+HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: the interval at which the run retries
+DELETED_AT_ONCE: Final = 100  # chunks; 0.3 to 0.8 s with 100,000 on a busy disk, during which the run does nothing else
+
+_NAMED: Final = 3  # consumers named in a message; the others are counted
 
 
 class KeptChunks(NamedTuple):
-    """Why chunks on disk may not be deleted, the consumers that are meant, in order; those of [0, before) may be.
+    """Why chunks on disk are kept, and for which consumers, in order. Chunks of [0, before) may be deleted.
 
-    last: `retain` keeps the last ones, and no consumer needs others; unregistered: one that was named has no cursor;
-    consumer: it is done with no more.
+    last: `retain` keeps the last chunks, and no consumer needs others; unregistered: a consumer named in the settings
+    has no cursor; consumer: the chunks are after the cursors of these consumers.
     """
 
     by: Literal["all", "last", "nobody", "unregistered", "consumer"]
     why: str  # in words
-    way: str = ""  # what would end a deadlock, beside more room
+    way: str = ""  # what would end a deadlock, other than more disk space
     names: tuple[str, ...] = ()
     before: int = 0
 
 
 class Stock(NamedTuple):
-    """The chunks that are on disk, those of [first, stop): their bytes, and those of the largest one so far."""
+    """The chunks [first, stop) on disk: their total bytes, and the bytes of the largest chunk so far."""
 
     first: int
     stop: int
@@ -67,31 +68,31 @@ class Stock(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Why the next chunk may not be published yet, in one line, and in how many seconds to ask again."""
+    """Why the next chunk may not be published yet, in one line, and the seconds until the next retry."""
 
     reason: str
     retry_s: float = 0.0
-    deadlock: bool = False  # a consumer waits for chunks for which there is room only once it has had them
-    stalled: bool = False  # it may last for ever: a consumer that it waits for may be dead, or none can make room
+    deadlock: bool = False  # a consumer waits for chunks that fit on disk only after it has read them
+    stalled: bool = False  # the wait may never end: a consumer may be dead, or no consumer can free space
 
 
 def needs(consumer: Consumer) -> int:
-    """Returns how many chunks must be published before a consumer can continue; 0 where it does not say."""
+    """Returns how many chunks must be published before a consumer can continue; 0 if unknown."""
     return 0 if consumer.reading is None else consumer.reading.needs_chunks
 
 
 def hint(consumer: Consumer) -> int:
-    """Returns where it counts as being, in chunks: a reading hint below its own cursor is an old one."""
+    """Returns the consumer's read position in chunks: at least its cursor, since a smaller hint is outdated."""
     return max(consumer.chunks_before, needs(consumer))
 
 
 def seen_at(consumer: Consumer) -> float | None:
-    """Returns when it last wrote its cursor or hint, in seconds since 1970 by its own clock; None without both."""
+    """Returns when a consumer last wrote cursor or hint, in seconds since 1970 by its clock; None if it has neither."""
     return max((file.updated_at for file in (consumer.cursor, consumer.reading) if file is not None), default=None)
 
 
 def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | None) -> int:
-    """Returns how many chunks an amount of data is, rounded down, but of samples and bytes at least one."""
+    """Returns an amount of data in chunks, rounded down; at least one for samples and bytes."""
     if amount.unit == "chunks":
         return amount.number
     size = samples_per_chunk if amount.unit == "samples" else chunk_bytes
@@ -99,38 +100,38 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
 
 
 def _age(times: Iterable[float | None], now: float, words: str) -> str:
-    """Returns the age of the oldest of the times that are known, in these words, 0 of one ahead of our clock; or ""."""
+    """Returns `words` with the age of the oldest known time, or "". A time ahead of the own clock has age 0."""
     known = [time for time in times if time is not None]
     return words.format(format_seconds(max(0.0, now - min(known)))) if known else ""
 
 
 def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> KeptChunks:
-    """Returns which chunks may be deleted, never one that a consumer is not done with, and what has to change first."""
+    """Returns which chunks may be deleted, never one that a consumer is not done with, and why the others are kept."""
     if limits.retain == "all":
         return KeptChunks("all", "--retain all deletes nothing", "choose --retain consumed")
     there = {one.name for one in consumers if one.cursor is not None}
     if missing := tuple(sorted(set(limits.consumers) - there)):
-        why = f"nothing is deleted before {_quoted(missing)} of --consumers wrote a cursor"
-        return KeptChunks("unregistered", why, "take that out of --consumers", missing)
+        why = f"nothing is deleted before {_quoted(missing)} of --consumers has written a cursor"
+        return KeptChunks("unregistered", why, "remove this name from --consumers", missing)
     if not consumers:
-        return KeptChunks("nobody", "nothing is deleted, as no consumer has registered yet")
-    # The newest one stays in any case: its seal says where a restart continues.
+        return KeptChunks("nobody", "nothing is deleted, because no consumer has registered yet")
+    # The newest chunk always stays: its seal holds the position from which a restart continues.
     last, fewer = (limits.retain, "retain fewer chunks") if isinstance(limits.retain, int) else (1, "")
     done, most = min(one.chunks_before for one in consumers), max(0, published - last)
     if most <= done:
         stay = f"--retain keeps the last {last}" if last > 1 else "the newest always stays"
-        return KeptChunks("last", f"no consumer needs what is on disk any more, but {stay}", fewer, before=most)
+        return KeptChunks("last", f"no consumer needs the chunks on disk, but {stay}", fewer, before=most)
     names = tuple(one.name for one in consumers if one.chunks_before == done)
-    # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
+    # Saving alone moves no cursor: the ms-swift integration commits automatically, a custom loop has to.
     save = f"let {_quoted(names)} save checkpoints, and commit them (dataset.commit), more often"
-    return KeptChunks("consumer", f"chunk {done} and those after it are kept for {_quoted(names)}", save, names, done)
+    return KeptChunks("consumer", f"chunks from {done} on are kept for {_quoted(names)}", save, names, done)
 
 
 def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int) -> bool:
-    """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
+    """Whether a consumer waits for chunks that only deletion can make room for, and no consumer can allow deletion.
 
-    A consumer that waits reaches no checkpoint: if it keeps the oldest chunk, it keeps it for ever. Others may still
-    reach theirs, and one that waits may have one under way: then it turns out to be none.
+    A waiting consumer reaches no checkpoint, so if it keeps the oldest chunk, it keeps it forever. This is only an
+    estimate: other consumers may still reach a checkpoint, and a waiting consumer may already be saving one.
     """
     moving = {one.name for one in consumers if needs(one) <= published}
     stuck = kept.by not in ("consumer", "unregistered") or not moving.issuperset(kept.names)
@@ -138,13 +139,13 @@ def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int)
 
 
 Tell = Callable[[str | None], None]
-"""Is told what is waited for, in words; None: for nothing any more."""
+"""Called with the reason of a wait, in words, and with None when it is over."""
 
 
 class Shelf:
-    """The directory in which a run publishes: its chunks, and its consumers' files; `name` is for people.
+    """The directory in which a run publishes: its chunks, and its consumers' files. `name` is for messages.
 
-    The writer's lock is held. `remote`: the chunks continue from there, so that it is to be asked before each of them.
+    The caller holds the writer's lock. If `remote`, chunks are uploaded from here, and `held` is called before each.
     """
 
     remote = False
@@ -155,24 +156,24 @@ class Shelf:
         self._arrays: bool | None = None
 
     def begin(self, published: int) -> None:
-        """The run's writer is open, with so many chunks."""
+        """Called once the run's writer is open, with the number of published chunks."""
 
     def check(self) -> None:
-        """Is called now and then; raises what has gone wrong behind the run's back."""
+        """Called regularly; raises errors of work in the background."""
 
     def held(self) -> Hold | None:
-        """Returns why it takes no chunk for now, None if it does."""
+        """Returns why no chunk can be accepted now, None if one can."""
         return None
 
     def announce(self, published: int) -> None:
-        """Takes notice that so many chunks are published."""
+        """Called after each publish with the number of published chunks."""
 
     def settle(self, published: int, tell: Tell) -> bool:
-        """Returns whether all is where it belongs, the writer being closed."""
+        """Called once the writer is closed; waits for uploads, and returns whether all chunks are in place."""
         return True
 
     def has_arrays(self) -> bool:
-        """Whether the chunks have side files; False as long as there is no manifest."""
+        """Whether the chunks have side files; False while there is no manifest."""
         if self._arrays is None and (manifest := read_manifest(self.directory, None)) is not None:
             self._arrays = manifest.arrays
         return bool(self._arrays)
@@ -182,11 +183,11 @@ class Shelf:
         return read_retired(self.directory)
 
     def visible(self, published: int) -> int:
-        """Returns how many of so many published chunks the readers can be sure to find by now."""
+        """Returns how many of the published chunks are certainly visible to readers."""
         return published
 
     def consumers(self, published: int) -> tuple[Consumer, ...]:
-        """Returns the consumers as they were last seen; those whose cursor is ahead of `published` do not count."""
+        """Returns the consumers as last seen, without those whose cursor is ahead of `published`."""
         return list_consumers(self.directory, published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
@@ -194,12 +195,12 @@ class Shelf:
         retire(self.directory, chunks_before, published, check=check)
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """Looks at all files of chunks, O(chunks), or estimates from some of [first, stop)."""
+        """Measures all chunk files, O(chunks), or estimates their size from a sample of [first, stop)."""
         if not exact:
             sizes = {chunk: self.chunk_size(chunk) for chunk in survey.sampled_chunks(first, stop)}
             size = survey.estimate_size(stop - first, sizes, stop - 1)
             return Stock(first, stop, size, max(sizes.values(), default=0))
-        # Listed, which on a network filesystem costs far less; of all chunks no sizes are kept.
+        # One listing is far cheaper on a network filesystem than a call for each file.
         size, largest = 0, {"data": 0, "seal": 0, "side": 0}
         with os.scandir(self.directory) as entries:
             for entry in entries:
@@ -211,7 +212,7 @@ class Shelf:
         return Stock(first, stop, size, sum(largest.values()))
 
     def chunk_size(self, chunk: int) -> int:
-        """Returns the bytes of a chunk with its seal; a file that is not there has none."""
+        """Returns the bytes of a chunk with its seal; a missing file counts as 0."""
         size = 0
         for name in survey.chunk_files(chunk, arrays=self.has_arrays()):
             with contextlib.suppress(FileNotFoundError):
@@ -219,50 +220,50 @@ class Shelf:
         return size
 
     def used_bytes(self, published: int) -> int:
-        """Returns about how many bytes the stream takes, so many chunks of it being published."""
+        """Returns about how many bytes the stream occupies with this number of published chunks."""
         names = partial(survey.chunk_files, arrays=self.has_arrays())
         return survey.measure_disk(self.directory, self.first(), published, names).size
 
     def free_bytes(self) -> int | None:
-        """Returns how many bytes are free beside the chunks, None where nobody can tell."""
+        """Returns the free bytes on the filesystem of the chunks, None if unknown."""
         return survey.free_bytes(self.directory)
 
 
-_UNREAD: Final = "how far its consumers are cannot be read"
-_UNDELETED: Final = "chunks that nobody needs cannot be deleted"
+_UNREAD: Final = "the positions of the consumers cannot be read"
+_UNDELETED: Final = "unneeded chunks cannot be deleted"
 
 
 @dataclass(eq=False)
 class Holdback:
-    """Says whether the next chunk may be published, and deletes old ones."""
+    """Decides whether the next chunk may be published, and deletes old ones."""
 
     limits: Limits
     shelf: Shelf
     samples_per_chunk: int
-    check: Callable[[], Path | None] = lambda: None  # before deletion; raises if the stream is another producer's now
-    warn: Callable[[str], None] = lambda text: None  # is told of what goes wrong without stopping the run
+    check: Callable[[], Path | None] = lambda: None  # called before deletion; raises if another producer took over
+    warn: Callable[[str], None] = lambda text: None  # called with errors that do not stop the run
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    stock: Stock | None = None  # what is on disk, as far as a limit needs it; estimated without `max_disk`
+    stock: Stock | None = None  # chunks on disk, if a limit needs it; estimated unless `max_disk` is set
     _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None
 
     def __post_init__(self) -> None:
-        """Looks where the chunks begin."""
+        """Reads the number of the oldest chunk."""
         self._first = self.shelf.first()
-        self._trouble: dict[str, str] = {}  # what goes wrong now, and why
+        self._trouble: dict[str, str] = {}  # current problems, each with its error
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """Returns why chunk number `published_chunks` may not be published yet, None if it may.
 
-        It is counted as large as the largest one so far: a larger one goes beyond a limit of bytes by the difference.
+        The chunk is assumed to be as large as the largest so far; a larger one exceeds a byte limit by the difference.
         """
         if (hold := self.shelf.held()) is not None:
             return hold
         self._take_stock(published_chunks)
         hold = self._hold(published_chunks, published_samples)
-        # Without such a limit nobody asks who the consumers are until there is something to say of them.
+        # Without a limit on consumers, their files are read only to explain a hold.
         heeds = hold is not None or self.limits.max_ahead is not None or self.limits.retain != "all"
         if heeds and self._refresh(published_chunks, LOOK_S if hold is None else HELD_LOOK_S):
             hold = self._hold(published_chunks, published_samples)
@@ -274,7 +275,7 @@ class Holdback:
         return hold._replace(reason=one_line(hold.reason), retry_s=retry_s(now - self._held_since))
 
     def after_publish(self, published_chunks: int) -> None:
-        """Deletes what may be deleted, now that so many chunks are published. O(consumers + deleted chunks)."""
+        """Deletes the chunks that may be deleted after a publish. O(consumers + deleted chunks)."""
         self.shelf.announce(published_chunks)
         self._take_stock(published_chunks)
         if self.limits.retain != "all":
@@ -285,7 +286,7 @@ class Holdback:
         if limits.max_ahead is not None:
             mean = stock.size // (stock.stop - stock.first) if stock is not None and stock.stop > stock.first else None
             ahead = ahead_in_chunks(limits.max_ahead, self.samples_per_chunk, mean)
-            # So much more than the slowest hint, but never less than what some consumer needs.
+            # `ahead` beyond the slowest hint, but at least as many chunks as any consumer needs.
             slowest, most = min(map(hint, self._consumers), default=0), max(map(needs, self._consumers), default=0)
             if published >= max(slowest + ahead, most):
                 return self._hold_ahead(limits.max_ahead, published, samples, slowest)
@@ -303,13 +304,13 @@ class Holdback:
         text = f"--max-ahead {amount}: {count(published, 'chunk')} with {count(samples, 'sample')} published; "
         if not behind:
             return Hold(f"{text}no consumer has registered yet")
-        heard = _age(map(seen_at, behind), now, ", heard of {} ago")
+        heard = _age(map(seen_at, behind), now, ", last seen {} ago")
         text += f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {slowest}{heard}"
         dead = self._dead(behind, now)
         return Hold(text + dead, stalled=bool(dead))
 
     def _hold_for_room(self, stock: Stock, published: int, limit: int, free: int | None) -> Hold:
-        """Returns the hold at `max_disk`, or at `min_free_disk` where `free` says what is free."""
+        """Returns the hold at `max_disk`, or at `min_free_disk` if the `free` bytes are given."""
         now, consumers, chunk = self.wall_clock(), self._consumers, stock.largest
         kept = why_kept(consumers, self.limits, published)
         keepers = [one for one in consumers if kept.by == "consumer" and one.name in kept.names]
@@ -322,7 +323,7 @@ class Holdback:
         else:
             room = (wanted - published) * chunk + limit - free
             text = f"--min-free-disk {output.size(limit)}: {output.size(free)} {_are(free)} free"
-            way = "make {} bytes ({}) of room or more"
+            way = "free {} bytes ({}) or more"
         text += f", the next chunk may take {output.size(chunk)}"
         if waiting:
             names, wait = _quoted([one.name for one in waiting]), "waits" if len(waiting) == 1 else "wait"
@@ -332,22 +333,22 @@ class Holdback:
             text += f"; {_UNDELETED}: {self._trouble[_UNDELETED]}"
         else:
             written = (keeper.cursor.updated_at for keeper in keepers if keeper.cursor is not None)
-            age = _age(written, now, ", whose cursor is {} old") or ", without a cursor"
+            age = _age(written, now, " (cursor {} old)") or " (no cursor)"
             text += f"; {kept.why}{age if keepers else ''}"
         if deadlock := not deletes and is_deadlock(consumers, kept, published):
             text = f"deadlock: {text}; {way.format(room, output.size(room))}{kept.way and f' or {kept.way}'}"
         return Hold(text + dead, deadlock=deadlock, stalled=stuck or kept.by in ("all", "last") or bool(dead))
 
     def _dead(self, consumers: Sequence[Consumer], now: float) -> str:
-        """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
-        # Silent for long, or with files that cannot be used.
+        """Returns advice to forget the consumer that is most likely dead; "" if all seem to be alive."""
+        # Silent for long, or with invalid files.
         dead = [one for one in consumers if one.problem or now - (seen_at(one) or -math.inf) >= SILENT_S]
         if not dead:
             return ""
         first = min(dead, key=lambda one: seen_at(one) or 0.0)
         problem = f"; {first.problem}" if first.problem else ""
         command = f"lazyshard forget {shlex.quote(self.shelf.name)} {shlex.quote(first.name)}"
-        return f"{problem}; if {first.name!r} will not come back, run `{command}`"
+        return f"{problem}; if {first.name!r} will not return, run `{command}`"
 
     def _take_stock(self, published: int) -> None:
         limits, stock = self.limits, self.stock
@@ -361,13 +362,12 @@ class Holdback:
         self.stock = stock
 
     def _refresh(self, published: int, every_s: float) -> bool:
-        """Looks at the consumers and deletes what may go, unless that was done a moment ago; returns whether it did."""
+        """Reads the consumers' files and deletes old chunks, at most every `every_s`; returns whether it did."""
         now = self.clock()
         if now - self._looked_at < every_s:
             return False
         self._looked_at = now
-        # Where they cannot be read, what was known stays true: consumers only come on, and for those that are not known
-        # nothing is deleted.
+        # On an error the known positions stay valid: consumers only advance. Nothing is deleted meanwhile.
         with self._told(_UNREAD):
             self._consumers = self.shelf.consumers(published)
         if _UNREAD in self._trouble:
@@ -381,7 +381,7 @@ class Holdback:
             with self._told(_UNDELETED):
                 self.shelf.retire(target, published, self.check)
             if _UNDELETED in self._trouble:
-                # What is left of them is tried again at the next look.
+                # The remaining chunks are retried the next time.
                 target, size = self._first, size - sum(map(self.shelf.chunk_size, chunks))
             self._first = target
             if self.stock is not None:
@@ -390,7 +390,7 @@ class Holdback:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Warns of an OSError instead of raising it, once as long as it stays the same."""
+        """Warns of an OSError instead of raising it, once while it stays the same."""
         before = self._trouble.pop(what, None)
         try:
             yield
@@ -401,8 +401,8 @@ class Holdback:
 
 
 def retry_s(held_s: float) -> float:
-    """Returns in how many seconds to ask again after a chunk has been held for so many: a tenth, from 0.2 to 2."""
-    return min(2.0, max(_RETRY_MIN_S, held_s / 10))
+    """Returns the seconds until the next retry: a tenth of the time the chunk has been held, from 0.2 to 2."""
+    return min(2.0, max(0.2, held_s / 10))
 
 
 def _are(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The rows of a run: from the sources into the writer, no faster than asked, no further than allowed, until the end."""
+"""The main loop of a run: moves rows from the sources into the writer within the rate and the limits, until the end."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from lazyshard_producer.rows.reader import Batch
 from lazyshard_producer.sources.source import file_size
 from lazyshard_producer.stop import GivenUp, Stop
 
-BURST_S: Final = 1.0  # rows of so many seconds may be made up for after a pause: over a slow publish, no flood
+BURST_S: Final = 1.0  # after a pause, rows of this time are caught up: enough for a slow publish, no flood
 
 
 class Pace:
-    """Spreads rows evenly, so many a second, from `now` on, which is seconds of a monotonic clock as in its methods."""
+    """Spreads rows evenly, `rate` per second, starting at `now`; all times are seconds of a monotonic clock."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate, self._start, self._taken = rate, now, 0
 
     def delay(self, now: float) -> float:
-        """Returns in how many seconds the next row is due; 0 if it is."""
+        """Returns the number of seconds until the next row is due; 0 if it is due now."""
         due = self._start + self._taken / self._rate
         if now - due > BURST_S:
             self._start += now - due - BURST_S
@@ -49,7 +49,7 @@ class Pace:
 
     def due(self, now: float) -> int:
         """Returns how many rows are due."""
-        # At least the one of which `delay` says so, however the division is rounded.
+        # At least the row that `delay` reports as due, however the division is rounded.
         return 0 if self.delay(now) > 0 else max(1, int((now - self._start) * self._rate) + 1 - self._taken)
 
     def take(self, rows: int = 1) -> None:
@@ -57,19 +57,19 @@ class Pace:
         self._taken += rows
 
 
-SLICE_S: Final = 0.1  # longest sleep: a signal is answered after that at the latest, sooner than anybody notices
-WAIT_BEAT_S: Final = 5.0  # how often readers are told that this producer waits on purpose
+SLICE_S: Final = 0.1  # longest sleep, so signals are handled within this time, which users do not notice
+WAIT_BEAT_S: Final = 5.0  # interval at which the heartbeat tells readers that this producer waits on purpose
 
 
 Load = Callable[[], Settings]
-"""Reads the settings anew; there is none without a configuration file."""
+"""Reloads the settings; there is none without a configuration file."""
 
 
 @dataclass(eq=False)
 class RowLoop:
-    """Moves the rows of a run into its writer, `rows` so far, and tells display and metrics of it."""
+    """Moves the rows of a run into its writer, `rows` so far, and reports to display and metrics."""
 
-    settings: Settings  # as the user knows them; they may change while it runs
+    settings: Settings  # with the user's own --out; they may change during the run
     writer: ChunkWriter
     shelf: Shelf
     display: Display
@@ -86,10 +86,10 @@ class RowLoop:
         """Publishes all rows and closes the writer, unless something raises."""
         writer, display, settings = self.writer, self.display, self.settings
         inner = replace(settings, out=str(writer.directory), spool=None)
-        # What another program left there is no position, and is refused as such.
+        # If another program wrote the stream, this is no position and is refused.
         committed = (writer.source or {}) if writer.published_chunks else None
         samples, check = writer.published_samples, writer.check_owner
-        # It says so where the filesystem, a source or a function does not answer.
+        # Warns if the filesystem, a source or a function does not respond.
         watchdog = self._watchdog = Watchdog(display.warn)
         pipeline = self._pipeline = Pipeline(
             inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
@@ -104,20 +104,20 @@ class RowLoop:
             if self.move():
                 return self._end()
             tally = self._tally()
-        # After the pipeline: what was refused is written down while the stream is still ours.
+        # After closing the pipeline, which writes refused rows: it must do so while this producer holds the lock.
         writer.close(end=False)
-        # The chunk in hand is published by now.
+        # The current chunk is published by now.
         tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
         self.shelf.settle(writer.published_chunks, display.wait)
         return stopped(self.settings, self.stop, tally)
 
     def _end(self) -> Outcome:
-        """Ends the stream, all rows being in it."""
+        """Ends the stream after its last row."""
         writer, mixer = self.writer, self._pipeline.mixer
         with self._watched():
             last = mixer.position(mixer.here(mixer.counts()))
         if not self.rows and not writer.published_samples:
-            # A stream without a row is not to pass for what was asked for.
+            # A stream without rows must not pass as a success if all rows were refused.
             mixer.refusals.check_empty(mixer.rows)
             if mixer.rows:
                 left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
@@ -134,7 +134,7 @@ class RowLoop:
         return Outcome("finished", self.settings.out, tally) if there else stopped(self.settings, self.stop, tally)
 
     def _take_settings(self, new: Settings, old: Settings | None) -> None:
-        """Sets the pace, and what is asked before each chunk, where they are others now; None: there is no limit."""
+        """Sets rate and limits, where they differ from `old`, which is None at the start."""
         self.settings = new
         if old is None or new.rate != old.rate:
             self._pace = None if new.rate is None else Pace(new.rate, self.clock())
@@ -148,7 +148,7 @@ class RowLoop:
         self._pipeline.mixer.refusals.most = new.max_bad_rows
 
     def _tally(self) -> Tally:
-        """Returns how far the run is."""
+        """Returns the progress of the run."""
         mixer, writer = self._pipeline.mixer, self.writer
         read, there, blank = mixer.totals()
         return Tally(
@@ -184,14 +184,14 @@ class RowLoop:
         return False
 
     def _look(self) -> None:
-        """Looks at signals and clock, and shows how far it is where it is time for that."""
+        """Checks signals and the clock, and shows progress if it is due. Raises GivenUp after SIGINT or SIGTERM."""
         if self.stop.requested is not None:
             raise GivenUp
         if self.stop.end_requested and not self._ending:
             self._ending = True
             self._pipeline.mixer.end()
         if self.stop.reload_requested:
-            # Taken back only where it is seen to be set: one that comes in between is either this one or the next.
+            # Cleared before the reload: a signal that arrives during the reload causes another one.
             self.stop.reload_requested = False
             self._take_settings(reload_settings(self.settings, self.load, self.display), self.settings)
         self.shelf.check()
@@ -201,11 +201,11 @@ class RowLoop:
             self.display.show(self._tally())
         if self.display.metrics.address is None or now < self._figures_due:
             return
-        # Servers ask every 15 s or so.
+        # Prometheus servers typically scrape every 15 s.
         self._figures_due, metrics = now + 5.0, self.display.metrics
         before, self._refused = self._refused, self._pipeline.mixer.refusals.count
         metrics.refused("skipped" if self.settings.on_bad_row == "skip" else "quarantined", self._refused - before)
-        # What cannot be had now is left as it was.
+        # On an error the figures keep their last values.
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
             consumers = self.shelf.consumers(published)
@@ -219,14 +219,14 @@ class RowLoop:
             room = self.writer.room
             if room == self.writer.samples_per_chunk:
                 self._wait_for_room()
-            # For no more a signal has to wait.
+            # At most 1024 rows, so that signals are handled soon.
             due = self._due(min(stop - at, room, 1024))
             with self._watched():
                 at += self._move(batch, at, due)
             self._look()
 
     def _move(self, batch: Batch, at: int, most: int) -> int:
-        """Writes rows of a batch from index `at` on, at most so many; returns how many were dealt with."""
+        """Writes at most `most` rows of a batch from index `at` on; returns the number of rows written or refused."""
         checked = _checked(batch.lines[at : at + most], arrays=self.writer.arrays)
         written = len(checked)
         if written:
@@ -237,7 +237,7 @@ class RowLoop:
             fills, source = written == self.writer.room, None
             if fills:
                 source = batch.position(at + written - 1).encode(self._pipeline.mixer.names)
-            with contextlib.suppress(RowInvalid):  # that of `checked`
+            with contextlib.suppress(RowInvalid):  # `checked.refused`, which is handled below
                 self.writer.write_lines(checked, source=source)
             self.rows += written
             self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
@@ -257,20 +257,20 @@ class RowLoop:
         return written + 1
 
     def _due(self, most: int) -> int:
-        """Returns how many of so many rows may be written now, waiting for the first."""
+        """Returns how many rows may be written now, at most `most`; waits until one may be."""
         while (pace := self._pace) is not None:
             if due := pace.due(self.clock()):
                 self._tell(None)
                 return min(due, most)
-            # In slices: the rate may be another one by then.
-            self._pause(min(pace.delay(self.clock()), SLICE_S), "rate", "the next row is due by --rate")
+            # In slices, because a reload may change the rate meanwhile.
+            self._pause(min(pace.delay(self.clock()), SLICE_S), "rate", "--rate limits the speed")
         return most
 
     def _wait_for_room(self) -> None:
         """Waits until the next chunk may be published."""
         alarmed = False
         while self._holdback is not None:
-            # What is allowed is counted from what is there.
+            # The limits count published chunks, so the previous chunk must be published first.
             with self._watched():
                 self.writer.settle()
                 held = self._holdback.before_chunk(self.writer.published_chunks, self.writer.published_samples)
@@ -278,7 +278,7 @@ class RowLoop:
                 break
             if (held.deadlock or held.stalled) and not alarmed:
                 alarmed = True
-                # It may never end by itself.
+                # This wait may never end without the user.
                 self.display.warn(held.reason)
             self._pause(held.retry_s, "deadlock" if held.deadlock else "limit", held.reason)
         self._tell(None)
@@ -292,7 +292,7 @@ class RowLoop:
         self._look()
 
     def _tell(self, why: Reason | None, text: str = "") -> None:
-        """Says that it waits, once that has lasted a moment, and for what; None: that it no longer does."""
+        """Reports that the run waits and why, once the wait has lasted a moment; None: that it continues."""
         waits, now = self.writer.state == "waiting", self.clock()
         self._beat = None if why is None else now if self._beat is None else self._beat
         if self._beat is None:
@@ -310,7 +310,7 @@ class RowLoop:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Has the watchdog say so where the filesystem does not answer."""
+        """Lets the watchdog warn if the filesystem does not respond."""
         self._watchdog.ask(lambda: f"writing to {self.writer.directory}")
         try:
             yield
@@ -319,9 +319,9 @@ class RowLoop:
 
 
 def reload_settings(old: Settings, load: Load | None, display: Display) -> Settings:
-    """Returns the settings to continue with, and tells what changes. Raises nothing."""
+    """Returns the settings to continue with, and reports the changes. Raises nothing."""
     if load is None:
-        display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
+        display.note("SIGHUP received, but there is no configuration file to reload: nothing changes")
         return old
     try:
         new = load()
@@ -330,8 +330,8 @@ def reload_settings(old: Settings, load: Load | None, display: Display) -> Setti
         return old
     refused = [option.name for option in OPTIONS if not option.reload and option.of(old) != option.of(new)]
     for name in ["source", *refused] if new.sources != old.sources else refused:
-        display.warn(f"{name} cannot change while it runs; stop it and start it again for that")
-    # With another policy the number of bad rows means something else.
+        display.warn(f"{name} cannot change during a run; stop the run and start it again to change it")
+    # The number of bad rows has another meaning under another policy.
     most = new.max_bad_rows if new.on_bad_row == old.on_bad_row else old.max_bad_rows
     settings = replace(old, limits=new.limits, rate=new.rate, log_every_s=new.log_every_s, max_bad_rows=most)
     changed = [one for one in OPTIONS if one.of(old) != one.of(settings)]
@@ -341,33 +341,33 @@ def reload_settings(old: Settings, load: Load | None, display: Display) -> Setti
 
 
 def stopped(settings: Settings, stop: Stop, tally: Tally | None = None) -> Outcome:
-    """Returns how a run ends that a signal stops, before it has begun if there is no tally."""
+    """Returns the outcome of a run that a signal stopped; without a tally, before the first row."""
     tally = tally or Tally(sources=len(settings.sources))
     return Outcome("interrupted" if stop.requested is signal.SIGINT else "terminated", settings.out, tally)
 
 
 def clear_journals(out: Path) -> None:
-    """Removes the journals of followed directories from a stream that has ended, but those that tell what was read."""
+    """Removes the journals of followed directories from a stream that has ended, except those that the end names."""
     with contextlib.suppress(OSError, LazyShardError):
         end = End.decode(read_file(out / END), str(out / END))
         remove_journals(out / DIRECTORY, named_journals(end.source))
 
 
 def _checked(lines: Sequence[Any], *, arrays: bool) -> CheckedLines:
-    """Checks rows up to the first that is none, or that its source could not give: see `CheckedLines.refused`."""
+    """Checks rows up to the first invalid row, or error of a source in place of a row: see `CheckedLines.refused`."""
     sound = next((index for index, line in enumerate(lines) if isinstance(line, RowInvalid)), len(lines))
     if sound < len(lines):
         checked = _checked(lines[:sound], arrays=arrays)
         return checked if checked.refused is not None else replace(checked, refused=lines[sound])
     if set(map(type, lines)) == {bytes}:
-        # The writer would refuse the same ones, but whoever refuses must know how many rows are left.
+        # The writer would refuse the same rows, but `_move` has to know how many rows precede the refused one.
         return without_array_keys(check_lines(lines)) if arrays else check_lines(lines)
-    # Rows of a stream that tells their lengths may come with rows that tell none.
+    # Rows of a stream source that has token lengths may be mixed with rows without.
     rows = [EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines]
     if not arrays:
         return replace(check_encoded(rows), arrays=None)
-    # Why the first row is refused that has none of the arrays that it describes. In a stream without arrays, of which
-    # it may come, what looks like a description is a value like any other.
+    # Find the first row that describes arrays and has none, and the reason to refuse it. Such a row may come from a
+    # stream without arrays, where a value that looks like a description of an array is an ordinary value.
     for index, row in enumerate(rows):
         if not row.arrays and may_hold_arrays(row.line):
             try:

@@ -1,4 +1,4 @@
-"""Which kind of source a path is, and opening it."""
+"""Detects the kind of a source from its path, and opens it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, S
 from lazyshard_producer.sources.stream import StreamSource, is_stream, open_reader
 from lazyshard_producer.sources.tables import TableSource, is_hugging_face
 
-# How files of each kind begin that have no telling name; the last one is an Arrow stream.
+# Magic numbers of files whose names do not show their kind; the last one is an Arrow stream.
 _MAGIC: Final = {b"\x1f\x8b": "jsonl.gz", b"(\xb5": "jsonl.zst", b"PA": "parquet", b"AR": "arrow", b"\xff\xff": "arrow"}
 _TABLES: Final = (".parquet", ".arrow")
-_PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}  # kinds by name, of what is no plain text
+_PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}  # kinds by name, for files that are no plain text
 
 
 def source_kind(settings: SourceSettings) -> str:
@@ -45,7 +45,7 @@ def source_kind(settings: SourceSettings) -> str:
         status = os.stat(path)
     except OSError as cause:
         if glob.has_magic(path):
-            hint = "; put the pattern right, or follow their directory"
+            hint = "; correct the pattern, or follow their directory"
             raise refuse_source(path, "files that match", "none", hint) from cause
         wanted = "a readable directory" if settings.follow else "a readable file"
         raise files.refuse_os_error(path, cause, wanted) from cause
@@ -65,7 +65,7 @@ def source_kind(settings: SourceSettings) -> str:
     if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not is_text):
         return "megatron"
     kind = _MAGIC.get(start[:2], "jsonl")
-    # A compressed file that was cut to nothing, or is not written yet, must not end a stream as an empty text does.
+    # An empty file with a compressed file's name is truncated or unfinished, so it must not end a stream as empty text.
     return _PACKED.get(os.path.splitext(path)[1], kind) if kind == "jsonl" and not is_text else kind
 
 
@@ -104,21 +104,21 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
 
 
 def check_sources(settings: Settings) -> None:
-    """Checks that every source can be read as far as that can be told without making anything, and is given once."""
+    """Checks, without creating files, that every source can be read and is given only once."""
     context, stream = Context(Path(settings.out), settings.max_row_bytes), _real(settings.out)
     seen: dict[tuple[int, int], str] = {}
     for source in settings.sources:
         kind = source_kind(source)
         if kind == "jsonl":
             open_regular(source.path, text=True).close()
-        elif kind not in ("stdin", "follow"):  # these are not opened for a try
+        elif kind not in ("stdin", "follow"):  # opening these has side effects
             open_source(source, None, context).close()
     for source in settings.sources:
         path = source.path
         try:
             status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
         except (OSError, ValueError):
-            continue  # no file, or none that can be had: opening it says so
+            continue  # no file, or an inaccessible one: opening it reports that
         identity = (status.st_dev, status.st_ino)
         if identity in seen:
             raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
@@ -137,13 +137,13 @@ def check_sources(settings: Settings) -> None:
 
 
 def check_not_own(settings: Settings) -> None:
-    """Checks that the stream is no source of its own, and does not lie in the directory of one."""
+    """Checks that the stream is not one of its own sources, and is not inside the directory of one."""
     out = stream_path(settings.out) if is_url(settings.out) else _real(settings.out)
     for source in settings.sources:
         remote, path = is_url(source.path), source.path
         stream = remote or (not source.follow and os.path.isdir(path) and source_kind(source) == "stream")
         if stream and (stream_path(path) if remote else _real(path)) in (out, *out.parents):
-            raise refuse_source(plain_name(path), "a stream apart from --out", "the same, or one around it")
+            raise refuse_source(plain_name(path), "a stream other than --out", "the same, or one that contains it")
 
 
 def _real(path: str) -> Path:
@@ -151,7 +151,7 @@ def _real(path: str) -> Path:
 
 
 def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None:
-    """Returns whether the rows of a source that is a stream may hold arrays, and what they are encoded with."""
+    """Returns whether rows of a stream source may contain arrays, and their encoding; None for other sources."""
     there = is_url(settings.path) or os.path.isdir(settings.path)
     if settings.follow or not there or source_kind(settings) != "stream":
         return None
@@ -160,7 +160,7 @@ def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None
 
 
 def source_size(settings: SourceSettings) -> int | None:
-    """Returns a source's size in bytes, for what is shown; None where nobody knows."""
+    """Returns a source's size in bytes for display, None if unknown."""
     path = settings.path
     with contextlib.suppress(OSError, ValueError):
         if path.endswith(INDEX_SUFFIX) and source_kind(settings) == "megatron":

@@ -1,8 +1,8 @@
-"""Positions: how far a run has come, as values. They travel in the seals: a publish moves them.
+"""Positions: how far a run has come, as values. They are stored in seals, so a publish advances them.
 
-The `source` of a seal is `RunPosition.encode`: its version, the entry of every source that was given, in order, those
-not yet begun included, and the fields of `RunPosition`, `lead` and `cut` only where they are not 0. What is in an entry
-is the affair of its kind. Unknown fields are ignored, a later version is refused.
+The `source` of a seal is the value of `RunPosition.encode`: a version, the entry of every given source in order,
+including sources not begun, and the fields of `RunPosition`, with `lead` and `cut` only if they are not 0. The contents
+of an entry are defined by the kind of source. Unknown fields are ignored, a later version is refused.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from lazyshard_producer.errors import SourceRefused
 VERSION: Final = 1
 
 PACKED_SIZE: Final = "packed"
-"""Key of a compressed file's size in its entry: with it a later run sees without reading that nothing was appended."""
+"""Key of a compressed file's size in its entry, from which a later run sees, without reading, whether it has grown."""
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPosition:
-    """A place between two published rows.
+    """A position between two published rows.
 
-    The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
-    they are published. A source row or block, a part of which is published, is a unit: it is made of as many rows of
-    each source as `unit` says, even where one has grown, and comes out the same, as the digest `skipped` tells. Of a
-    unit that is dealt by cost the first `lead` rows, as they were made, belong to the unit before. Where rows are cut
-    into sequences, just the first `cut` tokens of the last row that is skipped are published, its BOS included.
+    Reading continues from `sources`. Of the rows made from there on, the first `skip` are published and are left out. A
+    unit is a source row or block of which a part is published. It is made of `unit` rows of each source, even if a
+    source has grown, and must come out the same, which the digest `skipped` verifies. In a unit that is balanced by
+    cost, the first `lead` rows, in the order they were made, belong to the unit before. If rows are split into
+    sequences, only the first `cut` tokens of the last skipped row, including its BOS, are published.
 
     Attributes:
-        sources: the position in each source, an object that its kind has made, None where it is not begun.
-        skip: rows made from there on that are published.
+        sources: the position in each source, an object made by its kind, None if it is not begun.
+        skip: number of published rows made from there on.
         lead: those of them that belong to the unit before; at most `skip`.
-        cut: tokens that are published of the last of them; 0 for all of it.
-        rows, refused, duplicate: rows read up to `sources`; those refused, and those that name a key twice.
-        blocks: blocks of rows that were shuffled or packed up to there.
-        quarantine_bytes: size of `quarantine.jsonl` up to there.
-        drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
-        finished: where sources are mixed, whether the end of each was met; else empty.
-        unit: rows of each source that the unit is made of; empty where `skip` is 0.
-        skipped: XXH3 (64 bits, hexadecimal) of the rows that are skipped; empty where `skip` is 0.
-        recipe: the settings by which rows are made of rows, by name.
+        cut: published tokens of the last of them; 0 for all of it.
+        rows, refused, duplicate: rows read up to `sources`; refused rows, and rows that contain a key twice.
+        blocks: blocks of rows that were shuffled or packed so far.
+        quarantine_bytes: size of `quarantine.jsonl` so far.
+        drawn: if sources are mixed, rows drawn from each since a source last finished; else empty.
+        finished: if sources are mixed, whether each has reached its end; else empty.
+        unit: rows of each source in the unit; empty if `skip` is 0.
+        skipped: XXH3 (64 bits, hexadecimal) of the skipped rows; empty if `skip` is 0.
+        recipe: the settings with which rows are made, by name.
     """
 
     sources: tuple[dict[str, Any] | None, ...]
@@ -68,10 +68,10 @@ class RunPosition:
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, names: Sequence[str], *, end: bool = False) -> dict[str, Any]:
-        """Returns the JSON value that a seal keeps; `names` are those of all sources, for those not begun.
+        """Returns the JSON value for a seal; `names` are the names of all sources, used for those not begun.
 
-        Only at the `end` of all sources it tells how large a compressed file is: when that is found depends on how far
-        ahead is read, and the same rows make the same seals.
+        Sizes of compressed files are included only at the `end` of all sources: before, they would depend on how far
+        ahead is read, but the same rows must make the same seals.
         """
         given = [entry or {"kind": None, "path": name} for entry, name in zip(self.sources, names, strict=True)]
         entries = [{key: one[key] for key in one if end or key != PACKED_SIZE} for one in given]
@@ -84,7 +84,7 @@ _READER: Final = TypeAdapter(RunPosition)
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
-    """Reads what `RunPosition.encode` returned. Raises StreamMismatch."""
+    """Reads the value that `RunPosition.encode` returned. Raises StreamMismatch."""
     sources: Any = value.get("sources") if isinstance(value, dict) else None
     if not isinstance(sources, list):
         found = "none: another program wrote the stream"
@@ -95,7 +95,7 @@ def decode_position(value: Any, directory: str) -> RunPosition:
         raise _mismatch(directory, "a kind and a path of each source", repr(sources)[:120])
     entries = [None if entry["kind"] is None else entry for entry in sources]
     try:
-        # As JSON, of which a list is a tuple also where types are strict.
+        # From JSON, because in strict mode a tuple is accepted only from a JSON list.
         position = _READER.validate_json(orjson.dumps({**value, "sources": entries}), strict=True)
     except ValidationError as cause:
         first = cause.errors()[0]
@@ -105,7 +105,7 @@ def decode_position(value: Any, directory: str) -> RunPosition:
         raise _mismatch(directory, f"counts for each of {len(sources)} sources", repr(value)[:120])
     made = bool(position.skipped and any(unit))
     if made != (skip > 0) or position.lead > skip or (position.cut and not skip):
-        raise _mismatch(directory, "of rows that are skipped what they are made of, and a digest", f"skip {skip}")
+        raise _mismatch(directory, "the unit and the digest of skipped rows", f"skip {skip}")
     return position
 
 
@@ -115,16 +115,16 @@ def _mismatch(directory: str, expected: str, actual: str) -> StreamMismatch:
 
 
 def source_names(value: Any) -> list[str]:
-    """Returns the paths of the sources in what `RunPosition.encode` returned, after `decode_position` took it."""
+    """Returns the paths of the sources in a value that `decode_position` has accepted."""
     return [entry["path"] for entry in value["sources"]]
 
 
 def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
-    """Returns the position to start from, with every source that was appended to the list at its start."""
+    """Returns the position to start from; sources appended to the list are at their start. Raises SourceRefused."""
     if (difference := compare_sources(committed, given)) is not None:
         number, expected, actual = difference
-        text = f"source {number} was {expected}, now it is {actual}; give the sources of the first start in the same"
-        advice = "order (more may follow them), or another --out"
+        text = f"source {number} was {expected}, now it is {actual}; give the sources of the first run in the same"
+        advice = "order (more may follow), or another --out"
         raise SourceRefused(f"{text} {advice}", file=actual, expected=expected, actual=actual)
     more = len(given) - len(committed)
     mixed = more if position.drawn else 0
@@ -147,18 +147,18 @@ EMPTY: Final = xxhash.xxh3_64_hexdigest(b"")
 
 PLAIN_FIELDS: Final = ("offset", "line", "blank", "head", "tail", "open_end")
 TEXT_FIELDS: Final = ("offset", "line", "blank", "digest", "open_end")
-"""What the entries of a plain file keep of its position, and those of a text that is only read from its start."""
+"""The fields of a position in entries of a plain file, and of a text that is only read from its start."""
 
 
 class FilePosition(NamedTuple):
-    """A place between two lines of a file, of a compressed one in its text.
+    """A position between two lines of a file; for a compressed file, of its text.
 
     Attributes:
-        offset, line, blank: bytes and lines before it, and blank ones among these, which are no rows.
-        open_end: the last of them had no newline (yet).
-        seen: bytes that were there of a plain file that is followed; else 0.
-        head, tail: of a plain file: XXH3 (64 bits, hexadecimal) of the first and the last bytes before it, 4 KiB each.
-        digest: of a compressed file: XXH3 of all the text before it; empty where nothing was read.
+        offset, line, blank: number of bytes, lines, and blank lines, which are no rows, before the position.
+        open_end: the last line had no newline (yet).
+        seen: for a plain file in a followed directory, its known size in bytes; else 0.
+        head, tail: for a plain file, XXH3 (64 bits, hexadecimal) of the first and last 4 KiB before the position.
+        digest: for a compressed file, XXH3 of all text before the position; empty if nothing was read.
     """
 
     offset: int = 0
@@ -172,16 +172,16 @@ class FilePosition(NamedTuple):
 
     @property
     def place(self) -> FilePosition:
-        """The place alone, without what the file is known by."""
+        """The position alone, without digests and `seen`."""
         return FilePosition(self.offset, self.line, self.blank, self.open_end)
 
     def encode(self, names: Sequence[str]) -> dict[str, Any]:
-        """Returns these fields as an entry has them."""
+        """Returns these fields for an entry."""
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def decode(cls, entry: dict[str, Any] | None, name: str, names: Sequence[str], *kinds: str) -> FilePosition:
-        """Reads what `encode` returned, None as the start. Raises SourceRefused."""
+        """Reads the entry that `encode` returned; None is the start. Raises SourceRefused."""
         if entry is None:
             return cls()
         types = {known: type(cls._field_defaults[known]) for known in names}
@@ -189,7 +189,7 @@ class FilePosition(NamedTuple):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> FilePosition:
-        """Returns the position of such fields, 0, empty or false where they are not there. Raises ValueError."""
+        """Returns the position with these fields; missing ones are 0, empty or false. Raises ValueError."""
         known = {name: values[name] for name in cls._fields if name in values}
         for name, value in known.items():
             if not _is_field(value, type(cls._field_defaults[name])):
@@ -198,9 +198,9 @@ class FilePosition(NamedTuple):
 
 
 def read_entry(entry: dict[str, Any], name: str, *kinds: str, **fields: type) -> tuple[Any, ...]:
-    """Returns fields, by their types, of the entry of the source of this name and of one of these kinds.
+    """Returns fields of a source's entry, given by name and type.
 
-    Raises SourceRefused: it is another one's, or a field is missing or wrong.
+    Raises SourceRefused if the entry has another name or kind, or a field is missing or invalid.
     """
     if entry.get("kind") not in kinds:
         expected = f"a source of kind {' or '.join(map(repr, kinds))}"
@@ -218,12 +218,12 @@ def _is_field(value: Any, kind: type) -> bool:
 
 
 def plain_name(path: str) -> str:
-    """Returns a path as JSON can hold it: bytes that are no UTF-8 as backslash escapes, a URL without credentials."""
+    """Returns a path in a form for JSON: with backslash escapes for bytes that are not UTF-8, without credentials."""
     return redact(path).encode("utf-8", "backslashreplace").decode()
 
 
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
-    """Returns the error for a source whose position in the last seal cannot be resumed from."""
+    """Returns the error for a source that cannot continue from its position in the last seal."""
     what = "the stream's last seal holds no position to continue from"
     text = f"{name}: {what}: expected {expected}, found {actual}; choose another --out"
     return SourceRefused(text, file=name, expected=expected, actual=actual)

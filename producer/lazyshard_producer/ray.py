@@ -1,4 +1,4 @@
-"""A sink for Ray Data: a data set, computed on a cluster, becomes a stream.
+"""A sink for Ray Data that writes a data set computed on a cluster as a stream.
 
     import ray
     from lazyshard_producer.ray import LazyShardSink
@@ -8,20 +8,20 @@
         LazyShardSink("/shared/stream", samples_per_chunk=1000)
     )
 
-Ray's write tasks turn their blocks into rows, check and digest them, and write them to pieces in the stream's
-directory, in parallel and on any machine that has it. A thread of the driver publishes pieces in the order of the
-tasks, while others still run. Columns of tensors become nested arrays; those of Python objects, which Ray keeps
-pickled, are refused.
+Ray's write tasks convert their blocks to rows, digest them, and write them to pieces in the stream's directory, in
+parallel and on any machine that can access it. A thread of the driver publishes pieces in the order of the tasks, while
+other tasks still run. Columns of tensors become nested arrays; columns of Python objects, which Ray pickles, are
+refused.
 
-A piece holds the rows of one write task in parts of some MiB, the last of which is empty, in one file under
-`STREAM/.ray/WRITE/`, named after its task. A part:
+A piece is one file under `STREAM/.ray/WRITE/`, named after its write task, with the rows of the task in parts of some
+MiB, the last of which is empty. A part:
 
-    rows                n: u64, little-endian, as are the others
+    rows                n: u64, all numbers are little-endian
     ends                n × u64: row i ends before byte ends[i]
     digests             n × u64: XXH3 of each row
     data                n lines of JSON, each with its newline
 
-It is renamed when it is whole and on the device. A task that Ray runs again replaces what it left before.
+A piece gets its name when it is complete and durable. A task that Ray retries replaces its earlier piece.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ except ImportError as cause:
     needs = "lazyshard_producer.ray needs Ray Data, which cannot be imported: pip install 'lazyshard[ray]'"
     raise ExtraMissing(needs, package="ray", extra="ray") from cause
 
-POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill
-MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
-_PART_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time, but for longer rows
+POLL_S: Final = 0.5  # interval between polls for new pieces: chunks take longer to fill
+MISSING_S: Final = 60.0  # how long a finished task's piece may stay invisible on a network filesystem
+_PART_BYTES: Final = 4 << 20  # bytes of a piece in memory at a time, except for longer rows
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
 
 _log = logging.getLogger("lazyshard")
@@ -72,46 +72,46 @@ _log = logging.getLogger("lazyshard")
 class LazyShardSink(Datasink[int]):  # type: ignore[misc]
     """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
 
-    Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
-    the same data set to the same directory again: what is published stays, and each row of it is recognised. That
-    takes a data set that gives the same rows in the same order, so set `execution_options.preserve_order`; without it
-    the rows come once each all the same, but in an order that Ray chooses anew, and a restart is refused.
+    Every row is published exactly once, even if tasks or workers fail and are retried. If the driver fails, write the
+    same data set to the same directory again: published rows stay and are recognised. This requires a data set with the
+    same rows in the same order, so set `execution_options.preserve_order`. Without it, each row is still published
+    once, but Ray chooses a new order in every run, and a restart is refused.
 
-    One sink is for one write. The driver holds the stream's lock until that is over; `close` lets go of it after an
-    interrupt.
+    Use a sink for one write only. The driver holds the stream's lock until the write is over; after an interrupt,
+    `close` releases it.
 
     Args:
-        directory: the stream's directory, on a filesystem that the driver and all workers share.
-        samples_per_chunk: rows in a chunk.
-        max_row_bytes: longest row that is accepted, in bytes.
+        directory: the stream's directory, on a filesystem shared by the driver and all workers.
+        samples_per_chunk: rows per chunk.
+        max_row_bytes: longest accepted row, in bytes.
 
     Raises:
-        ValueError: samples_per_chunk is impossible.
+        ValueError: samples_per_chunk is invalid.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = 64 << 20
     ) -> None:
         self._samples_per_chunk = check_samples_per_chunk(samples_per_chunk)
-        # Workers have other current directories.
+        # Workers have other working directories.
         self._directory = Path(os.path.abspath(directory))
         self._max_row_bytes = max_row_bytes
-        # Where pieces come to be, within the stream's directory; readers pass over it.
+        # The directory for pieces, within the stream's directory; readers ignore it.
         self._folder = self._directory / ".ray" / uuid.uuid4().hex
         self._committer: Committer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what belongs to the driver."""
+        """Excludes the committer, which belongs to the driver."""
         return vars(self) | {"_committer": None}
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Opens the stream and begins to publish. Called by Ray, on the driver."""
+        """Opens the stream and starts to publish. Called by Ray on the driver."""
         if self._committer is not None:
-            raise RuntimeError("a LazyShardSink is for one write: make another one")
+            raise RuntimeError("a LazyShardSink can be used for one write only: make another one")
         if not DataContext.get_current().execution_options.preserve_order:
-            text = "%s: set execution_options.preserve_order = True: else a write cannot continue after the driver died"
+            text = "%s: set execution_options.preserve_order = True, or the write cannot continue if the driver dies"
             _log.warning(text, self._directory)
-        # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
+        # These belong to writes that have died or are fenced by this one; later ones belong to writes that fence it.
         left = list(check_folder(self._folder.parent).iterdir()) if self._folder.parent.exists() else []
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
         try:
@@ -125,37 +125,33 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
             raise
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int:
-        """Writes the rows of a task's blocks. Called by Ray, on a worker."""
+        """Writes the rows of a task's blocks. Called by Ray on a worker."""
         task = int(ctx.task_idx)
         tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
         write_piece(self._folder, task, _encode_tables(tables, f"task {task}", self._max_row_bytes))
         return task
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver."""
-        if self._committer is None:  # not one block: Ray has not called on_write_start
+        """Publishes the remaining rows and ends the stream. Called by Ray on the driver."""
+        if self._committer is None:  # without any block, Ray does not call on_write_start
             self.on_write_start()
         assert self._committer is not None
         self._committer.finish(task for task in write_result.write_returns if task is not None)
 
     def on_write_failed(self, error: Exception) -> None:
-        """Stops publishing; what is published stays. Called by Ray, on the driver."""
+        """Stops publishing; published chunks stay. Called by Ray on the driver."""
         self.close()
         if self._committer is not None and self._committer.failure not in (None, error):
             raise self._committer.failure from error
 
     def close(self) -> None:
-        """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
+        """Stops publishing and releases the stream; does nothing if the write has ended."""
         if self._committer is not None:
             self._committer.stop()
 
-    def get_name(self) -> str:
-        """Returns what Ray calls the tasks."""
-        return "LazyShard"
-
 
 def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[bytes]:
-    """Yields the rows of a task's blocks in order, lines of JSON. Raises RowInvalid with the number of the row."""
+    """Yields the rows of a task's blocks in order, as lines of JSON. Raises RowInvalid with the number of the row."""
 
     def refuse(reason: str, row: int) -> RowInvalid:
         text = f"{task}, row {row}: {reason}; fix it in the data set, and write it again"
@@ -187,7 +183,7 @@ def _without_tensors(pa: Any, table: Any) -> Any:
             raise ValueError(f"column {field.name!r}: Python objects, which JSON does not have")
         if (fixed := name == "arrow.fixed_shape_tensor") or name in _TENSORS:
             chunks = table.column(index).chunks
-            # to_pylist gives these flat; nulls within them are left to numpy, which has none.
+            # to_pylist would flatten these; numpy converts nulls within them, since it has none.
             found = [one for chunk in chunks for one in (chunk.to_numpy_ndarray() if fixed else chunk.to_pylist())]
             nested = [None if value is None else np.asarray(value).tolist() for value in found]
             table = table.set_column(index, field.name, pa.array(nested))
@@ -195,12 +191,12 @@ def _without_tensors(pa: Any, table: Any) -> Any:
 
 
 def piece_path(folder: Path, task: int) -> Path:
-    """Returns where the piece of a task is."""
+    """Returns the path of a task's piece."""
     return folder / f"{task:08d}.piece"
 
 
 def write_piece(folder: Path, task: int, lines: Iterable[bytes]) -> None:
-    """Writes the piece of a task durably, or nothing; rows are lines with their newlines."""
+    """Writes the piece of a task durably and atomically; rows are lines with their newlines. Raises WriterFailed."""
     temporary, directory = folder / f".{task:08d}.{secrets.token_hex(8)}", str(folder.parent.parent)
     try:
         fd = create(temporary)
@@ -230,7 +226,7 @@ def _part(lines: list[bytes]) -> bytes:
 
 
 def read_piece(file: OpenFile) -> Iterator[CheckedLines]:
-    """Yields the rows of a piece, part by part. Raises ChunkCorrupt: it is not as it was written."""
+    """Yields the rows of a piece, part by part. Raises ChunkCorrupt if the piece differs from what was written."""
 
     def corrupt(expected: str, actual: str) -> ChunkCorrupt:
         text = f"{file.path}: expected {expected}, found {actual}: lost or changed since; run the same write again"
@@ -258,16 +254,16 @@ def read_piece(file: OpenFile) -> Iterator[CheckedLines]:
 
 
 class Committer:
-    """Publishes pieces on a thread of its own, closes the writer, and removes the folder of pieces in the end.
+    """Publishes pieces in a separate thread, closes the writer, and finally removes the folder of pieces.
 
-    Of a write that is started anew, rows that are published are recognised by their digests and passed over.
+    When a write is restarted, published rows are recognised by their digests and skipped.
     """
 
     def __init__(self, writer: ChunkWriter, folder: Path) -> None:
         self._writer, self._folder = writer, folder
         source = writer.source
         if writer.published_chunks and not (isinstance(source, dict) and source.get("kind") == "ray"):
-            raise self._mismatch("a stream that Ray has begun", "one of another program")
+            raise self._mismatch("a stream begun by Ray", "one of another program")
         self._published: Final = writer.published_samples
         self._rows = 0
         self._beat_at = time.monotonic()
@@ -279,7 +275,7 @@ class Committer:
         self._thread.start()
 
     def finish(self, tasks: Iterable[int]) -> None:
-        """Publishes the pieces of these tasks, all of which are done, and ends the stream."""
+        """Publishes the pieces of these tasks, which are all done, and ends the stream."""
         self._tasks = sorted(tasks)
         self._news.set()
         self._thread.join()
@@ -291,7 +287,7 @@ class Committer:
             raise WriterFailed(why, directory=directory, published_samples=published)
 
     def stop(self) -> None:
-        """Stops after the piece in hand, and leaves the stream to be continued. May be called twice."""
+        """Stops after the current piece, so that the stream can be continued later. May be called twice."""
         self._stopping = True
         self._news.set()
         self._thread.join()
@@ -308,13 +304,13 @@ class Committer:
             with contextlib.suppress(LazyShardError, OSError):
                 self._writer.close(end=False, state="failed")
         finally:
-            # Tasks that still run find it gone, and stop.
+            # Tasks that still run find the folder gone, and stop.
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._folder.parent.rmdir()
 
     def _publish_all(self) -> bool:
-        """Publishes pieces until the last one (True), or until it is to stop (False)."""
+        """Publishes pieces until the last one (returns True), or until `stop` is called (returns False)."""
         task, missing_since = 0, None
         while not self._stopping:
             if (tasks := self._tasks) is not None:
@@ -326,7 +322,7 @@ class Committer:
                 piece = open_file(piece_path(self._folder, task))
             except FileNotFoundError:
                 if tasks is not None:
-                    # Its task is done, but it has to be seen here first.
+                    # The task is done, but its piece may not be visible on this machine yet.
                     missing_since = missing_since or time.monotonic()
                     if time.monotonic() - missing_since >= MISSING_S:
                         raise
@@ -365,13 +361,13 @@ class Committer:
         return {"kind": "ray", "rows": self._rows}
 
     def _count_published(self, digests: npt.NDArray[np.uint64]) -> int:
-        """Returns how many of the rows with these digests, the next ones, an earlier write has published."""
+        """Returns how many of the next rows, which have these digests, an earlier write has published."""
         count = max(0, min(len(digests), self._published - self._rows))
         done = 0
         while done < count:
             chunk, at = divmod(self._rows + done, self._writer.samples_per_chunk)
             part = min(count - done, self._writer.samples_per_chunk - at)
-            # One that is retired since is passed over: the writer would have refused the stream otherwise.
+            # A retired chunk is skipped: for any other missing chunk the writer would have refused the stream.
             with contextlib.suppress(FileNotFoundError):
                 expected = read_seal(self._writer.directory, chunk).digests
                 differ = np.flatnonzero(expected[at : at + part] != digests[done : done + part])

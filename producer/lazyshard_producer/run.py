@@ -1,6 +1,6 @@
-"""One run of the command, from the settings to a stream that has ended or can be resumed; and what it would do.
+"""One run of the command, from the settings to a stream that has ended or can be resumed; and the preview of a run.
 
-A stream that has ended is recognised without taking its lock, and not touched unless a crash has left something.
+A stream that has ended is recognised without taking its lock, and is changed only to clean up after a crash.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import GivenUp, Stop
 
-_MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
-PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
-MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
-MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
+_MOST_NAMED: Final = 5  # files that are listed when their rows are missing from a stream that has ended
+PATIENCE_S: Final = 2.0  # total wait for rows of live sources
+MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to recognise it, less than a screen
+MAX_SOURCES_SHOWN: Final = 20  # sources that are listed: a pattern may match thousands of files
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory of a few batches of rows: else a third of the time of a run goes into new pages.
+    """Makes glibc keep the freed memory of a few batches: otherwise a run spends a third of its time on page faults.
 
-    Freeing a block that came from the kernel doubles the limit from which memory is given back: mallopt(3).
+    Freeing a block that was obtained by mmap raises the mmap and trim thresholds: mallopt(3), M_MMAP_THRESHOLD.
     """
     bytes(16 << 20)  # several times what a batch of rows takes while it is read, checked and written
 
 
 def _check_out(out: str) -> None:
-    """Checks that a directory can have this name, or has it."""
+    """Checks that `out` is a directory or can become one."""
     problem = long = ""
     try:
         if not stat.S_ISDIR(os.stat(out).st_mode):
-            problem = "expected a directory (or nothing yet), found a file"
+            problem = "expected a directory or a new name, found a file"
     except FileNotFoundError:
-        problem = "expected a directory, found a link to nothing" if os.path.islink(out) else ""
-        # The filesystem says so only once the directories above it are there, that is after some were made.
+        problem = "expected a directory, found a dangling link" if os.path.islink(out) else ""
+        # The filesystem reports this only once the parent directories exist, that is after some were made.
         long = next((part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES), "")
     except OSError as cause:
         if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
@@ -79,7 +79,7 @@ def _check_out(out: str) -> None:
 
 
 def find_end(out: str, samples_per_chunk: int) -> End | None:
-    """Returns how much an ended stream holds, None where there is no stream or it has not ended."""
+    """Returns the end record of a stream that has ended, None if there is no stream or it has not ended."""
     with contextlib.suppress(FileNotFoundError):
         data = read_file(Path(out, END))
         if read_manifest(Path(out), samples_per_chunk) is not None:
@@ -88,22 +88,22 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
 
 
 def _open(settings: Settings) -> ChunkWriter | End:
-    """Returns the writer, or how much the stream holds where it has ended."""
+    """Returns the writer, or the end record if the stream has ended."""
     size = settings.samples_per_chunk
     if end := find_end(settings.out, size):
         return end
     check_sources(settings)
     form = form_of(settings)
-    # As many as the system allows: sources that are shuffled or mixed are open at a time.
+    # As many open files as the system allows: shuffled or mixed sources are open at the same time.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Where nothing holds it back, the next rows are read while a chunk is published.
+    # If no limit can hold the run back, the next rows are read while a chunk is published.
     free = settings.rate is None and settings.limits == Limits()
     try:
         return ChunkWriter(settings.out, size, overlap=free, arrays=form.arrays, encoding=form.encoding)
     except errors.StreamEnded:
-        # A crash had left only the end to be written, which the writer has done.
+        # After a crash only the end record was missing, and the writer has written it.
         if end := find_end(settings.out, size):
             return end
         raise
@@ -117,26 +117,26 @@ def _publish(loop: RowLoop) -> Outcome:
     except Exception as error:
         fenced = None
         if isinstance(error, OSError | SourceRefused) and not isinstance(error, errors.WriterFailed):
-            # Another producer may have removed a file. Before ours is closed: that lets others in.
+            # Another producer may have removed a file. Check before closing: closing releases the lock.
             try:
                 writer.check_owner()
             except (OSError, errors.ProducerFenced) as other:
                 fenced = other if isinstance(other, errors.ProducerFenced) else None
         writer.close(end=False, state="failed", note=explain(error))
         if isinstance(error, OSError | errors.ProducerFenced) and _is_gone(out):
-            text = "the stream's directory is gone, with what was published in it: it was removed, moved or unmounted"
-            advice = "put it back and run the same command again, which begins anew without it"
+            text = "the stream's directory is gone, with all published chunks: it was removed, moved or unmounted"
+            advice = "restore it and run the same command again; without it, a run starts from the beginning"
             raise errors.StreamMissing(f"{out}: {text}; {advice}", directory=str(out)) from error
         if fenced is not None:
             raise fenced from error
         raise
     finally:
-        # Does nothing if the run has closed it.
+        # No effect if the run has closed it.
         writer.close(end=False, state="failed")
 
 
 def _is_gone(out: Path) -> bool:
-    """Whether the filesystem says that there is no such directory. No answer, or no permission, is none."""
+    """Whether the filesystem reports that there is no such directory. Other errors do not count."""
     try:
         os.stat(out)
     except OSError as cause:
@@ -145,10 +145,9 @@ def _is_gone(out: Path) -> bool:
 
 
 def run(settings: Settings, display: Display, stop: Stop, load: Load | None = None) -> Outcome | End:
-    """Publishes the sources as a stream, from where the last run came to, and ends it.
+    """Publishes the sources as a stream, continuing where the last run stopped, and ends the stream.
 
-    Nothing is made before the sources were found to be readable. Returns the end that was found if the stream had ended
-    before.
+    Creates nothing until all sources have been found readable. Returns the end record if the stream had already ended.
     """
     with _named(settings.out):
         keep_freed_memory()
@@ -167,13 +166,13 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
                 _check_ended(inner, found, display.warn, stop)
                 return found
         except GivenUp:
-            # A signal has come while an object store was being waited for.
+            # A signal arrived while the run waited for an object store.
             return stopped(settings, stop)
 
 
 @contextlib.contextmanager
 def _named(out: str) -> Iterator[None]:
-    """Has errors of the filesystem say which one it is: the stream's, since those of sources are told as such."""
+    """Adds the stream's path to filesystem errors without one; errors of sources have been converted already."""
     try:
         yield
     except OSError as error:
@@ -183,16 +182,16 @@ def _named(out: str) -> Iterator[None]:
 
 
 def complete_end(out: str, end: End) -> None:
-    """Does what may be left behind the end: readers are told of it, `.tmp/`, retired chunks and journals go."""
+    """Finishes the steps that follow the end: announces it in head.json, removes `.tmp/`, retired chunks, journals."""
     stream, told = Path(out), False
     manifest = read_manifest(stream, None)
     assert manifest is not None
     with contextlib.suppress(FileNotFoundError, errors.LazyShardError):
         head = read_record(stream / HEAD, Head.decode)
         told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
-    # Deleting may have failed as the run was ending, which has told of it and continued.
+    # Deletion may have failed while the run was ending; that run has reported it and continued.
     if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
-        # Opening does it. One that holds the lock is at it.
+        # Opening a writer does all of it. If another producer holds the lock, that producer does it.
         with contextlib.suppress(errors.StreamEnded, errors.ProducerFenced):
             ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
     clear_journals(stream)
@@ -203,16 +202,16 @@ _Tell = Callable[[str], None]
 
 
 def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = None) -> None:
-    """Looks whether a stream that has ended is the one asked for: its rows made alike, and all rows of the sources.
+    """Checks that a stream that has ended was made with these settings and contains all rows of the sources.
 
-    Pipes and functions cannot be looked at without taking their rows, nor standard input where no run asks, which has
-    a `stop`: that is told, as are lacking sources, and that only the mix would differ.
+    Pipes and functions cannot be checked without consuming their rows, nor can standard input without `stop`, that is
+    outside of a run. Warns of these, of missing sources, and if only the weights differ.
     """
-    # A source that has gone would tell what rows are.
+    # A source that no longer exists cannot say what its rows are.
     with contextlib.suppress(SourceRefused):
         form = form_of(settings)
         find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
-    earlier = "the stream was ended by an earlier release; rows that were added to its sources since are not noticed"
+    earlier = "the stream was ended by an earlier release; rows added to its sources since then are not detected"
     if (source := end.source) is None:
         try:
             source = read_seal(Path(settings.out), max(0, end.chunks - 1)).source
@@ -221,12 +220,12 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = 
     position, names = decode_position(source, settings.out), source_names(source)
     changed = changes(position.recipe, describe(settings)) if end.chunks else {}
     if changed.keys() - {"weights"}:
-        text = f"the stream has ended, and its rows were made in another way: {', '.join(changed.values())}"
-        advice = "continue with the settings of before, or choose another --out"
+        text = f"the stream has ended, and its rows were made with other settings: {', '.join(changed.values())}"
+        advice = "use the previous settings, or choose another --out"
         raise SettingInvalid(f"{text}; {advice}", option=f"--{next(iter(changed)).replace('_', '-')}")
     if changed:
-        warn(f"the stream was mixed otherwise: {', '.join(changed.values())}")
-    # Behind the last of full chunks there may have been rows that were left out.
+        warn(f"the stream was mixed with other weights: {', '.join(changed.values())}")
+    # If the last chunk is full, rows that were left out may have followed it.
     if end.source is None and not end.samples % settings.samples_per_chunk:
         return warn(earlier)
     entries = dict(zip(names, position.sources, strict=True))
@@ -237,7 +236,7 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = 
     if missing:
         more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
         what = f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
-        what += f"{', '.join(missing[:_MOST_NAMED])}{more}. Publish them as a stream of their own, with another --out"
+        what += f"{', '.join(missing[:_MOST_NAMED])}{more}. Publish them as another stream, with another --out"
         raise errors.StreamEnded(what, samples=end.samples)
     if (difference := compare_sources(names, [one.path for one in settings.sources])) is not None:
         number, expected, actual = difference
@@ -245,7 +244,7 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = 
 
 
 def _not_taken(source: SourceSettings) -> list[str]:
-    """Returns a source of which nothing is in the stream, unless there is nothing in it."""
+    """Returns a source that is not part of the stream, unless the source is empty."""
     path = source.path
     if path == STANDARD_INPUT:
         return ["standard input"]
@@ -257,12 +256,12 @@ def _not_taken(source: SourceSettings) -> list[str]:
 
 
 def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Tell, stop: Stop | None) -> list[str]:
-    """Returns the source, or files of it, if it holds rows behind the place where it ended."""
+    """Returns the source, or files of it, if it has rows after the position at which it ended."""
     path = source.path
     if path == STANDARD_INPUT and stop is not None:
         return ["standard input"] if _has_more(settings, source, entry, stop) else []
     if path.startswith(PYTHON) or entry["kind"] == "stdin":
-        warn(f"{path}: not looked at; nothing can be added to a stream that has ended")
+        warn(f"{path}: not checked for more rows; nothing can be added to a stream that has ended")
         return []
     if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
         return []
@@ -270,7 +269,7 @@ def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Te
         place = Path(settings.out, DIRECTORY)
         return [_grown(*one) for one in list_unread(source, entry, place, settings.max_row_bytes)]
     size, is_file = file_size(path), os.path.isfile(path)
-    # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
+    # The size of a directory means nothing. A compressed file is read from its start only if its size has changed.
     if (is_file and size in (0, entry.get(PACKED_SIZE))) or not _has_more(settings, source, entry, None):
         return []
     read = int(entry.get(PACKED_SIZE) or entry.get("offset") or 0)
@@ -282,10 +281,10 @@ def _grown(path: str, read: int, there: int) -> str:
 
 
 def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stop: Stop | None) -> bool:
-    """Returns whether a source holds a row behind those that were read; standard input is waited for, till then."""
+    """Returns whether a source has a row after those that were read. Waits for standard input until that is known."""
     with contextlib.closing(open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))) as opened:
         if stop is None:
-            # A stream that is still produced is looked at, not waited for.
+            # Do not wait for a stream that is still being produced.
             opened.end()
         while (stop is None or stop.requested is None) and (rows := opened.read()) is not None:
             if rows.lines:
@@ -296,9 +295,10 @@ def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stop: S
 
 
 def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]:
-    """Yields the lines that say what a run would do, with so many rows; raises as the run would, of rows once shown.
+    """Yields lines that describe what a run would do, with its first `rows` rows; raises the errors of a run.
 
-    `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
+    Errors in rows are raised after the rows are shown. The stream's state is read from `directory`, because
+    `settings.out` may be in an object store; see `as_directory`.
     """
     size, there = settings.samples_per_chunk, replace(settings, out=directory, spool=None)
     _check_out(directory)
@@ -315,10 +315,10 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     if end is not None:
         text = f"has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
     elif published is None:
-        text = f"not there yet; {count(size, 'sample')} a chunk"
+        text = f"does not exist yet; {count(size, 'sample')} per chunk"
     else:
         there_is = holding(published.samples, published.chunks)
-        text = f"holds {there_is}; a run would continue after them, {count(size, 'sample')} a chunk"
+        text = f"holds {there_is}; a run would continue after them, {count(size, 'sample')} per chunk"
     yield _field("stream", f"{settings.out}: {text}")
     yield from (_field("", note) for note in notes)
     if end is None:
@@ -326,13 +326,13 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     yield from _sources(settings.sources)
     for table in ("", "rows", "encoding", "limits"):
         told = _told((option for option in OPTIONS if option.table == table), settings)
-        yield _field(table or "run", "; ".join(told) or "as by default")
+        yield _field(table or "run", "; ".join(told) or "defaults")
     if end is None and rows:
         yield from _first_rows(there, published.chunks if published else 0, published.samples if published else 0, rows)
 
 
 def _told(options: Iterable[Option], settings: Settings | SourceSettings) -> list[str]:
-    """Returns the options whose values are not those by default."""
+    """Returns the options whose values differ from the defaults."""
     return [f"{one.name} = {one.show(settings)}" for one in options if one.is_set(settings)]
 
 
@@ -348,9 +348,9 @@ def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
 
 
 def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Iterator[str]:
-    """Yields so many of the rows that a run would publish next, those refused on the way among them. Makes nothing."""
+    """Yields the next `rows` rows that a run would publish, refused rows included. Creates nothing."""
     if any(source_kind(source) == "stdin" for source in settings.sources):
-        yield _field("next", "not looked at: what is read from standard input or a pipe is gone")
+        yield _field("next", "not read: rows read from standard input or a pipe would be lost")
         return
     committed = (read_seal(Path(settings.out), chunks - 1).source or {}) if chunks else None
     found: list[tuple[RowOrigin, bytes, str | None]] = []

@@ -1,10 +1,10 @@
-"""Signals: each sets a mark that is looked at between rows, so a publish that has begun is finished.
+"""Signals. Each handler sets a flag that is checked between rows, so a publish that has begun is finished.
 
-    SIGINT, SIGTERM   stop, to be resumed; a second one of its kind ends the process at once
-    SIGUSR1           end: live sources give what is there by now, then the stream ends
-    SIGHUP            reload the configuration file; stays ignored where it was ignored before, as under nohup
+    SIGINT, SIGTERM   stop; the run can be resumed; a second signal of the same kind ends the process at once
+    SIGUSR1           end: live sources deliver the rows that exist now, then the stream ends
+    SIGHUP            reload the configuration file; stays ignored if it was ignored before, as under nohup
 
-Imports nothing slow: it is in force before the rest.
+This module imports nothing slow, because the handlers are installed before the rest is loaded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 
 class GivenUp(Exception):
-    """What was under way is broken off by whoever wanted it: a signal asks to stop."""
+    """The current operation is abandoned because a signal requested a stop."""
 
 
 class Stop:
-    """A context manager in which signals are noted, for the main thread: the first of SIGINT and SIGTERM; SIGUSR1."""
+    """A context manager that records signals: the first of SIGINT and SIGTERM, SIGUSR1, SIGHUP. Main thread only."""
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
@@ -27,7 +27,7 @@ class Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stop:
-        """Begins to note signals."""
+        """Installs the handlers."""
         self.reload_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number is not signal.SIGHUP or not self.reload_ignored:
@@ -35,7 +35,7 @@ class Stop:
         return self
 
     def release(self, *_: object) -> None:
-        """Puts back what was in force before; for what may be broken off anywhere. May be called twice."""
+        """Restores the previous handlers, for work that may be interrupted anywhere. May be called twice."""
         while self._before:
             number, before = self._before.popitem()
             signal.signal(number, before if before is not None else signal.SIG_DFL)

@@ -27,7 +27,7 @@ from tests.producer.rows.draining import making
 from tests.stream.streams import raised
 
 HERE: Final = "tests.producer.bad_functions"
-MADE: Final = "made what is no row: "
+MADE: Final = "returned an invalid row: "
 JSON: Final = MADE + "cannot be written as JSON: "
 NONSENSE: Final = {
     "breaks_off": "raised ValueError: after the first (bad_functions.py:",
@@ -41,7 +41,7 @@ NONSENSE: Final = {
     "huge_number": JSON,
     "deep": JSON,
     "endless": JSON,
-    "large": "made a row of 2009 bytes, longer than the 1000 bytes",
+    "large": "returned a row of 2009 bytes, longer than the 1000 bytes",
     "recursion": "raised RecursionError: ",
     "raises_digits": "raised KeyError: (not shown: writing it raised ValueError) (bad_functions.py:",
     "raises_a_surrogate": r"raised ValueError: no file \udcff (bad_functions.py:",

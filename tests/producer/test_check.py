@@ -37,13 +37,13 @@ def test_a_run_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.err == ""
     assert captured.out.splitlines() == [
-        "stream    out: not there yet; 10 samples a chunk",
+        "stream    out: does not exist yet; 10 samples per chunk",
         "sources   1 source",
         "       1  a.jsonl, jsonl, 630 bytes",
-        "run       as by default",
-        "rows      as by default",
-        "encoding  as by default",
-        "limits    as by default",
+        "run       defaults",
+        "rows      defaults",
+        "encoding  defaults",
+        "limits    defaults",
         "next      3 rows",
         '  a.jsonl:1  {"id":0,"text":"row 0"}',
         '  a.jsonl:2  {"id":1,"text":"row 1"}',
@@ -91,7 +91,7 @@ def test_nothing_is_taken_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> Non
     os.mkfifo("pipe")
     # Nobody writes to it: whoever opened it would wait for ever.
     assert main(["check", "--source", "pipe", "--out", "out", "--samples-per-chunk", "10"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("next      not looked at: ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next      not read: ")
 
 
 COUNTED = "tests.producer.encoders:counted"

@@ -208,7 +208,7 @@ def test_end_without_a_position_is_one_of_an_earlier_release(rows: Path, capsys:
     capsys.readouterr()
     grow(rows, ROW)
     assert produce(rows) == 0
-    assert "are not noticed" in capsys.readouterr().err
+    assert "are not detected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ended", [False, True])

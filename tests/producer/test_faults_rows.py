@@ -64,7 +64,7 @@ BAD: Final = {
     "a NUL tail": Bad(b'{"id":25}' + b"\0" * 100, 9, "NUL bytes"),
     "a NUL tail after a cut": Bad(b'{"id":2' + b"\0" * 4096, 7, "NUL bytes"),
     "too long": Bad(b'{"id":"' + b"x" * 2_000_000 + b'"}', 0, LONG),
-    "too long, NUL": Bad(b"\0" * 2_000_000, 0, LONG + ", and it holds NUL bytes"),
+    "too long, NUL": Bad(b"\0" * 2_000_000, 0, LONG + ", and it contains NUL bytes"),
 }
 """Mended, each is `rows(25, 26)`."""
 

@@ -89,7 +89,7 @@ def test_the_published_part_of_a_pipe_is_waited_for_and_told(nursery: Commands, 
         run.end(signal.SIGTERM)
     arguments = run_arguments(out, [tmp_path / "pipe"], 3)
     with (tmp_path / "pipe").open("r+b", buffering=0) as pipe, Running(nursery, *arguments) as run:
-        run.wait_until(lambda: "that is published, once more: 0 of " in notes(out))
+        run.wait_until(lambda: "to be read again: 0 of " in notes(out))
         pipe.write(rows(0, 11))
         run.wait_until(lambda: published(out) == 3)
         assert run.end(signal.SIGUSR1)[0] == 0

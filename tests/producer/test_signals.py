@@ -130,7 +130,7 @@ def asks_for_the_end(row: dict[str, Any]) -> dict[str, Any]:
 def test_plain_files_reach_the_end(name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(run_arguments(out, [source], 10, "--transform", f"{__name__}:{name}")) == 0
-    assert capsys.readouterr().err.count('event=note message="SIGHUP has come') == (name == "hangs_up")
+    assert capsys.readouterr().err.count('event=note message="SIGHUP received') == (name == "hangs_up")
     assert ids(out) == list(range(ROWS))
     assert (out / "stream.end").exists()
 

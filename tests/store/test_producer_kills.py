@@ -23,7 +23,7 @@ def test_killed_at_each_change_of_the_store_it_goes_on(run: Run, when: When) -> 
         if moves:
             one.move()
         said = one.finish()
-        assert moves or "is not continued" not in said
+        assert moves or "is discarded" not in said
         check_ended(one.objects(), 7, 3)
     else:
         pytest.fail("the run never ended by itself")
@@ -34,7 +34,7 @@ def test_a_spool_is_known_again_after_a_kill_at_the_taking_over(run: Run, when: 
     assert run.kill_at(7, "before")[0] == -9
     assert run.kill_at(0, when)[0] == -9
     assert run.changes == [("PUT", "stream.owner")]
-    assert "is not continued" not in run.finish()
+    assert "is discarded" not in run.finish()
     assert ("PUT", "chunk_00000.jsonl") not in run.changes
     check_ended(run.objects(), 7, 3)
 

@@ -64,7 +64,7 @@ def test_check_and_quarantine(bucket: UrlPath, source: Path, tmp_path: Path, cap
         told = capfd.readouterr()
         return told.out + told.err
 
-    assert f"{bucket}: not there yet" in said("check", *options, str(bucket), "--rows", "1")
+    assert f"{bucket}: does not exist yet" in said("check", *options, str(bucket), "--rows", "1")
     local = tmp_path / "local"
     said("run", *options, str(local))
     for name in ("stream.end", "head.json", chunk_name(2), seal_name(2)):

@@ -93,7 +93,7 @@ def test_past_its_patience_the_run_fails_with_7_and_keeps_what_is_not_put(run: R
     assert_one_line(said, "--store-patience-seconds", "SlowDown")
     assert ids(run.objects()) == list(range(6))
     assert waiting(run) > 1
-    assert "is not continued" not in run.finish()
+    assert "is discarded" not in run.finish()
     check_ended(run.objects(), 15, 3)
 
 
@@ -145,7 +145,7 @@ def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_c
     store = store_that_fails(monkeypatch, 3, pause)
     assert store.request("", "reading", lambda fs, path: "done") == "done"
     assert store.trouble is None
-    assert said == [f"the store has not answered for {10 * n} s (connection refused)" for n in range(1, 4)]
+    assert said == [f"the store has not responded for {10 * n} s (connection refused)" for n in range(1, 4)]
 
 
 def test_tries_end_with_patience_or_by_being_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_after_a_signal_the_same_command_goes_on(run: Run) -> None:
     found = run.objects()
     assert json.loads(found["head.json"])["state"] == "idle"
     assert set(found) == chunk_names(2) | {"stream.json", "stream.owner", "head.json"}
-    assert "is not continued" not in run.finish()
+    assert "is discarded" not in run.finish()
     check_ended(run.objects(), 7, 3)
 
 

@@ -1,1 +1,1 @@
-"""What a run is to do: from flags and a file to one checked value."""
+"""The settings of a run: from flags and a configuration file to one checked value."""

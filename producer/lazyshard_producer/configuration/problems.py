@@ -1,6 +1,6 @@
-"""Settings that do not go together, and texts that cannot be what they are for; all at once, without a look at files.
+"""Checks for settings that conflict and for invalid texts; reports all problems together and reads no files.
 
-Types and bounds are pydantic's to check. A problem names the option, what was expected and found, and what would do.
+pydantic checks types and bounds. A problem names the option, what was expected and found, and a remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lazyshard_producer.configuration.settings import SourceSettings as Source
 FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """MODULE:FUNCTION."""
 
-MAX_NAME_BYTES: Final = 255  # of a file's name, on Linux: one of a longer name never comes
+MAX_NAME_BYTES: Final = 255  # longest file name on Linux: no file with a longer name can ever appear
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
@@ -29,16 +29,16 @@ _APART: Final = {
     "measure": ("encode", "split", "pad"),
     "split_overlap": ("split_every_bos", "split_every_eos"),
 }
-"""Options with those beside which they mean nothing: one of the two orders the rows, makes them, or tells lengths."""
+"""Options that cannot be combined: each with those that already order the rows, make them, or give their lengths."""
 
 Found: TypeAlias = Iterator[tuple[str, str]]
-"""Names of options, and what is wrong about them."""
+"""Names of options, each with its problem."""
 
 
 def find_problems(settings: Settings, given: Set[str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yields all that does not go together: option, text, and the number of the source that it is about, if it is one.
+    """Yields each problem: option, text, and number of the source that it is about, None for other options.
 
-    `given` names the options that were given.
+    `given` contains the names of the options that were given.
     """
     weighted = any(source.weight is not None for source in settings.sources)
     for number, source in enumerate(settings.sources):
@@ -50,14 +50,14 @@ def find_problems(settings: Settings, given: Set[str]) -> Iterator[tuple[str, st
     for one, others in _APART.items():
         for other in others:
             if BY_NAME[one].is_set(settings) and BY_NAME[other].is_set(settings):
-                yield one, f"it does not go with {BY_NAME[other].flag}; leave out one of the two", None
+                yield one, f"cannot be combined with {BY_NAME[other].flag}; remove one of the two", None
 
 
 def _of_path(option: str, path: str) -> Found:
     if not path:
-        yield option, "a path is needed, got an empty one"
+        yield option, "expected a path, got an empty one"
     elif "\0" in path:
-        yield option, f"a path cannot hold a NUL character, got {path!r}"
+        yield option, f"a path cannot contain a NUL character, got {path!r}"
 
 
 def _of_source(source: Source, weighted: bool, last: bool) -> Found:
@@ -71,31 +71,31 @@ def _of_source(source: Source, weighted: bool, last: bool) -> Found:
     elif python and not FUNCTION.fullmatch(source.path[len(_PYTHON) :]):
         yield path, "a Python source is written python:MODULE:FUNCTION"
     if source.resume != "skip" and (source.follow or python):
-        yield "resume", "it is for standard input and pipes, and this continues where it was; leave it out"
+        yield "resume", "applies to standard input and pipes; this source always continues at its position; remove it"
     if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
-        yield "indexed_rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
+        yield "indexed_rows", f"applies to Megatron's {INDEX_SUFFIX} files, and this is none; remove it"
     changed = [one.name for one in SOURCE_OPTIONS if one.needs and one.is_set(source)]
     if source.follow:
         yield from _of_following(source, changed)
     for option in () if source.follow else changed:
-        yield option, "only followed directories have it; give this one with --follow, or leave it out"
+        yield option, "applies to followed directories; give this source with --follow, or remove the option"
     if weighted and source.weight is None:
-        yield "weight", "has none and others have; give all sources a --weight (mixed), or none (in order)"
+        yield "weight", "missing here but given for others; give all sources a --weight (mixed), or none (in order)"
     elif not weighted and not last and (source.follow or source.path == _STDIN or python):
-        yield path, "may never end, and the next ones would wait for that; put it last, or give all a --weight (mixed)"
+        yield path, "may never end, so the next source might never start; put it last, or give all a --weight (mixed)"
 
 
 def _of_following(source: Source, changed: Sequence[str]) -> Found:
     if not _is_name(source.pattern):
-        yield "pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
+        yield "pattern", f'expected a pattern for file names, such as "*.jsonl", got {source.pattern!r}'
     sound = _is_name(source.marker) and "{name}" in source.marker and source.marker != "{name}"
     if not sound:
-        yield "marker", f'more than {{name}} is needed, such as "{{name}}.done", got {source.marker!r}'
+        yield "marker", f'expected {{name}} and more, such as "{{name}}.done", got {source.marker!r}'
     for option, kind in (("marker", "marker"), ("idle_seconds", "idle")):
         if option in changed and source.finished_by != kind and (sound or kind == "idle"):
-            yield option, f"it needs --finished-by {kind}, got --finished-by {source.finished_by}"
+            yield option, f"requires --finished-by {kind}, got --finished-by {source.finished_by}"
     if not _is_name(source.end_marker):
-        yield "end_marker", f'the name of a file is needed, such as "_END", got {source.end_marker!r}'
+        yield "end_marker", f'expected the name of a file, such as "_END", got {source.end_marker!r}'
 
 
 def _is_name(text: str) -> bool:
@@ -106,19 +106,19 @@ def _is_name(text: str) -> bool:
 def _of_stream(settings: Settings, given: Set[str]) -> Found:
     paths = [source.path for source in settings.sources]
     if not paths:
-        yield "path", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY"
+        yield "path", "expected at least one source, got none; give --source FILE or --follow DIRECTORY"
     if paths.count(_STDIN) > 1:
-        yield "path", "standard input can be read once, got it more often; leave all but one - out"
+        yield "path", "standard input can be read only once, got it more often; remove all but one -"
     yield from _of_place(settings.out, settings)
     for option in OPTIONS:
         needs = [BY_NAME[name] for name in option.needs.split()]
-        # Who gives "none" asks for nothing.
+        # The value "none" turns the option off.
         asked = bool(needs) and option.name in given and option.of(settings) is not None
         if asked and not any(one.of(settings) for one in needs):
-            yield option.name, f"it is for {' or '.join(one.flag for one in needs)}, and there is none; leave it out"
-    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
+            yield option.name, f"requires {' or '.join(one.flag for one in needs)}, which is not given; remove it"
+    # An explicit `retain = all` is allowed: a flag may override the file, or a reload may change it later.
     if settings.limits.retain == "all" and "consumers" in given and "retain" not in given:
-        yield "consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out"
+        yield "consumers", "nothing is deleted without --retain: give --retain consumed, or remove this"
 
 
 def _of_place(out: str, settings: Settings) -> Found:
@@ -127,43 +127,43 @@ def _of_place(out: str, settings: Settings) -> Found:
         if re.match(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]", out, re.IGNORECASE):
             yield "out", f"a URL has two slashes, {out.replace(':/', '://', 1)}; or write ./{out}"
         if settings.spool is not None:
-            yield "spool", f"it is for object stores, and --out is a directory, got {settings.spool!r}"
+            yield "spool", f"applies to object stores, but --out is a directory, got {settings.spool!r}"
         return
     scheme, _, place = out.partition("://")
     if scheme.lower() in ("file", "local"):
-        yield "out", f"a directory is given by its path, without {scheme}://, got {out!r}"
+        yield "out", f"a local directory must be given as a path, without {scheme}://, got {out!r}"
     elif not place.strip("/"):
-        yield "out", f"a place behind {scheme}:// is needed, such as BUCKET/PREFIX, got {out!r}"
+        yield "out", f"expected a place after {scheme}://, such as BUCKET/PREFIX, got {out!r}"
     if settings.spool is not None:
         yield from _of_path("spool", settings.spool)
     if settings.limits.min_free_disk is not None:
-        yield "min_free_disk", "nobody can say what is free in an object store; give --max-disk"
+        yield "min_free_disk", "the free space of an object store is unknown; give --max-disk"
 
 
 def _of_rows(settings: Settings, given: Set[str]) -> Found:
     for option, function in (("transform", settings.transform), ("where", settings.where)):
         if function is not None and not FUNCTION.fullmatch(function):
-            yield option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}"
+            yield option, f"expected MODULE:FUNCTION, such as my_rows:clean, got {function!r}"
     if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
-        yield "workers", "they run --transform, --encode and --measure, and there is none; leave it out"
+        yield "workers", "requires --transform, --encode or --measure, and none is given; remove it"
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
-        yield "max_bad_rows", "the first one ends the run; give --on-bad-row skip or quarantine with it"
+        yield "max_bad_rows", "the first bad row ends the run; give --on-bad-row skip or quarantine with it"
     yield from _of_repeated("columns", settings.columns)
     size, ranks, rows = settings.samples_per_chunk, settings.balance, settings.micro_batch_size
     if ranks is None:
         return
     if ranks > (most := max(1, MAX_SHUFFLE // max(1, size))):
-        yield "balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing"
+        yield "balance", f"expected a number of ranks from 1 to {most}, got {ranks}; none turns balancing off"
     if size % rows:
-        yield "micro_batch_size", f"a divisor of --samples-per-chunk {size} is needed, got {rows}"
+        yield "micro_batch_size", f"expected a divisor of --samples-per-chunk {size}, got {rows}"
     if not settings.cost_per_token and not settings.cost_per_token_squared:
-        yield "cost_per_token", "a number above 0 is needed, or as --cost-per-token-squared; got 0 for both"
+        yield "cost_per_token", "expected a number above 0 for it or for --cost-per-token-squared; got 0 for both"
 
 
 def _of_repeated(option: str, pairs: Sequence[tuple[str, str]]) -> Found:
     for name, times in sorted(Counter(name for name, _ in pairs).items()):
         if times > 1:
-            yield option, f"every name once, got {name!r} {times} times"
+            yield option, f"expected each name once, got {name!r} {times} times"
 
 
 def _of_forms(settings: Settings, given: Set[str]) -> Found:
@@ -171,35 +171,35 @@ def _of_forms(settings: Settings, given: Set[str]) -> Found:
     if form is None:
         return
     if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
-        yield "encode_option", f"samples of mode=rlhf have several sequences; leave it or {form} out"
-    # A transform may add what is needed.
+        yield "encode_option", f"samples of mode=rlhf have several sequences; remove it or {form}"
+    # A transform may add the key.
     made = settings.transform or settings.encode or (settings.measure if settings.pack else None)
     key = settings.length_field if settings.pack else "input_ids"
     if settings.columns and key not in dict(settings.columns) and made is None:
-        yield "columns", f"{form} needs the tokens of a row under {key!r}; take that column in"
+        yield "columns", f"{form} needs the tokens of a row under {key!r}; add that column"
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
     if every and 0 < settings.split <= len(every):
-        yield "split", f"{1 + len(every)} or more is needed with {BY_NAME[every[0]].flag}, got {settings.split}"
+        yield "split", f"expected {1 + len(every)} or more with {BY_NAME[every[0]].flag}, got {settings.split}"
 
 
 def _of_encoding(settings: Settings, given: Set[str]) -> Found:
     encode, measure = settings.encode, settings.measure
     if "length_field" in given and (settings.pack or settings.balance) and (encode or measure):
         teller = "--encode" if encode else "--measure"
-        yield "length_field", f"{teller} tells the tokens of a row; leave out one of the two"
+        yield "length_field", f"{teller} already counts the tokens of a row; remove one of the two"
     if measure is not None and settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
-        yield "measure_field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out"
+        yield "measure_field", f"applies to a tokenizer's directory, but --measure is {measure}; remove it"
     if encode is not None and encode != SWIFT and not FUNCTION.fullmatch(encode):
-        yield "encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {encode!r}"
+        yield "encode", f"expected {SWIFT} or MODULE:FUNCTION, got {encode!r}"
     if SWIFT not in (encode, measure):
         for name in ("model", "template", "max_length", "encode_option"):
             if (value := getattr(settings, name)) not in (None, ()):
-                yield name, f"it is for {SWIFT}, got {value!r}; leave it out, or give --encode {SWIFT}"
+                yield name, f"applies to {SWIFT}, got {value!r}; remove it, or give --encode {SWIFT}"
         return
     if not settings.model:
         option = "--encode" if encode == SWIFT else "--measure"
-        yield "model", f"{option} {SWIFT} needs the model's folder, got none; give --model DIRECTORY"
+        yield "model", f"{option} {SWIFT} requires the model's directory, got none; give --model DIRECTORY"
     for name in ("max_length", "model", "template"):
         if name in dict(settings.encode_option):
-            yield "encode_option", f"{name} has an option of its own; give {BY_NAME[name].flag}"
+            yield "encode_option", f"{name} has a separate option; give {BY_NAME[name].flag}"
     yield from _of_repeated("encode_option", settings.encode_option)

@@ -1,6 +1,6 @@
-"""What a run is to do: one model, of which flags, TOML keys, help, example and checks are made.
+"""The settings of a run: one model, from which flags, TOML keys, help, example and checks are derived.
 
-The docstring of an option is its help: what it does, in a sentence or two, and its default where it has one.
+The docstring of an option is its help: one or two sentences, and its default if it has one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 
 SWIFT: Final = "swift"  # what --encode calls ms-swift
 MAX_AMOUNT: Final = 2**63 - 1
-MAX_SHUFFLE: Final = 10**9  # rows that are held to be put into another order
-MAX_LENGTH: Final = 2**31 - 1  # tokens of a sample that ms-swift can be told
+MAX_SHUFFLE: Final = 10**9  # rows that are held to be reordered
+MAX_LENGTH: Final = 2**31 - 1  # tokens of a sample, the largest value that ms-swift accepts
 PANELS: Final = {
     "source": "Sources",
     "": "Stream",
     "rows": "Rows",
-    "encoding": "Encoding: rows hold what the trainer needs",
-    "limits": "Limits: how far ahead of training, and what is deleted",
+    "encoding": "Encoding: publish rows as the trainer needs them",
+    "limits": "Limits: how far to run ahead of training, and what to delete",
 }
-"""Headings of the help, by TOML table: "" for the top of the file, "source" for each ``[[source]]``."""
+"""Headings of the help by TOML table: "" for the top of the file, "source" for each ``[[source]]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Amount:
 
 
 def parse_bytes(text: str) -> int:
-    """Returns a number of bytes, rounded down; raises ValueError if it is none."""
+    """Returns a number of bytes, rounded down. Raises ValueError."""
     try:
         return parse_size(text, 0)
     except ValueError:
@@ -61,7 +61,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_amount(text: str) -> Amount:
-    """Returns an amount of chunks (where no unit is given), samples or bytes; raises ValueError if it is none."""
+    """Returns an amount of chunks (the default unit), samples or bytes. Raises ValueError."""
     found = re.fullmatch(r"([0-9.]{1,19}) *(|chunks?|samples?)", text.strip().lower())
     try:
         number = int(found[1]) if found else parse_bytes(text)
@@ -73,7 +73,7 @@ def parse_amount(text: str) -> Amount:
 
 
 def parse_retain(text: str) -> str | int:
-    """Returns what a stream keeps: "all", "consumed", or the number of ``last N`` or ``N``; else raises ValueError."""
+    """Returns "all", "consumed", or the number of ``last N`` or ``N``. Raises ValueError."""
     if text in ("all", "consumed"):
         return text
     number = re.fullmatch(r"(?:last[ :]*)?([0-9]{1,19})", text.strip())
@@ -84,12 +84,12 @@ def parse_retain(text: str) -> str | int:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str) and "." in value:
-        # 5.0 behind a flag is a whole number to pydantic.
+        # pydantic would accept 5.0 from a flag.
         raise ValueError("a whole number")
     return value
 
 
-# Of flags that may be repeated all texts come as a tuple, from TOML a list or a table.
+# Repeatable flags arrive as a tuple of all texts, TOML values as a list or a table.
 
 
 def _names(value: Any) -> tuple[Any, ...]:
@@ -116,12 +116,12 @@ def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _written(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Reads a value that is written as text, as a flag or in TOML, or as a whole number there."""
+    """Reads a value that is a text, as a flag or in TOML, or a whole number in TOML."""
     return BeforeValidator(lambda value: parse(str(value) if type(value) in (str, int) else ""))
 
 
 OR_NONE: Final = BeforeValidator(lambda value: None if value == "none" else value)
-"""Of a value that may be "none": no limit, also where a configuration file sets one."""
+"""For a value that may be "none": no limit, even if a configuration file sets one."""
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 FromZero = Annotated[Whole, Interval(ge=0, le=MAX_AMOUNT)]
@@ -144,7 +144,7 @@ Token = Annotated[Whole, Interval(ge=0, le=2**31 - 1)]
 
 
 def _stream(default: Any, metavar: str, example: str = "", **more: Any) -> Any:
-    """Returns the field of an option, see `Option`; one with the default ... has to be given."""
+    """Returns the field of an option, see `Option`; the default ... makes the option required."""
     shown = f'"{default}"' if isinstance(default, str) else f"{default:g}" if isinstance(default, float) else default
     about = {"metavar": metavar, "example": example or str(shown), **more}
     return field(default=MISSING if default is ... else default, metadata=about)
@@ -158,186 +158,182 @@ _limit = partial(_stream, table="limits", reload=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """Where rows come from: `path` is as the user gave it, `follow` a directory that other programs write into."""
+    """A source of rows: `path` is as the user gave it. If `follow`, it is a directory that other programs write to."""
 
     path: str = _source(..., "FILE...", '"data.jsonl"')
-    """Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, a
-    stream (a directory with stream.json, or with chunk files and their .completed markers; a URL), - for standard
-    input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), PREFIX.idx or
-    megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. Repeat it, or give
-    several files after it, or a quoted pattern; they are read in this order."""
+    """Read rows from JSON lines (also .gz and .zst), Parquet, Arrow, the directory of a Hugging Face data set, a stream
+    (a directory with stream.json, or with chunk files and their .completed markers; a URL), standard input (-), a named
+    pipe, python:MODULE:FUNCTION (runs this code with all permissions of this command), Megatron's IndexedDataset
+    (PREFIX.idx or megatron:PREFIX), or a file of such prefixes (megatron-blend:FILE). Repeat the option, or give
+    several files or a quoted pattern after it; sources are read in this order."""
     follow: bool = _source(False, "DIRECTORY", '"incoming"')
-    """A directory into which other programs write files: takes them as they are completed."""
+    """Read files that other programs write to this directory, each as soon as it is complete."""
     weight: Positive | None = _source(None, "NUMBER", "0.7", repeat=True)
-    """Mix the sources by these shares, not one after another. Belongs to the --source or --follow before it: all have
-    one, or none. Several files of one --source divide theirs evenly."""
+    """Mix the sources by weight instead of reading one after another. Belongs to the preceding --source or --follow;
+    give it for all or for none. Several files of one --source share its weight evenly."""
     pattern: str = _source("*.jsonl", "GLOB", needs="follow")
-    """Names of the files in a followed directory; with .gz or .zst behind too. Default: *.jsonl."""
+    """Names of the files in a followed directory, also with .gz or .zst appended. Default: *.jsonl."""
     finished_by: Literal["rename", "marker", "idle"] = _source("rename", "rename|marker|idle", needs="follow")
-    """When a file in a followed directory is complete: as it appears under its name, when its marker is there, or when
+    """When a file in a followed directory is complete: when it appears under its name, when its marker exists, or when
     it has not grown for --idle-seconds. Default: rename."""
     marker: str = _source("{name}.done", "NAME", needs="follow")
-    """Name of a file's marker, with {name} for the file's own. Default: {name}.done."""
+    """Name of a file's marker; {name} is the name of the file. Default: {name}.done."""
     idle_s: Positive = _source(60.0, "SECONDS", needs="follow", name="idle_seconds")
-    """How long a file must not have grown to be complete. Default: 60."""
+    """Time without growth after which a file is complete. Default: 60."""
     end_marker: str = _source("_END", "NAME", needs="follow")
-    """A file of this name in a followed directory says that no other comes. Default: _END."""
+    """No more files follow once a file of this name exists in a followed directory. Default: _END."""
     resume: Literal["skip", "append"] = _source("skip", "skip|append")
-    """What a second start does with standard input or a pipe: skip as many rows as are published, or take all as new
-    ones. Default: skip."""
+    """How a restart reads standard input or a pipe: skip as many rows as are published, or append all rows as new.
+    Default: skip."""
     indexed_rows: Literal["document", "sequence"] = _source("document", "document|sequence")
-    """What of Megatron's .idx files makes a row: a document with all its sequences, or each sequence. Default:
+    """What becomes a row of Megatron's .idx files: a document with all its sequences, or each sequence. Default:
     document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far ahead of its readers a run may get, and what it may delete."""
+    """How far a run may be ahead of its readers, and what it may delete."""
 
     max_ahead: Annotated[Ahead | None, OR_NONE] = _limit(None, "AMOUNT|none", '"64chunks"')
-    """Wait where so much is published beyond the slowest reader: 64chunks, 1000000samples, 20GB. Default: none, no
+    """Wait while this much is published ahead of the slowest reader: 64chunks, 1000000samples, 20GB. Default: none, no
     limit."""
     max_disk: Annotated[Bytes | None, OR_NONE] = _limit(None, "SIZE|none", '"500GB"')
-    """Wait where the stream takes so much: 500GB, 2TiB. Default: none, no limit."""
+    """Wait before the stream takes more than this: 500GB, 2TiB. Default: none, no limit."""
     min_free_disk: Annotated[BytesFromZero | None, OR_NONE] = _limit(None, "SIZE|none", '"50GB"')
-    """Wait where less than this is free on the stream's filesystem. Default: none, no limit."""
+    """Wait before less than this is free on the stream's filesystem. Default: none, no limit."""
     retain: Retain = _limit("all", "all|consumed|N", '"consumed"')
-    """Which chunks stay: all, those that some consumer still needs, or besides those the last N. Default: all."""
+    """Which chunks to keep: all, those that a consumer still needs, or these and the last N. Default: all."""
     consumers: Names = _limit((), "NAME,...", '["train"]', repeat=True)
-    """With --retain: nothing is deleted before these consumers have registered."""
+    """With --retain: delete nothing before these consumers have registered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run is to do; `assembly.assemble` makes and checks it. Positions name sources by their order."""
+    """The settings of a run, made and checked by `given.assemble`. Positions refer to sources by their order."""
 
     sources: tuple[SourceSettings, ...]
     limits: Limits = Limits()
     out: str = _stream(..., "STREAM", '"/shared/stream"')
-    """The stream's directory, made if it is not there; or its place in an object store: s3://BUCKET/PREFIX, any URL of
-    fsspec."""
+    """The stream's directory, created if it does not exist; or its URL in an object store: s3://BUCKET/PREFIX, or any
+    other fsspec URL."""
     samples_per_chunk: Annotated[Whole, Interval(ge=1, le=MAX_SAMPLES_PER_CHUNK)] = _stream(..., "N", "1000")
-    """Rows in a chunk. Never changes for a stream."""
+    """Rows per chunk. Cannot change for a stream."""
     rate: Annotated[Positive | None, OR_NONE] = _stream(None, "SAMPLES_PER_SECOND|none", "500", reload=True)
-    """Publish no faster than this. Default: none, no limit."""
+    """Publish at most this many samples per second. Default: none, no limit."""
     metrics_port: Annotated[Port | None, OR_NONE] = _stream(None, "PORT|none", "9464")
-    """Serve metrics for Prometheus on this TCP port; 0 takes a free one and says which. Default: none are served."""
+    """Serve Prometheus metrics on this TCP port; 0 chooses a free port and reports it. Default: none."""
     metrics_host: Text = _stream("127.0.0.1", "ADDRESS")
-    """Address of that port. Whoever reaches it can read the metrics. Default: 127.0.0.1."""
+    """Address to serve metrics on. Anyone who can connect can read them. Default: 127.0.0.1."""
     log_every_s: Positive = _stream(60.0, "SECONDS", name="log_every_seconds", reload=True)
-    """Time between two lines of the log, where there is no terminal. Default: 60."""
+    """Interval between progress lines in the log, without a terminal. Default: 60."""
     spool: str | None = _stream(None, "DIRECTORY", '"/var/lib/lazyshard"')
-    """Where chunks lie that are on their way to an object store. A disk of this machine that outlives the process.
-    Default: lazyshard in the user's folder for state, ~/.local/state."""
+    """Directory for chunks that are not yet uploaded to an object store, on a disk of this machine that outlives the
+    process. Default: lazyshard in the user's state directory, ~/.local/state."""
     max_spool: Bytes = _stream(4 << 30, "SIZE", '"4GiB"')
-    """Wait where chunks of this size are on their way to an object store; one may always be. Default: 4GiB."""
+    """Wait before more than this is pending upload to an object store; one chunk is always allowed. Default: 4GiB."""
     store_patience_s: NotNegative = _stream(600.0, "SECONDS", name="store_patience_seconds")
-    """How long an object store may be away before the run fails. Default: 600."""
+    """How long an object store may be unavailable before the run fails. Default: 600."""
     transform: str | None = _row(None, "MODULE:FUNCTION", '"my_rows:clean"')
-    """A function that gets (row), a dict, or (row, index) and returns a row, None for none, or a list of rows. This
-    runs code: MODULE is imported and the function called, with all rights of this command."""
+    """Apply this function to each row, a dict. It gets (row) or (row, index) and returns a row, None to drop the row,
+    or a list of rows. Runs code: MODULE is imported and the function called, with all permissions of this command."""
     where: str | None = _row(None, "MODULE:FUNCTION", '"my_rows:is_wanted"')
-    """A function that gets (row) or (row, index) and says whether the row is taken. Runs code, as transform does."""
+    """Keep only rows for which this function returns true. It gets (row) or (row, index). Runs code, as transform."""
     columns: Columns = _row((), "NEW=OLD,...", '{ prompt = "question", response = "answer" }', repeat=True)
-    """Rows hold just these columns, under new names; NAME alone keeps its name."""
+    """Keep only these columns, renamed from OLD to NEW; a NAME alone is kept as it is."""
     shuffle: Annotated[Whole, Interval(ge=0, le=MAX_SHUFFLE)] = _row(0, "N", "10000")
-    """Shuffle, N rows at a time. Default: 0, the order in which they come."""
+    """Shuffle the rows in blocks of N. Default: 0, keep their order."""
     seed: FromZero = _row(0, "N")
     """Seed of --shuffle and --balance. Default: 0."""
     balance: Annotated[FromOne | None, OR_NONE] = _row(None, "RANKS|none", "64")
-    """Deal rows, or packs, by cost, a chunk for each of so many data-parallel ranks at a time, so that those that meet
-    in a step cost the same. Holds all rows of these chunks in memory. Default: none, as they come."""
+    """Balance rows, or packs, by cost among this many data-parallel ranks, one chunk for each rank at a time, so that
+    the ranks have equal cost in each step. Holds all rows of these chunks in memory. Default: none, keep the order."""
     micro_batch_size: FromOne = _row(1, "N", "4", needs="balance")
-    """Rows of one rank in a micro batch, for --balance. Default: 1."""
+    """With --balance: rows per micro batch of a rank. Default: 1."""
     cost_per_token: NotNegative = _row(PER_TOKEN, "NUMBER", needs="balance")
-    """What a token costs by itself, for --balance; only its ratio to --cost-per-token-squared counts. Default: 1."""
+    """With --balance: linear cost of a token; only its ratio to --cost-per-token-squared matters. Default: 1."""
     cost_per_token_squared: NotNegative = _row(PER_TOKEN_SQUARED, "NUMBER", needs="balance")
-    """What a row costs for the square of its tokens, for --balance: about 1 / (6 * hidden size) of what a token costs.
-    Default: 4e-05."""
+    """With --balance: cost per square of a row's tokens, about --cost-per-token / (6 * hidden size). Default: 4e-05."""
     pack: Annotated[Whole, Interval(ge=0, le=2**32 - 1)] = _row(0, "TOKENS", "8192")
-    """Publish packs: whole rows put together, at most so many tokens in a pack. --samples-per-chunk and --rate then
-    count packs. Default: 0, rows as they are."""
+    """Publish packs of whole rows with at most this many tokens. --samples-per-chunk and --rate then count packs.
+    Default: 0, no packing."""
     length_field: Annotated[str, MinLen(1)] = _row("length", "NAME", needs="pack balance")
-    """Where --pack and --balance find the tokens of a row: a whole number under this key. With --encode or --measure
-    these tell them. Default: length."""
+    """With --pack or --balance: key of a row's number of tokens. Not needed with --encode or --measure, which count the
+    tokens. Default: length."""
     measure: Annotated[str, MinLen(1)] | None = _row(None, "DIRECTORY|swift|MODULE:FUNCTION", '"/models/Qwen3-8B"')
-    """Seal how many tokens each row has, and publish it as it is: by the tokenizer in this folder; swift, as ms-swift
-    trains the row, with --model; or by a function of yours that gets a row and returns a number. Runs code, as
-    transform does. Default: lengths come from --encode, or with the rows of a stream."""
+    """Store each row's number of tokens in the seal and publish the row unchanged. Counted by the tokenizer in this
+    directory; by swift, as ms-swift trains the row, with --model; or by your function, which gets a row and returns a
+    number. Runs code, as transform. Default: lengths come from --encode, or with the rows of a stream."""
     measure_field: str | None = _row(None, "NAME", '"text"', needs="measure")
-    """With --measure DIRECTORY: the key of the text to measure. Default: messages by the chat template, or else
+    """With --measure DIRECTORY: the key of the text to measure. Default: messages with the chat template, or else
     text."""
     pack_buffer: Annotated[Whole, Interval(ge=1, le=MAX_SHUFFLE)] = _row(10_000, "N", needs="pack")
-    """Rows among which --pack looks for those that fit together. Default: 10000."""
+    """With --pack: number of rows to choose from. Default: 10000."""
     pack_buffer_bytes: Bytes = _row(1 << 30, "SIZE", '"1GiB"', needs="pack")
-    """Bytes of these rows, as they are published, with which they are packed though they are fewer; bounds the memory.
-    Default: 1GiB."""
+    """With --pack: pack fewer rows if they have this many bytes as published; bounds the memory. Default: 1GiB."""
     split: Sequence = _row(0, "TOKENS", "4096")
-    """Publish sequences of exactly so many tokens: the input_ids of all rows, one row behind the other, cut wherever
-    that falls, as for pre-training. Each token comes once; only the last sequence may be shorter. Default: 0, rows as
-    they are."""
+    """Publish sequences of exactly this many tokens, as for pre-training: the input_ids of all rows are concatenated
+    and cut. Each token appears once; only the last sequence may be shorter. Default: 0, no splitting."""
     split_bos: Annotated[Token | None, OR_NONE] = _row(None, "TOKEN|none", "1", needs="split")
-    """With --split: this token goes in front of each row. Default: none."""
+    """With --split: add this token before each row. Default: none."""
     split_eos: Annotated[Token | None, OR_NONE] = _row(None, "TOKEN|none", "2", needs="split")
-    """With --split: this token goes behind each row, or between rows, as a separator does. Default: none."""
+    """With --split: add this token after each row, or as a separator between rows. Default: none."""
     split_every_bos: Annotated[Token | None, OR_NONE] = _row(None, "TOKEN|none", "1", needs="split")
-    """With --split: this token goes in front of each sequence that does not begin with a row's BOS. Default: none."""
+    """With --split: add this token before each sequence that does not begin with a row's BOS. Default: none."""
     split_every_eos: Annotated[Token | None, OR_NONE] = _row(None, "TOKEN|none", "2", needs="split")
-    """With --split: this token goes behind each sequence that does not end in a row's EOS. Default: none."""
+    """With --split: add this token after each sequence that does not end with a row's EOS. Default: none."""
     split_overlap: Annotated[Whole, Interval(ge=0, le=1)] = _row(0, "0|1", "1", needs="split")
-    """With --split: 1 for sequences of one token more, with which the next one begins, as Megatron's GPTDataset has
-    them. Default: 0."""
+    """With --split: 1 makes each sequence one token longer and starts the next sequence with that token, as Megatron's
+    GPTDataset does. Default: 0."""
     pad: Sequence = _row(0, "TOKENS", "4096")
-    """Publish each row with exactly so many input_ids: padded, with an attention_mask. A longer row is a bad row.
-    Default: 0, rows as they are."""
+    """Pad the input_ids of each row to exactly this many, and add an attention_mask. A longer row is a bad row.
+    Default: 0, no padding."""
     pad_token: Token = _row(0, "TOKEN", needs="pad")
-    """With which token --pad pads. Default: 0."""
+    """With --pad: the padding token. Default: 0."""
     workers: Annotated[Whole, Interval(ge=0, le=1024)] = _row(0, "N", "4")
-    """Processes that run a slow --transform, --encode or --measure; the order is kept. Default: 0, this process."""
+    """Number of processes for a slow --transform, --encode or --measure; the order is kept. Default: 0, this process
+    only."""
     on_bad_row: Literal["fail", "skip", "quarantine"] = _row("fail", "fail|skip|quarantine", '"quarantine"')
-    """What becomes of a row that is no JSON object, is too long, or at which the transform or the encoder raised: the
-    run ends there, it is left out, or it goes to STREAM/quarantine.jsonl. Default: fail."""
+    """What to do with a row that is not a JSON object, is too long, or for which the transform or the encoder raises:
+    end the run, skip the row, or write it to STREAM/quarantine.jsonl. Default: fail."""
     max_bad_rows: Annotated[FromZero | None, OR_NONE] = _row(None, "N|none", "1000", reload=True)
-    """So many rows may be left out or quarantined; one more ends the run. Default: 1000; none means no limit."""
+    """Number of rows that may be skipped or quarantined; one more ends the run. Default: 1000; none means no limit."""
     max_row_bytes: Annotated[Bytes, Le(1 << 40)] = _row(64 << 20, "SIZE", '"64MiB"')
-    """Longest row that is accepted; bounds the memory. Default: 64MiB."""
+    """Size of the longest accepted row; bounds the memory. Default: 64MiB."""
     encode: str | None = _encoding(None, "swift|MODULE:FUNCTION", '"swift"')
-    """Encode each row, after the options above: swift, with ms-swift's template as training would; or a function of
-    yours that gets a row and returns a dict, which may hold numpy arrays. Runs code, as transform does. Never changes
-    for a stream."""
+    """Encode each row, after the options above: swift, with ms-swift's template as in training; or your function, which
+    gets a row and returns a dict that may contain numpy arrays. Runs code, as transform. Cannot change for a stream."""
     model: str | None = _encoding(None, "DIRECTORY", '"/models/Qwen3-8B"')
-    """With --encode or --measure swift: the model's folder, or its name where ms-swift finds it. Its weights are not
-    loaded."""
+    """With --encode or --measure swift: the model's directory, or a name known to ms-swift. Weights are not loaded."""
     template: str | None = _encoding(None, "NAME", '"qwen3"')
     """With --encode or --measure swift: the template, as --template in training. Default: the model's."""
     max_length: Annotated[Whole, Interval(ge=1, le=MAX_LENGTH)] | None = _encoding(None, "N", "8192")
-    """With --encode or --measure swift: tokens of a sample, as --max_length in training; a longer row is a bad row,
-    unless truncation_strategy says otherwise. Default: what the model takes; any with --split."""
+    """With --encode or --measure swift: maximum tokens of a sample, as --max_length in training; a longer row is a bad
+    row, unless truncation_strategy truncates it. Default: the model's maximum; no maximum with --split."""
     encode_option: Pairs = _encoding((), "NAME=VALUE", '{ truncation_strategy = "left" }', repeat=True)
-    """With --encode or --measure swift: any other option of ms-swift by which it encodes, under the name that it has
-    there: truncation_strategy=left, loss_scale=last_round. Repeat it for several."""
+    """With --encode or --measure swift: any other ms-swift option that affects encoding, by its ms-swift name:
+    truncation_strategy=left, loss_scale=last_round. Repeatable."""
 
     @property
     def form(self) -> Literal["split", "pad"] | None:
-        """Whether rows are cut or padded: then they are no longer what an encoder has made."""
+        """Whether rows are split or padded, so that they differ from the encoder's output."""
         return "split" if self.split else "pad" if self.pad else None
 
     @property
     def swift(self) -> dict[str, Any]:
-        """By what ms-swift encodes."""
-        # Rows that are cut may be longer than what the model takes.
+        """The settings with which ms-swift encodes."""
+        # Rows that are split may be longer than the model's maximum.
         longest = MAX_LENGTH if self.max_length is None and self.split else self.max_length
         return {"model": self.model, "template": self.template, "max_length": longest, "options": self.encode_option}
 
     @property
     def splitting(self) -> Split | None:
-        """How rows are cut into sequences; None where they are not."""
+        """How rows are split into sequences; None without --split."""
         more = {name: getattr(self, f"split_{name}") for name in ("bos", "eos", "every_bos", "every_eos", "overlap")}
         return Split(self.split, **more) if self.split else None
 
     @property
     def padding(self) -> Pad | None:
-        """How rows are padded; None where they are not."""
+        """How rows are padded; None without --pad."""
         return Pad(self.pad, self.pad_token) if self.pad else None
 
 
@@ -347,30 +343,30 @@ class Option(NamedTuple):
     field: str  # its name in `owner`, the class of settings that it belongs to
     owner: type
     help: str  # its docstring, on one line
-    metavar: str  # what stands for the value in the help
+    metavar: str
     example: str
-    default: Any  # MISSING where it has to be given
+    default: Any  # MISSING if the option is required
     name: str  # its TOML key
     table: str = ""
-    needs: str = ""  # the fields without all of which it means nothing
+    needs: str = ""  # fields of which at least one must be set for the option to have an effect
     repeat: bool = False  # whether its flag may be given several times
-    reload: bool = False  # whether it may change while it runs
+    reload: bool = False  # whether it may change during a run
 
     @property
     def flag(self) -> str:
-        """What it is called on the command line."""
+        """The name of the option on the command line."""
         return flag(self.name)
 
     def of(self, settings: Settings | SourceSettings) -> Any:
-        """Returns its value."""
+        """Returns the option's value."""
         return getattr(settings.limits if self.owner is Limits else settings, self.field)  # type: ignore[union-attr]
 
     def is_set(self, settings: Settings | SourceSettings) -> bool:
-        """Whether it can be left out, and has another value than by default."""
+        """Whether the option is not required and its value differs from the default."""
         return self.default is not MISSING and self.of(settings) != self.default
 
     def show(self, settings: Settings | SourceSettings) -> str:
-        """Returns its value for people."""
+        """Returns the option's value as text for users."""
         value = self.of(settings)
         if isinstance(value, tuple):
             return ", ".join(one if isinstance(one, str) else "=".join(one) for one in value) or "none"
@@ -380,13 +376,13 @@ class Option(NamedTuple):
 
 
 def flag(name: str) -> str:
-    """Returns the flag of an option."""
+    """Returns the flag of the option with this TOML key."""
     return "--source" if name == "path" else "--" + name.replace("_", "-")
 
 
 def _options(owner: type) -> Iterator[Option]:
     help: dict[str, str] = {}
-    # The text behind each field, which Python drops; none where the source is not installed.
+    # The docstring after each field, which Python does not keep; there is none if the source is not installed.
     with contextlib.suppress(OSError, TypeError):
         made: Any = ast.parse(inspect.getsource(owner)).body[0]
         for before, after in itertools.pairwise(made.body):
@@ -399,9 +395,9 @@ def _options(owner: type) -> Iterator[Option]:
 
 
 PATH, FOLLOW, *SOURCE_OPTIONS = _options(SourceSettings)
-"""Those of a source. On the command line all but the weight hold for every source that they can be about."""
+"""The options of a source. On the command line all except the weight apply to every source of a suitable kind."""
 
 OPTIONS: Final = sorted((*_options(Settings), *_options(Limits)), key=lambda one: list(PANELS).index(one.table))
-"""Those of a run, in the order of the help."""
+"""The options of a run, in the order of the help."""
 
 BY_NAME: Final = {one.name: one for one in (PATH, FOLLOW, *SOURCE_OPTIONS, *OPTIONS)}

@@ -1,1 +1,1 @@
-"""A directory into which other programs write, as a source of rows that may never end: `directory`."""
+"""Followed directories, into which other programs write, as sources of rows that may never end: see `directory`."""

@@ -1,11 +1,11 @@
-"""JSON lines in the files of a directory that other programs write into, now and later, as a source.
+"""Source of JSON lines from the files of a directory into which other programs write.
 
-A name is taken once: what was read of a file must stay until it was read to its end; then it may be deleted, and a new
-file of the same name is not read. In which order rows of several files came is kept in a journal.
+Each file name is read once. The part of a file that was read must stay until the file is read to its end; then the file
+may be deleted, and a new file of the same name is not read. A journal records the order of rows of several files.
 
-Complete files are read one after another as they were found, those found together by name. Files that grow take turns,
-of 1 MiB at the most. A file is complete, by `finished_by`, when it has its name, its marker, or has not grown for
-`idle_s` seconds. Until then whole lines of plain files are taken; compressed files are left alone.
+Complete files are read one after another in the order of their discovery, those found together by name. Growing files
+take turns of at most 1 MiB. By `finished_by`, a file is complete when it has its name, when it has its marker, or when
+it has not grown for `idle_s` seconds. Until then only whole lines of plain files are read, and no compressed files.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lazyshard_producer.position import FilePosition, plain_name, refuse_positio
 from lazyshard_producer.sources.lines import LineSplitter
 from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source, open_regular, refuse_source
 
-# So many unfinished files, whose size a network share may know late, and finished ones are looked at each time
+# Unfinished files, whose size a network share may report late, and finished files that are checked in each look
 _LOOKS: Final = 100
 
 _log = logging.getLogger("lazyshard")
 
 
 class FollowedDirectory(Source):
-    """A directory as a source of rows. Memory: some MiB, 64 bytes a finished file, 1 KiB an unfinished one."""
+    """A directory as a source of rows. Memory: some MiB, 64 bytes per finished file, 1 KiB per unfinished file."""
 
     live = True
 
@@ -51,12 +51,12 @@ class FollowedDirectory(Source):
         self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
         self._listing = DirectoryListing(settings.path, self._rules, known.finished.copy())
         self._watch = DirectoryWatch(settings.path, clock)
-        self._files: dict[str, PlainFile | PackedFile] = {}  # that are not read to their end
-        self._turns: OrderedDict[str, None] = OrderedDict()  # names of those that may have something to read
+        self._files: dict[str, PlainFile | PackedFile] = {}  # not read to their end
+        self._turns: OrderedDict[str, None] = OrderedDict()  # names of files that may have something to read
         self._backlog: deque[str] = deque()  # names of complete files that are not begun
         self._current: str | None = None  # the complete file that is being read
         self._ending: Completion | None = None
-        self._next = 0  # of the files that are read without regard to their size
+        self._next = 0  # index of the next file to be read regardless of its size
         self._asked = self._marker_seen = self._last = False
         self._reach()
         for name, state in known.files.items():
@@ -69,8 +69,8 @@ class FollowedDirectory(Source):
         self._begin()
 
     def read(self) -> Rows | None:
-        """Returns the next rows, none where there are none now; None where the directory has ended."""
-        # Signals are looked at in between.
+        """Returns the next rows, empty if there are none now, None if the directory has ended."""
+        # Bounded, so that the caller can check signals.
         for _ in range(64):
             if self._plan:
                 found = self._replay()
@@ -88,25 +88,25 @@ class FollowedDirectory(Source):
         return Rows()
 
     def wait(self, seconds: float) -> None:
-        """Returns when something has happened in the directory, when it is time to look, or after so many seconds."""
+        """Waits until something happens in the directory or the next look is due, at most `seconds`."""
         if not (self._plan or self._turns or self._backlog or self._last):
             self._watch.wait(seconds)
 
     def waits_for(self) -> str:
-        """Returns in words what it waits for."""
+        """Returns in words what the source waits for."""
         unfinished = count(len(self._files) + len(self._backlog), "file")
-        return f"new lines in {self.name} ({unfinished} unfinished), or {self._settings.end_marker} there"
+        return f"new lines in {self.name} ({unfinished} unfinished), or its {self._settings.end_marker}"
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
         """Returns the entry of a position; see `Ledger.entry`."""
         return self._ledger.entry(position)
 
     def end(self) -> None:
-        """Asks it to finish: what is there by now is given; of files that are not complete the complete lines."""
+        """Requests the end: the existing files are still read; of incomplete files only the complete lines."""
         self._asked = True
 
     def close(self) -> None:
-        """Lets go of what is open. May be called twice."""
+        """Closes all files and the watch. May be called twice."""
         self._watch.close()
         for file in self._files.values():
             file.close()
@@ -120,12 +120,12 @@ class FollowedDirectory(Source):
         return os.path.join(self._settings.path, name)
 
     def _begin(self) -> None:
-        """Gives all files a turn that are begun, once all is read again that an earlier run read."""
+        """Gives each begun file a turn, once the rows that an earlier run read are read again."""
         for name in () if self._plan else self._files:
             self._take_turn(name)
 
     def _replay(self) -> Rows | None:
-        """Returns what an earlier run read next."""
+        """Returns the rows that an earlier run read next."""
         try:
             name, until, size = decode_line(self._plan[0])
         except ValueError as cause:
@@ -139,20 +139,20 @@ class FollowedDirectory(Source):
             except SourceRefused as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
-                expected = f"the file of which {until.offset} bytes were read, and not all is published"
-                hint = "; put it back, or choose another --out"
+                expected = f"the file of which {until.offset} bytes were read and not all rows are published"
+                hint = "; restore it, or choose another --out"
                 raise refuse_source(self._path(name), expected, "none", hint) from error
         if size is None and file.diverged:
-            # Somebody has fixed a line, say. Nothing behind these rows is published, so any order will do.
+            # For example, a user has fixed a line. No rows after these are published, so any order is right.
             path = plain_name(self._path(name))
-            _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
+            _log.warning("%s was changed after its published part; its present contents are used", path)
             self._plan.clear()
         elif rows is None:
             self._plan.popleft()
         return rows
 
     def _step(self) -> Rows | None:
-        """Returns the next rows of the file whose turn it is; None if it has no lines now."""
+        """Returns the next rows of the file whose turn it is, None if it has no lines now."""
         if self._current is None and self._backlog:
             name = self._current = self._backlog.popleft()
             self._open(name, FilePosition(), complete=True)
@@ -175,13 +175,13 @@ class FollowedDirectory(Source):
         return rows
 
     def _rows(self, name: str, file: PlainFile | PackedFile, until: FilePosition | None = None) -> Rows | None:
-        """Returns the next rows of a file, put down in the ledger; None where there are no more lines."""
+        """Returns the next rows of a file and records them in the ledger; None if there are no more lines."""
         piece = file.read(until)
         return None if piece is None or piece.end == piece.begin else self._ledger.add_piece(name, piece)
 
     def _look(self) -> None:
-        """Looks at the directory if it is time, and finds out whether all is there that will come."""
-        # What was there before the marker is seen by a look that begins after it.
+        """Looks at the directory if a look is due, and detects its end."""
+        # Only a look that begins after the end marker appeared sees all files that precede the marker.
         last = self._asked or self._marker_seen
         if self._last or not (last or self._watch.due()):
             return
@@ -189,7 +189,7 @@ class FollowedDirectory(Source):
         now, look = self._clock(), self._listing.look(self._files)
         changed, self._marker_seen = self._take_up(look, now), look.ended
         by = self._settings.finished_by
-        # One that is complete by its name, without a last newline, may still be written.
+        # A file that is complete by its name but does not end with a newline may still be being written.
         still_s = 1.0 if by == "rename" else self._settings.idle_s
         if last and (self._asked or self._marker_seen):
             self._last = True
@@ -198,7 +198,7 @@ class FollowedDirectory(Source):
             done = self._is_marked(name, look) if by == "marker" else now - file.still_since >= still_s
             if self._last or (done and name not in self._turns):
                 self._complete(name, file, done)
-        # Some unfinished files are read without regard to their size, and some finished ones may have grown.
+        # Read some unfinished files regardless of their size, and check whether finished files have grown.
         names = list(islice(self._files, self._next, self._next + _LOOKS))
         self._next = self._next + _LOOKS if len(names) == _LOOKS else 0
         for name in names:
@@ -209,7 +209,7 @@ class FollowedDirectory(Source):
         self._watch.looked(changed)
 
     def _take_up(self, look: Look, now: float) -> bool:
-        """Takes up what a look has found; returns whether that is anything new."""
+        """Processes the result of a look; returns whether there is anything new."""
         changed = bool(look.new or look.grown)
         for name, size in look.new.items():
             if self._settings.finished_by == "rename" or self._is_marked(name, look):
@@ -235,9 +235,9 @@ class FollowedDirectory(Source):
         return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
 
     def _complete(self, name: str, file: PlainFile | PackedFile, done: bool) -> None:
-        """Has a complete file read to its end: now if it is begun, else after those before it.
+        """Schedules a complete file to be read to its end: now if it is begun, else after the backlog.
 
-        All are taken for complete where the directory has its end marker, or where the run is to end (not `done`).
+        Files that are not `done` are treated as complete if the directory has its end marker or the run is to end.
         """
         idle = self._settings.finished_by == "idle"
         if file.begun:
@@ -248,14 +248,14 @@ class FollowedDirectory(Source):
         if done or self._ending is not Completion.ASKED:
             self._put_off(name)
         else:
-            _log.warning("%s is left out: it is not complete", self._path(name))
+            _log.warning("%s is skipped: it is not complete", self._path(name))
 
     def _put_off(self, name: str) -> None:
         self._listing.settled.add(name)
         self._backlog.append(name)
 
     def _grown(self, name: str, size: int) -> None:
-        """Takes up a file again that was finished and has grown since, or refuses it."""
+        """Reads on in a finished file that has grown, or refuses it."""
         if self._settings.finished_by != "idle" or is_packed(name):
             known = self._listing.finished.get(name)
             raise refuse_growth(self._path(name), known.offset if known else 0, size)
@@ -264,27 +264,27 @@ class FollowedDirectory(Source):
         self._take_turn(name)
 
     def _gone(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
-        """Deals with a file that is not there although it is not read to its end; raises any other error."""
+        """Handles a file that is missing before it was read to its end; raises any other error."""
         if not isinstance(error.__cause__, FileNotFoundError):
             raise error
         path, offset = self._path(name), file.state.offset
         if offset == 0:
-            _log.warning("%s was deleted before anything of it was read", path)
+            _log.warning("%s was deleted before it was read", path)
             self._forget(name)
             return
         all_taken = 0 < file.seen <= offset and self._settings.finished_by != "rename"
         marker = self._rules.marker_of(name)
         if not all_taken and not os.path.lexists(self._path(marker)):
-            actual = "none of this name: it was deleted or renamed before its end was met"
-            hint = f"; put it back, or, to continue without the rest of it, make a file {marker}"
+            actual = "no file of this name: it was deleted or renamed before it was read to its end"
+            hint = f"; restore it, or, to continue without the rest of it, create a file {marker}"
             raise refuse_source(path, f"the file that was read up to byte {offset}", actual, hint) from error
-        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, offset)
+        _log.warning("%s was deleted; it was read up to byte %d", path, offset)
         self._finish(name, file, file.end)
 
     def _finish(self, name: str, file: PlainFile | PackedFile, size: int) -> None:
-        """Takes notice that a file was read to its end, being of this size."""
+        """Records that a file was read to its end at this size."""
         if file.seen > file.state.offset:
-            _log.warning("%s: its last line is incomplete and left out", self._path(name))
+            _log.warning("%s: its last line is incomplete and is skipped", self._path(name))
         self._forget(name)
         self._listing.finish(name, file.state, size)
         self._ledger.add_finished(name, size)
@@ -299,7 +299,7 @@ class FollowedDirectory(Source):
             self._turns.setdefault(name)
 
     def _begun(self, name: str) -> PlainFile | PackedFile:
-        """Returns the file of this name, opened at its start if it is not begun, and at its end if it was finished."""
+        """Returns the file of this name and begins it: at its start, or at its end if it was finished."""
         file = self._files.get(name) or self._open(name, self._listing.finished.get(name) or FilePosition())
         file.begun = True
         return file
@@ -315,9 +315,9 @@ class FollowedDirectory(Source):
 def list_unread(
     settings: SourceSettings, entry: dict[str, Any], directory: Path, max_row_bytes: int
 ) -> list[tuple[str, int, int]]:
-    """Returns what a directory holds behind all that was read of it: (path, bytes read, bytes there) of each file.
+    """Returns the files of a directory that have unread rows: (path, bytes read, present size) of each.
 
-    A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
+    Blank lines and an incomplete line at the end of a plain file do not count.
     """
     known = resume(entry, directory, plain_name(settings.path))
     known.apply_all(known.plan, plain_name(settings.path))

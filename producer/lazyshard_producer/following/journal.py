@@ -1,19 +1,18 @@
-"""The journal in which a run keeps how far every file of a followed directory was read, and in which order.
+"""The journal in which a run records how far each file of a followed directory was read, and in which order.
 
-`STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of its own,
-with all that is known up to then, and another one where that has become long: so a producer that was fenced and wakes
-again writes into no file that anybody reads. A line is a JSON object, of one of three kinds:
+Path: `STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, where SOURCE is the XXH3 of the source's name. Each run begins a
+new journal with everything known so far, and another one when it has become long. So a fenced producer that resumes
+never writes to a file that is read. A line is a JSON object of one of three kinds:
 
     {"file": NAME, "from": 0, "offset": 1048500, "line": 512, "head": ..., "tail": ...}
-        The lines of the bytes [from, offset) of a file were read, next after those of the line before.
+        The bytes [from, offset) of a file were read, right after those of the preceding line.
     {"file": NAME, "finished": 1048500}
         This file was read to its end, at this size.
     {"finished_files": {...}}
-        Files that were read to their end before; only at the start of a journal.
+        Files that were read to their end earlier; only at the start of a journal.
 
-Fields that are not there are 0, empty or false; unknown ones are ignored. What was read is put into the journal, up to
-the last row, before any position is told: a seal names a place in the journal, and the rows behind that place come in
-the same order again.
+Missing fields are 0, empty or false; unknown fields are ignored. All rows that were read are in the journal before any
+position is returned: a seal names a place in the journal, and a restart reads the rows after it in the same order.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from lazyshard_producer.sources.source import Rows
 KIND: Final = "follow"
 DIRECTORY: Final = ".producer.sources"
 
-# Begins a name that is no UTF-8, its bytes in hexadecimal behind it: no name of a file holds a NUL
+# Prefix of a name that is not UTF-8, followed by its bytes in hexadecimal: no file name contains a NUL
 _BYTES: Final = "\0"
 
-# A journal is begun anew at twice the size of what is known at its start, but not below this
+# A new journal is begun at twice the size of the state at the journal's start, but not below this size
 _LONG_BYTES: Final = 1 << 19
 
-# A journal that was replaced is deleted after so many further entries: by then a seal names the new one
+# A replaced journal is deleted after this many further entries: by then a seal names the new one
 _KEPT_ENTRIES: Final = 16
 
 
 @dataclass(slots=True)
 class FollowState:
-    """How far all files are read: those begun and not read to their end, by name, and those that were.
+    """How far all files are read: unfinished files by name, and files that were read to their end.
 
-    `totals` are bytes and blank lines up to there, `plan` is what was read next, as the `journal` has it.
+    `totals` are the bytes and blank lines read so far. `plan` holds the lines of `journal` that follow.
     """
 
     files: dict[str, FilePosition] = field(default_factory=dict)
@@ -67,7 +66,7 @@ class FollowState:
     journal: Path | None = None
 
     def apply(self, line: dict[str, Any]) -> None:
-        """Takes over what a line of the journal says."""
+        """Applies a line of the journal."""
         if "finished_files" in line:
             self.finished = FinishedFiles.decode(line["finished_files"])
             return
@@ -78,7 +77,7 @@ class FollowState:
             self.finished.add(name, self.files.pop(name, FilePosition()), size)
 
     def apply_all(self, lines: Iterable[dict[str, Any]], source: str) -> None:
-        """Takes over what lines of the journal of the source of this name say. Raises SourceRefused."""
+        """Applies lines of the journal of the source of this name. Raises SourceRefused."""
         try:
             for line in lines:
                 self.apply(line)
@@ -87,12 +86,15 @@ class FollowState:
 
 
 def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
-    """Returns the line that says that a file was read from byte `begin` up to a position."""
+    """Returns the line for a file that was read from byte `begin` up to a position."""
     return {"file": encode_name(name), "from": begin} | {key: value for key, value in end._asdict().items() if value}
 
 
 def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
-    """Returns which file a line is about, how far it was read, and at which size it was read to its end, if it was."""
+    """Returns the name of the file in a line, how far it was read, and its size if it was read to its end, else None.
+
+    Raises ValueError.
+    """
     size = line.get("finished")
     if "finished" in line and (type(size) is not int or size < 0):
         raise ValueError(f"finished = {size!r}")
@@ -100,16 +102,16 @@ def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
 
 
 def encode_name(name: str) -> str:
-    """Returns a file's name as JSON can hold it."""
+    """Returns a file's name in a form that JSON can represent."""
     return _BYTES + os.fsencode(name).hex() if re.search("[\ud800-\udfff]", name) else name
 
 
 def decode_name(value: Any) -> str:
-    """Returns the name of a file in a directory that a line holds. Raises ValueError where it holds none."""
+    """Returns the file name that `encode_name` encoded. Raises ValueError if it is none."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"file = {value!r}")
     name = os.fsdecode(bytes.fromhex(value[1:])) if value.startswith(_BYTES) else value
-    # It becomes part of a path: of no other directory's.
+    # The name becomes part of a path, which must not leave the directory.
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"file = {value!r}")
     return name
@@ -120,11 +122,11 @@ _Place: TypeAlias = tuple[int, str]
 
 
 class Journal:
-    """A journal that is written. One that has failed is not written to again."""
+    """A journal that is being written. After an error it is not written to again."""
 
     def __init__(self, directory: Path, source: str) -> None:
         check_folder(directory).mkdir(exist_ok=True)
-        # Also where it was there: whoever made it may have been killed before this.
+        # Also if the directory existed: the process that made it may have been killed before this step.
         sync_directory(directory.parent)
         self.path: Final = directory / f"{_prefix(source)}{secrets.token_hex(8)}.jsonl"
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, NEW_FILE_MODE)
@@ -163,9 +165,9 @@ class Journal:
 
 
 def list_journals(directory: Path, source: str | None = None) -> list[Path]:
-    """Returns the journals of a source, or of all. Raises FileRefused where the directory is somebody's link."""
+    """Returns the journals of a source, or of all sources. Raises FileRefused if the directory is a link."""
     prefix = "" if source is None else _prefix(source)
-    # Files are deleted by these names, so they must be ours, and no others.
+    # These files get deleted, so no other files may match.
     with contextlib.suppress(FileNotFoundError):
         found = list(check_folder(directory).iterdir())
         return [path for path in found if is_journal_name(path.name) and path.name.startswith(prefix)]
@@ -173,24 +175,24 @@ def list_journals(directory: Path, source: str | None = None) -> list[Path]:
 
 
 def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
-    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it."""
+    """Deletes the journals of all sources except the `kept` names; without these, also the directory, if empty."""
     for path in list_journals(directory):
         if path.name not in kept:
-            # A power cut may bring it back, which harms nobody.
+            # A power failure may undo the deletion, which does no harm.
             remove(path)
     if not kept:
         directory.rmdir()
 
 
 def named_journals(source: Any) -> set[str]:
-    """Returns the names of the journals that a position in all sources names."""
+    """Returns the names of the journals that a run's encoded position refers to."""
     entries = source.get("sources") if isinstance(source, dict) else None
     named = (entry.get("journal") for entry in entries or () if isinstance(entry, dict))
     return {name for name in named if isinstance(name, str) and is_journal_name(name)}
 
 
 def is_journal_name(name: str) -> bool:
-    """Returns whether a journal can be called so. Others are never made a path of: it is read, and deleted later."""
+    """Whether a name has the form of a journal's. Other names must not become paths, since journals are deleted."""
     return re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl", name) is not None
 
 
@@ -199,7 +201,7 @@ def _prefix(source: str) -> str:
 
 
 def read_journal(path: Path, place: _Place, source: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the lines before a place, and those after it that are whole."""
+    """Returns the lines before a place, and the complete lines after it. Raises SourceRefused."""
     try:
         data = read_file(path, 4 << 30)
     except (OSError, LazyShardError) as cause:
@@ -212,12 +214,12 @@ def read_journal(path: Path, place: _Place, source: str) -> tuple[list[dict[str,
         raise refuse_position(source, expected, f"{actual} of {len(before)} bytes")
     lines = _whole(before)
     if len(lines) != before.count(b"\n"):
-        raise refuse_position(source, f"lines of JSON in the journal {path}", f"another one as line {len(lines) + 1}")
+        raise refuse_position(source, f"lines of JSON in the journal {path}", f"an invalid line {len(lines) + 1}")
     return lines, _whole(data[place[0] :])
 
 
 def _whole(data: bytes) -> list[dict[str, Any]]:
-    # What was written after the last seal may be torn.
+    # Lines written after the last seal may be torn.
     lines: list[dict[str, Any]] = []
     with contextlib.suppress(orjson.JSONDecodeError):
         for line in data.splitlines(keepends=True):
@@ -229,7 +231,7 @@ def _whole(data: bytes) -> list[dict[str, Any]]:
 
 
 def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> FollowState:
-    """Returns what an entry says, None for the very start."""
+    """Returns the state that an entry describes, the initial state for None. Raises SourceRefused."""
     state = FollowState()
     if entry is None:
         return state
@@ -237,7 +239,7 @@ def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> FollowSt
     read, blank = read_entry(entry, name, KIND, read=int, blank=int)
     state.totals = read, blank
     if journal and not is_journal_name(journal):
-        raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
+        raise refuse_position(name, "journal: the name of a journal, or an empty one", repr(journal)[:120])
     if not isinstance(at := entry.get("at", {}), dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])
     if journal:
@@ -248,7 +250,7 @@ def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> FollowSt
 
 
 class FollowPosition(NamedTuple):
-    """A place between two rows: in the piece of this number, behind this row of it, or after it (None)."""
+    """A place between two rows: in the piece of this number, after this row of it, or after the piece (None)."""
 
     serial: int
     piece: FollowedLines | None = None
@@ -257,7 +259,7 @@ class FollowPosition(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What was read in one go, or that the end of a file was met: its line of the journal, and what holds behind it."""
+    """A piece that was read, or the end of a file: its line in the journal, and the totals and place after it."""
 
     serial: int
     name: str
@@ -268,19 +270,19 @@ class _Read:
 
 
 class Ledger:
-    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
+    """Turns pieces into positions. `serial` is the number of the last piece, `totals` are the sums after it."""
 
     def __init__(
         self, name: str, folder: Path, known: FollowState, entry: dict[str, Any] | None, check: Callable[[], object]
     ) -> None:
         self.serial, self.totals = 0, known.totals
         self._name, self._folder, self._check_owner = name, folder, check
-        self._pieces: deque[_Read] = deque()  # behind the last position
-        # Up to there: how far all files are read, as a state, and as a place in the journal.
+        self._pieces: deque[_Read] = deque()  # after the last position
+        # The last position, as a state and as a place in the journal.
         self._state, self._at = known, (0, "")
         self._journal: Journal | None = None
         self._begun_bytes = self._entries = 0
-        # As long as nothing is read.
+        # The entry until something is read.
         self._unread: dict[str, Any] | None = entry or self._encode(None, known.totals)
         # Journals, and the number of the entry at which each was replaced.
         stale = [path for path in list_journals(folder, name) if path != known.journal]
@@ -289,7 +291,7 @@ class Ledger:
             self._replaced.append((known.journal, 0))
 
     def add_piece(self, name: str, piece: FollowedLines) -> Rows:
-        """Puts down that this was read of a file; returns its rows with their positions."""
+        """Records a piece that was read from a file; returns its rows with their positions."""
         self.serial += 1
         serial, last = self.serial, len(piece.rows.lines) - 1
         self.totals = _add(self.totals, piece.begin, piece.end)
@@ -301,7 +303,7 @@ class Ledger:
         return piece.rows._replace(position=position)
 
     def add_finished(self, name: str, size: int) -> None:
-        """Puts down that a file was read to its end, at this size."""
+        """Records that a file was read to its end, at this size."""
         self._put(_Read(self.serial, name, {"file": encode_name(name), "finished": size}, self.totals, rows=False))
 
     def _put(self, piece: _Read) -> None:
@@ -311,7 +313,7 @@ class Ledger:
             piece.place = self._journal.add(piece.line)
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position, with all that was read so far durable in the journal."""
+        """Returns the entry of a position, after making everything read so far durable in the journal."""
         if self._unread is not None:
             return self._unread
         self._entries += 1
@@ -325,8 +327,8 @@ class Ledger:
         assert self._journal is not None
         self._journal.write()
         while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
-            # Those that no seal can name any more. They were listed, or made, before: whoever takes the stream over
-            # from here on has none among them.
+            # No seal can name these any longer. They were listed or made earlier, so none of them belongs to a producer
+            # that takes over from here on.
             self._check_owner()
             remove(self._replaced.popleft()[0])
         at, totals = None, self._state.totals
@@ -341,7 +343,7 @@ class Ledger:
             self._journal.close()
 
     def _begin(self) -> None:
-        """Begins a new journal with all that is known up to the position, and the pieces behind it."""
+        """Begins a new journal with the state at the last position, and the pieces after it."""
         journal = Journal(self._folder, self._name)
         if self._journal is not None:
             self._journal.close()

@@ -1,7 +1,7 @@
-"""What is in a followed directory: what its names mean, a look at all of it, and when to look again.
+"""Listing of a followed directory: the meaning of its names, a look at all entries, and the time of the next look.
 
-A name is remembered for ever by its XXH3 (64 bits): a file that was deleted may come back, and must not be read twice.
-Two names of a million share a digest with a probability of 3 in 10^8; the second would be refused if larger.
+A name is remembered forever by its XXH3 (64 bits), because a deleted file may reappear and must not be read twice.
+Among a million names two share a digest with a probability of 3 in 10^8; the second would be refused if larger.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from lazyshard_producer.sources.source import file_size, refusing
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
-PACKED: Final = (".gz", ".zst")  # endings of compressed files
-# Endings that programs give to files that they are still writing
+PACKED: Final = (".gz", ".zst")  # suffixes of compressed files
+# Suffixes that programs use for files that they are still writing
 _TEMPORARY: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp", "~")
 
 
 class NameRules:
-    """What a name in a followed directory means; in `marker` {name} stands for the file that it says to be complete.
+    """The meaning of names in a followed directory. In `marker`, {name} is the file that the marker makes complete.
 
-    Hidden names and those of unfinished files are nothing, whatever the pattern says: `rsync` writes `.NAME.x7Yq2`.
+    Hidden files and unfinished files are ignored, whatever the pattern: for example, `rsync` writes `.NAME.x7Yq2`.
     """
 
     def __init__(self, pattern: str, marker: str, end_marker: str) -> None:
@@ -50,48 +50,48 @@ class NameRules:
         self._marks = re.compile(re.escape(marker).replace(re.escape("{name}"), "(.+)", 1), re.DOTALL)
 
     def is_data(self, name: str) -> bool:
-        """Returns whether a file of this name holds rows."""
+        """Whether a file of this name contains rows."""
         plain = name.removesuffix(PACKED[0]).removesuffix(PACKED[1])
         passed_over = name.startswith(".") or name.endswith(_TEMPORARY) or name == self.end_marker
         return not passed_over and any(map(self._data.match, (name, plain))) and self.data_of(name) is None
 
     def marker_of(self, name: str) -> str:
-        """Returns the name of the file that says that this one is complete."""
+        """Returns the name of a file's marker."""
         return self._marker.replace("{name}", name)
 
     def data_of(self, name: str) -> str | None:
-        """Returns which file a marker of this name says to be complete, "" if all; None if it is no marker."""
+        """Returns the file that a marker of this name makes complete, "" for all files; None if it is no marker."""
         return (found := self._marks.fullmatch(name)) and "".join(found.groups())
 
 
 def is_packed(name: str) -> bool:
-    """Returns whether a file of this name is compressed."""
+    """Whether a file of this name is compressed."""
     return name.endswith(PACKED)
 
 
-_OPEN_END: Final = 1 << 63  # the bit of the number of lines that says that the last line had no newline
+_OPEN_END: Final = 1 << 63  # this bit in the number of lines means that the last line had no newline
 _COLUMNS: Final = ("name", "size", "line", "tail")
 
 
 class FinishedFiles:
-    """How far files were read that were read to their end, by name: their size then, lines, and the last bytes."""
+    """Files that were read to their end, by name: size then, number of lines, and digest of the last bytes."""
 
     def __init__(self) -> None:
-        # A row for each of the columns, in the order of the names' digests; and what is not sorted in yet.
+        # One row for each column, sorted by the names' digests; and the files that are not merged yet.
         self._table: npt.NDArray[np.uint64] = np.empty((len(_COLUMNS), 0), np.uint64)
         self._recent: dict[int, tuple[int, ...]] = {}
 
     def add(self, name: str, at: FilePosition, size: int) -> None:
-        """Adds a file that was read to its end at this position, being of this size in bytes."""
+        """Adds a file that was read to its end at this position, with its size in bytes."""
         lines = at.line | (_OPEN_END if at.open_end else 0)
-        self._recent[_key(name)] = size, lines, int(at.tail or "0", 16)  # compressed ones have no tail
+        self._recent[_key(name)] = size, lines, int(at.tail or "0", 16)  # compressed files have no tail
         if len(self._recent) >= 4096:
             self._merge()
 
     def get(self, name: str) -> FilePosition | None:
-        """Returns how far a file was read, its size as the offset; None if it is not among them."""
+        """Returns how far a file was read, with its size as the offset; None if the file is not finished."""
         key, keys = _key(name), self._table[0]
-        # Not sorted in first: a restart asks for each file that it reads again, and takes it up right after.
+        # Without merging: a restart looks up each file that it reads again, and adds it right after.
         if (row := self._recent.get(key)) is None:
             at = int(np.searchsorted(keys, np.uint64(key)))
             if at == len(keys) or int(keys[at]) != key:
@@ -101,7 +101,7 @@ class FinishedFiles:
         return FilePosition(size, line & ~_OPEN_END, open_end=bool(line & _OPEN_END), seen=size, tail=f"{tail:016x}")
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-        """Returns which of some files are not among them, and which are and were smaller then."""
+        """Returns the names of files that are not finished, and of finished files that were smaller then."""
         self._merge()
         known_keys, known_sizes = self._table[:2]
         if not len(known_keys):
@@ -113,19 +113,19 @@ class FinishedFiles:
         return list(compress(sizes, ~known)), list(compress(sizes, grown))
 
     def copy(self) -> FinishedFiles:
-        """Returns an independent copy, which shares what was sorted in."""
+        """Returns an independent copy, which shares the merged table."""
         copy = FinishedFiles()
         copy._table, copy._recent = self._table, dict(self._recent)
         return copy
 
     def encode(self) -> dict[str, Any]:
-        """Returns all of them as JSON: packed columns, as in seals."""
+        """Returns all files as a JSON value: packed columns, as in seals."""
         self._merge()
         return {name: pack(column, "<u8") for name, column in zip(_COLUMNS, self._table, strict=True)}
 
     @classmethod
     def decode(cls, value: Any) -> FinishedFiles:
-        """Reads what `encode` returned. Raises ValueError where it is something else."""
+        """Reads the value that `encode` returned. Raises ValueError."""
         files = cls()
         try:
             columns = [np.frombuffer(pybase64.b64decode(value[name], validate=True), "<u8") for name in _COLUMNS]
@@ -141,7 +141,7 @@ class FinishedFiles:
             recent = np.array([(key, *row) for key, row in self._recent.items()], np.uint64).T
             kept = self._table[:, ~np.isin(self._table[0], recent[0])]
             table = np.concatenate([kept, recent], axis=1)
-            self._table, self._recent = table.take(np.argsort(table[0]), axis=1), {}  # in rows that are contiguous
+            self._table, self._recent = table.take(np.argsort(table[0]), axis=1), {}  # `take` keeps rows contiguous
 
 
 def _key(name: str) -> int:
@@ -152,34 +152,34 @@ _log = logging.getLogger("lazyshard")
 
 
 class Look(NamedTuple):
-    """What a look has found."""
+    """The result of a look: sizes are in bytes, by file name."""
 
-    new: dict[str, int]  # data files that were not there at the last look and are not known, by name: sizes in bytes
-    grown: dict[str, int]  # the same of those that were read to their end, at a smaller size
-    sizes: dict[str, int]  # of the files that are being watched, those that are there
-    marked: set[str]  # names of data files whose marker is there; "" stands for all
-    ended: bool  # the end marker is there
+    new: dict[str, int]  # sizes of data files that are neither settled, watched nor finished
+    grown: dict[str, int]  # sizes of files that were read to their end at a smaller size
+    sizes: dict[str, int]  # sizes of the watched files that exist
+    marked: set[str]  # names of data files whose marker exists; "" means all files
+    ended: bool  # the end marker exists
 
 
 class DirectoryListing:
-    """Looks at a directory, and knows its files that were read to their end, `finished`."""
+    """Looks at a directory; `finished` are its files that were read to their end."""
 
     def __init__(self, path: str, rules: NameRules, finished: FinishedFiles) -> None:
         self.finished: Final = finished
         self._path, self._rules = path, rules
-        self.settled: set[str] = set()  # names that need no attention, as long as they are there
-        # The files finished last are looked at every time: those taken for complete too early are among them.
+        self.settled: set[str] = set()  # names that need no attention while they exist
+        # The files finished last are checked every time: some of them may have been considered complete too early.
         self._recent: deque[str] = deque(maxlen=100)
         self._next = 0
 
     def finish(self, name: str, at: FilePosition, size: int) -> None:
-        """Takes notice that a file was read to its end."""
+        """Records that a file was read to its end."""
         self.finished.add(name, at, size)
         self._recent.append(name)
         self.settled.add(name)
 
     def look(self, watched: Container[str]) -> Look:
-        """Looks at the directory. The size of `watched` files is wanted; they are known, and not new."""
+        """Lists the directory. `watched` files are reported with their sizes, and are not new."""
         before, self.settled = self.settled, set()
         found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
         with refusing(self._path), os.scandir(self._path) as entries:
@@ -202,7 +202,7 @@ class DirectoryListing:
         return Look(new, grown, sizes, marked, ended)
 
     def look_again(self, count: int) -> Iterator[tuple[str, int]]:
-        """Looks at so many finished files, and those finished last; yields those that have grown, with their sizes."""
+        """Checks `count` finished files, and those finished last; yields files that have grown, with their sizes."""
         names = list(islice(self.settled, self._next, self._next + count))
         self._next = self._next + count if len(names) == count else 0
         for name in {*names, *self._recent}:
@@ -217,16 +217,16 @@ class DirectoryListing:
             if os.path.commonpath([directory, target]) != directory:
                 reason = f"a link out of the directory, to {target}"
             elif os.path.dirname(target) == directory and self._rules.is_data(os.path.basename(target)):
-                reason = f"a link to {target}, which is taken itself"
+                reason = f"a link to {target}, which is read itself"
             elif not os.path.isfile(target):
                 reason = f"a link to {target}, which is none"
         else:
-            # What is gone is no file either to `is_file`, where listings tell no kinds; it may be there the next time.
+            # Not `is_file`, which is also False for a file that is gone; such a file may exist the next time.
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                     reason = "a directory, pipe, socket or device"
         if reason:
-            _log.warning("%s is passed over: expected a plain file, found %s", entry.path, reason)
+            _log.warning("%s is skipped: expected a plain file, found %s", entry.path, reason)
         return not reason
 
 
@@ -235,9 +235,10 @@ Clock: TypeAlias = Callable[[], float]
 
 
 class DirectoryWatch(Waker):
-    """Says when to look at a directory, ever more seldom while nothing changes.
+    """Schedules looks at a directory, with back-off while nothing changes.
 
-    watchdog (inotify) never tells of another machine's writes, and of an open file only the last.
+    Polling is needed because watchdog (inotify) never reports writes of other machines, and reports a write to an open
+    file only when the file is closed.
     """
 
     def __init__(self, directory: str, clock: Clock = time.monotonic) -> None:
@@ -246,35 +247,35 @@ class DirectoryWatch(Waker):
         self._began = self._earliest = self._latest = clock()
 
     def due(self) -> bool:
-        """Returns whether it is time to look."""
+        """Whether a look is due."""
         now = self._clock()
         return now >= self._latest or (self._woken.is_set() and now >= self._earliest)
 
     def look(self) -> None:
-        """Takes notice that a look begins: what happens from now on is reason for another one."""
+        """Called when a look begins: events from now on cause another look."""
         self._woken.clear()
         self._began = self._clock()
 
     def looked(self, changed: bool) -> None:
-        """Takes notice that a look is over, and whether it found anything new."""
+        """Called when a look is over; `changed` says whether it found anything new."""
         now = self._clock()
         self._pause = FIRST_PAUSE_S if changed else min(2.0, 1.5 * self._pause)
-        # One at a directory of 100,000 files takes 0.1 s and more: that is a tenth of the time at the most.
+        # A look at a directory of 100,000 files takes 0.1 s or more; looks take at most a tenth of the time.
         rest = 10.0 * (now - self._began)
         self._earliest, self._latest = now + rest, now + max(rest, self._pause)
 
     def active(self) -> None:
-        """Takes notice that lines came: more of them are likely."""
+        """Called when lines were read: more are likely, so the back-off is reset."""
         self._pause = FIRST_PAUSE_S
         self._latest = min(self._latest, max(self._earliest, self._clock() + FIRST_PAUSE_S))
 
     def wait(self, seconds: float) -> None:
-        """Waits until it is time to look, or so many seconds have passed."""
+        """Waits until a look is due, at most `seconds`."""
         if not self._tried:
             self._start()
         until = min(self._clock() + seconds, self._latest)
         if self._woken.wait(max(0.0, until - self._clock())):
-            # Something happened, but perhaps too soon after the last look.
+            # An event arrived, but perhaps too soon after the last look.
             time.sleep(max(0.0, min(until, self._earliest) - self._clock()))
 
     def close(self) -> None:

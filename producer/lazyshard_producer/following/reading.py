@@ -1,7 +1,7 @@
-"""A file of a followed directory as it is read: a plain one while it grows, a compressed one when it is complete.
+"""Reads a file of a followed directory: a plain file while it grows, a compressed file once it is complete.
 
-A plain file is opened anew for every read, which shows another machine's writes. Whenever it is continued, the 4 KiB
-before that place must be what they were; the fingerprint is made of the bytes in hand, so the file may be gone by then.
+A plain file is reopened for every read, to see the writes of other machines. Whenever reading continues, the preceding
+4 KiB must be unchanged. The fingerprint is computed from bytes in memory, so the file may have been deleted by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lazyshard_producer.sources.source import FINGERPRINT_BYTES, PIECE_BYTES, Ro
 
 
 class FollowedLines(NamedTuple):
-    """Lines of a file, how far it is read before and with these; positions of rows are how far with each."""
+    """Lines of a file, and its positions before and after them. `rows.position` gives the position after each row."""
 
     rows: Rows
     begin: FilePosition
@@ -29,13 +29,13 @@ class FollowedLines(NamedTuple):
 
 
 class Completion(Enum):
-    """Why a file is taken for complete, and so what holds for its last line and for growth."""
+    """Why a file counts as complete, which decides about its last line and about growth."""
 
-    # A last line without newline is left for now (SETTLING), taken, or taken if it is a row (ASKED). Growth is refused
-    # (SETTLING, FINAL), shows that the file was not complete (IDLE), or is read until an end is met (ASKED).
-    SETTLING = "it has its name"
-    FINAL = "it has its name or its marker, or the directory has its end marker"
-    IDLE = "it has not grown for a while"
+    # A last line without newline is postponed (SETTLING), read (FINAL, IDLE), or read if it is a row (ASKED). Growth is
+    # refused (SETTLING, FINAL), means that the file was not complete (IDLE), or is read up to the end (ASKED).
+    SETTLING = "the file has its name"
+    FINAL = "the file has its name or its marker, or the directory has its end marker"
+    IDLE = "the file has not grown for a while"
     ASKED = "the run is to end"
 
 
@@ -44,30 +44,30 @@ class _FollowedFile:
 
     def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         self.state = state
-        self.completion: Completion | None = None  # None: it is not taken for complete
-        self.begun = True  # it is being read; not a compressed file that is not complete
-        self.finished = False  # it was read to its end
-        self.at_end = False  # at the last read there was nothing more to be had for now
-        self.diverged = False  # it was found not to be what an earlier run has read here; it is read as it is now
-        self.size, self.still_since = state.seen, now  # at the last look, and when (monotonic) that was found first
+        self.completion: Completion | None = None  # None: not complete
+        self.begun = True  # being read; False for a compressed file that is not complete
+        self.finished = False  # read to its end
+        self.at_end = False  # the last read reached the present end
+        self.diverged = False  # differs from what an earlier run has read here; the present contents are read
+        self.size, self.still_since = state.seen, now  # at the last look, and the first (monotonic) time of that size
         self._path, self._max_row_bytes = path, max_row_bytes
 
 
 class PlainFile(_FollowedFile):
-    """A plain file. Memory: nothing of the file between two reads, unless within a line."""
+    """A plain file. Between two reads no part of it is in memory, except of an incomplete line."""
 
     def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         super().__init__(path, max_row_bytes, state, now)
         self._identity: tuple[int, int] | None = None  # device and inode
-        self._splitter: LineSplitter | None = None  # in the middle of a line perhaps
-        # The first bytes of the file, if they are at hand, and the last that the splitter was fed: 4 KiB at the most.
+        self._splitter: LineSplitter | None = None  # may be in the middle of a line
+        # The first bytes of the file, if known, and the last bytes that were fed to the splitter: at most 4 KiB each.
         self._head = self._before = b""
-        self._looked = state.offset  # no newline from `state` up to here
-        self._end: int | None = None  # of the file that was taken for complete
+        self._looked = state.offset  # no newline between `state` and here
+        self._end: int | None = None  # size at which the file was considered complete
 
     @property
     def seen(self) -> int:
-        """Bytes that are known to be there."""
+        """The known size in bytes."""
         return max(self.state.seen, self._looked)
 
     @property
@@ -76,23 +76,23 @@ class PlainFile(_FollowedFile):
         return self.state.offset
 
     def check(self) -> None:
-        """Checks that the part that was read is still what it was. Raises SourceRefused as `read`."""
+        """Checks that the part that was read has not changed. Raises SourceRefused as `read`."""
         with source.open_regular(self._path, 0, links_out=False) as file, source.refusing(self._path):
             self._check_part(file.fileno())
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
-        """Returns the next lines, of about 1 MiB, up to where an earlier run came; None where nothing is new.
+        """Returns the next lines, about 1 MiB, at most up to position `until` of an earlier run; None if none are new.
 
-        Where the file is gone, the cause of the error is FileNotFoundError.
+        Raises SourceRefused. If the file is gone, the cause of the error is FileNotFoundError.
         """
-        # A link was looked at when the name came, and may lead elsewhere since.
+        # A link was checked when its name appeared, and its target may have changed since.
         with source.open_regular(self._path, 0, links_out=False) as file, source.refusing(self._path):
             fd = file.fileno()
             status = os.fstat(fd)
             if self._identity != (identity := (status.st_dev, status.st_ino)):
                 self._splitter, self._identity = None, identity
             if status.st_size < self.seen:
-                # Some of what was seen behind the lines that were taken is not there any more.
+                # The file was truncated after the lines that were read.
                 if self._end is not None:
                     raise source.refuse_truncated(self._path, self._end, status.st_size)
                 self._splitter, self._looked = None, self.state.offset
@@ -106,15 +106,15 @@ class PlainFile(_FollowedFile):
             return self._read_on(fd, self._splitter, until)
 
     def close(self) -> None:
-        """Forgets what is known of the line in hand."""
+        """Discards the incomplete line."""
         self._splitter = None
 
     def _has_line_end(self, fd: int) -> bool:
-        """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
+        """Reads at most 1 MiB of appended bytes; returns whether a line may be complete now."""
         data = os.pread(fd, PIECE_BYTES, self._looked)
         if not data and os.fstat(fd).st_size < self._looked:
             self._check_part(fd)
-            self._looked = self.state.offset  # what was cut is a line that nobody has seen
+            self._looked = self.state.offset  # only an unread line was truncated
         self.at_end, found = len(data) < PIECE_BYTES, b"\n" in data
         self._looked += 0 if found else len(data)
         return found
@@ -134,7 +134,7 @@ class PlainFile(_FollowedFile):
         begin, text, fed, head = self.state, self._before + data, fed + len(data), self._head
 
         def of(at: FilePosition) -> FilePosition:
-            """Returns how far the file is read at a place in the text, which ends where it was read to."""
+            """Returns the full position for a place in `text`."""
             stop = len(text) - (fed - at.offset)
             known = begin.head if begin.offset >= FINGERPRINT_BYTES else digest(head[: at.offset])
             return at._replace(seen=fed, head=known, tail=digest(text[max(0, stop - FINGERPRINT_BYTES) : stop]))
@@ -144,13 +144,13 @@ class PlainFile(_FollowedFile):
         self.state = begin if at == begin.place else of(at)
         if until is not None:
             if self.state.offset >= until.offset:
-                # Where an earlier run was: whether it was there.
+                # The position of an earlier run is reached: compare with it.
                 self._splitter = None
                 self.diverged = self.state.place != until.place or self.state.tail != until.tail
         elif self.at_end and self.completion is None:
             self._splitter = None
         elif self.at_end:
-            # Nothing is behind what was read; if this look still found something, the next one will tell.
+            # The end is reached. If this read still returned data, the next one decides.
             self._end, settling = fed, self.completion is Completion.SETTLING
             self.finished = not splitter.pending or not (data or settling)
             self._splitter = None if self.finished else splitter
@@ -158,17 +158,17 @@ class PlainFile(_FollowedFile):
         return FollowedLines(rows._replace(position=lambda index: of(rows.position(index))), begin, self.state)
 
     def _last_line(self, splitter: LineSplitter, until: FilePosition | None) -> Rows:
-        """Returns the row of a last line without newline, if it is to be taken."""
+        """Returns the row of a last line without newline, if it is to be read."""
         taken = self.completion in (Completion.FINAL, Completion.IDLE)
         if until is not None:
-            # Of another text it would be a line that is cut.
+            # In changed text this would be a truncated line.
             taken = until.open_end and not self.diverged and digest(self._before) == until.tail
             self.diverged = not taken
         asked = self.completion is Completion.ASKED
         return splitter.finish(only_row=not taken) if taken or asked else Rows()
 
     def _check_part(self, fd: int) -> bytes:
-        """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
+        """Checks the part that was read; returns its last bytes, at most 4 KiB."""
         head, tail = source.committed_ends(fd, self._path, self.state.offset)
         if head and not self.state.head:
             self.state = self.state._replace(head=digest(head))
@@ -177,13 +177,13 @@ class PlainFile(_FollowedFile):
 
 
 def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
-    """Returns the error for a file that was complete, of `expected` bytes, and has now `actual` bytes."""
+    """Returns the error for a file that was complete with `expected` bytes and now has `actual` bytes."""
     hint = (
-        ": it was still being written. Have files written under another name, a hidden one for instance, and renamed "
-        "when they are complete (or, with markers, the marker made last); to take the rest of this one, start again "
-        "with --finished-by idle"
+        ": it was still being written. Write files under another name, such as a hidden one, and rename them when they "
+        "are complete (with markers, create the marker last); to read the rest of this one, start again with "
+        "--finished-by idle"
     )
-    return source.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
+    return source.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="was considered complete: ")
 
 
 class PackedFile(_FollowedFile):
@@ -193,14 +193,14 @@ class PackedFile(_FollowedFile):
 
     def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         super().__init__(path, max_row_bytes, state, now)
-        remedy = "; put the old file back, or choose another --out"
+        remedy = "; restore the old file, or choose another --out"
         self._lines = DigestedText(plain_name(path), max_row_bytes, state, remedy)
         self._text: PackedText | None = None
         self._left = b""
 
     @property
     def end(self) -> int:
-        """Its size when it was opened."""
+        """The file's size when it was opened."""
         return 0 if self._text is None else self._text.size
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:

@@ -1,5 +1,5 @@
-"""Rows on their way from the sources to the stream, each with the position after it: `pipeline` puts it together.
+"""Processing of rows between the sources and the stream, each with the position after it.
 
-`reader` orders sources and tells positions; `recipe` and `encoding` make rows of each row, `sequences` of many;
-`refusals` are rows that are none.
+`reader` orders the sources and makes positions; `recipe` and `encoding` transform each row, `sequences` many rows
+together; `refusals` handles bad rows; `pipeline` connects them.
 """

@@ -1,7 +1,7 @@
-"""Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded, measured.
+"""Rows as tokens: encoding by ms-swift's template or the user's function, extracting, padding and measuring.
 
-What decides about the encoding is told as plain facts, which the stream's manifest keeps. ms-swift is known in
-`lazyshard_swift` alone, which is named here and not imported.
+The stream's manifest keeps the settings of the encoding as plain values. Only `lazyshard_swift` depends on ms-swift; it
+is loaded by name here and not imported.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.source import bad_row, load_extra
 
-_SHOWN: Final = 60  # characters of a key or a value that are told
-MAX_TOKENS: Final = 2**32 - 1  # the longest row that a seal can tell of
-_MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # how deep rows of packs are nested, as deep as readers go
-_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")  # under which rows hold something else for each token
+_SHOWN: Final = 60  # characters of a key or a value in messages
+MAX_TOKENS: Final = 2**32 - 1  # the largest length that a seal can store
+_MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # deepest nesting of a row in a pack, limited by readers
+_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")  # keys of further values for each token
 
 
 def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> EncodedRow:
-    """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
+    """Returns an encoded row. Raises RowInvalid if the encoder raises, or its result cannot be published."""
     found = call_user("--encode", function, row)
     if not isinstance(found, Mapping):
         raise bad_row(f"--encode returned {name_value(found, 2 * _SHOWN)}, expected a dict")
@@ -49,7 +49,7 @@ def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> En
     tokens, ids = row.get("length"), row.get("input_ids", ())
     plain = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
     if isinstance(tokens, np.integer):
-        # The number of an array's length: a whole number to whoever wrote it.
+        # A length computed with numpy counts as a whole number.
         row["length"] = tokens = int(tokens)
     if type(tokens) is not int:
         tokens = None
@@ -60,11 +60,11 @@ def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> En
     try:
         return EncodedRow(*pack_row(row), tokens)
     except RowInvalid as cause:
-        raise bad_row(f"--encode made what is no row: {cause.reason or cause}") from cause
+        raise bad_row(f"--encode returned an invalid row: {cause.reason or cause}") from cause
 
 
 def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a function of the user's returns; what it raises, but lack of memory, refuses the row."""
+    """Calls a user's function and returns its result. Its errors, except lack of memory, refuse the row."""
     try:
         return function(*arguments)
     except (RowInvalid, KeyboardInterrupt):
@@ -72,7 +72,7 @@ def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any
     except SkipSample as why:
         raise bad_row(f"{option} makes no sample of this row: {why}") from why
     except BaseException as error:
-        # SystemExit too: it would end the run as if all were done.
+        # SystemExit too: it would end the run as if it had finished.
         raise_if_short(error)
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
@@ -84,7 +84,7 @@ def _setting(option: str, reason: str) -> SettingInvalid:
 
 
 class Form(NamedTuple):
-    """What the rows of a stream are; `arrays`: they may hold some, `carried`: those of the sources may."""
+    """The form of a stream's rows: `arrays`: they may contain arrays; `carried`: rows of the sources may."""
 
     arrays: bool
     encoding: Encoding | None
@@ -92,31 +92,31 @@ class Form(NamedTuple):
 
 
 def form_of(settings: Settings) -> Form:
-    """Returns what the rows of a run will be, by its options, and by the streams among its sources."""
+    """Returns the form of a run's rows, from its options and the streams among its sources. Raises SettingInvalid."""
     forms = [(plain_name(source.path), *(stream_form(source) or (False, None))) for source in settings.sources]
     arrays = any(holds for _, holds, _ in forms)
     first, encoding = next(((name, encoding) for name, _, encoding in forms if encoding is not None), ("", None))
     if settings.encode is not None:
         if encoding is not None:
-            hint = "leave it out, or take the rows before they were encoded"
-            raise _setting("--encode", f"the rows of {first} are encoded already; {hint}")
+            hint = "remove it, or use the rows from before encoding"
+            raise _setting("--encode", f"the rows of {first} are already encoded; {hint}")
         return Form(True, load_encoder(settings)[1], arrays)
     if encoding is None or settings.transform is not None or settings.columns:
-        # What a function has made of encoded rows is no longer what the encoder made.
+        # A function may have changed encoded rows, so the encoding is no longer known.
         return Form(arrays, None, arrays)
     if other := next((name for name, _, one in forms if one != encoding), None):
-        alike = "and all rows of a stream are encoded alike; make a stream of each"
-        raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {other}, {alike}")
+        alike = "but all rows of a stream must have the same encoding; make a stream of each"
+        raise _setting("--source", f"the rows of {first} and {other} have different encodings, {alike}")
     return Form(arrays, _formed(encoding, settings), arrays)
 
 
 def _formed(encoding: Encoding, settings: Settings) -> Encoding:
-    # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
+    # Split or padded rows differ from the encoder's output, and readers have to know that.
     return encoding if settings.form is None else {**encoding, "form": settings.form}
 
 
 def load_encoder(settings: Settings) -> tuple[Callable[[dict[str, Any]], Any], Encoding]:
-    """Returns the function of --encode, and what it encodes with."""
+    """Returns the function of --encode, and its encoding as the manifest keeps it. Raises SettingInvalid."""
     if settings.encode == SWIFT:
         function, encoding = _open_swift(**settings.swift, option="--encode")
         return function, check_encoding(_formed(encoding, settings))
@@ -124,12 +124,12 @@ def load_encoder(settings: Settings) -> tuple[Callable[[dict[str, Any]], Any], E
     own = _formed({"kind": "function", "function": name}, settings)
     told = getattr(function, "fingerprint", {})
     if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
-        reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
+        reason = f"its fingerprint contains {taken[0]!r}, a name that lazyshard uses itself; choose another name"
         raise _setting("--encode", f"{name}: {reason}")
     try:
         return function, check_encoding({**told, **own}, f"the attribute fingerprint of {name}")
     except TypeError as cause:
-        reason = f"its fingerprint is a dict of plain values, got {name_value(told, 2 * _SHOWN)}"
+        reason = f"its fingerprint must be a dict of plain values, got {name_value(told, 2 * _SHOWN)}"
         raise _setting("--encode", f"{name}: {reason}") from cause
     except ValueError as cause:
         raise _setting("--encode", str(cause)) from cause
@@ -137,7 +137,10 @@ def load_encoder(settings: Settings) -> tuple[Callable[[dict[str, Any]], Any], E
 
 @functools.cache
 def _open_swift(*, option: str, **swift: Any) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
-    """Returns what encodes a row as ms-swift would before training it; that takes seconds, so once in a process."""
+    """Returns a function that encodes rows as ms-swift does for training, and the encoding.
+
+    Opening ms-swift takes seconds, so the result is cached for the process.
+    """
     opener = load_function("lazyshard_swift.rows:open_encoder", option)
     try:
         opened: tuple[Any, Encoding] = opener(**swift)
@@ -147,20 +150,20 @@ def _open_swift(*, option: str, **swift: Any) -> tuple[Callable[[dict[str, Any]]
     except LazyShardError as cause:
         raise _setting(option, str(cause)) from cause
     except BaseException as error:
-        # SystemExit too, with which parsers of options end.
+        # SystemExit too, which argument parsers raise.
         raise _setting(option, f"ms-swift raised {name_error(error)}") from error
 
 
 def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:
-    """Returns the tokens of a row, and nothing else, in the form in which they travel; and how many these are.
+    """Returns the tokens of a row, and nothing else, as an EncodedRow, and their number.
 
-    `row` is as it was made, where it is not encoded; `line` as it would be published by itself.
+    `row` is used if the row is not encoded; `line` is the row as it would be published without splitting.
     """
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--split", fields, _BESIDE)
     if isinstance(line, EncodedRow):
-        # Of images, for instance: the tokens that stand for them would be trained without.
-        replaced = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # of which sequences have their own
+        # Arrays of images, for example: without them their placeholder tokens would be trained alone.
+        replaced = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # sequences have their own
         for name, value in fields.items():
             if name not in replaced and any(isinstance(one, np.ndarray) for one in values_in(value)):
                 raise bad_row(f"--split: there is an array under {name!r:.80}, which would be lost")
@@ -169,14 +172,14 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
 
 
 def document_of(row: EncodedRow) -> dict[str, Any]:
-    """Returns what an encoded row holds, arrays as views of its bytes; of what `read_document` made, the tokens."""
+    """Returns the fields of an encoded row, arrays as views of its bytes; for a row of `read_document`, the tokens."""
     found: dict[str, Any] = loads(row.line)
     fill_row(found, np.frombuffer(row.arrays, np.uint8))
     return found
 
 
 def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
-    """Returns a row with its tokens padded, a mask and its length, and how many tokens it has; see `read_document`."""
+    """Returns a row with padded tokens, a mask and its length, and its number of tokens; see `read_document`."""
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
     count = len(tokens[INPUT_IDS])
@@ -189,8 +192,8 @@ def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tup
 def write_tokens(
     tokens: Mapping[str, npt.NDArray[np.int64]], length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
 ) -> bytes | EncodedRow:
-    """Returns a row that holds tokens, as it is published."""
-    row: dict[str, Any] = {**(of or {})}  # as int32, which they fit: `tokens_of` has seen to it
+    """Returns a row with these tokens as it is published, with the other fields of `of`."""
+    row: dict[str, Any] = {**(of or {})}  # tokens as int32: `tokens_of` has checked that they fit
     row |= {name: values.astype(np.int32) if arrays else values.tolist() for name, values in tokens.items()}
     row["length"] = length
     return EncodedRow(*pack_row(row), length) if arrays else encode_row(row)
@@ -199,25 +202,25 @@ def write_tokens(
 def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dict[str, npt.NDArray[np.int64]]:
     for name in beside:
         if fields.get(name) is not None:
-            raise bad_row(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
+            raise bad_row(f"{option}: {name!r} has a value for each token, which would no longer match; remove it")
     if (mask := fields.get(ATTENTION_MASK)) is not None:
         full: Any = False
         with contextlib.suppress(TypeError, ValueError):
             full = np.all(np.asarray(mask) == 1)
         if not full:
-            hint = "all of which would be attended to; leave out these tokens and the mask"
-            raise bad_row(f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, {hint}")
+            hint = "which would be attended to; remove these tokens and the mask"
+            raise bad_row(f"{option}: {ATTENTION_MASK!r} masks some tokens of the row, {hint}")
     try:
         tokens = tokens_of(fields)
     except ValueError as cause:
         raise bad_row(f"{option}: {cause}") from cause
     if not len(tokens[INPUT_IDS]):
-        raise bad_row(f"{option}: input_ids are empty, expected a token at least")
+        raise bad_row(f"{option}: input_ids are empty, expected at least one token")
     return tokens
 
 
 class Measure:
-    """Tells how many tokens rows have: as --measure counts them, as their encoder told, or as they say themselves."""
+    """Returns the number of tokens of rows: from --measure, from their encoder, or from the length field."""
 
     def __init__(self, settings: Settings) -> None:
         self._counter = load_counter(settings) if settings.measure else None
@@ -225,7 +228,7 @@ class Measure:
         self._option = "--pack" if settings.pack else "--balance" if settings.balance is not None else None
 
     def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> int:
-        """Returns the tokens of a row. Raises RowInvalid where they cannot be told, or are too many."""
+        """Returns the number of tokens of a row. Raises RowInvalid if it is unknown or too large."""
         field, where, by = self._field, f"under {self._field!r}", ""
         tokens = row.get(field)
         if self._counter is not None:
@@ -244,7 +247,7 @@ class Measure:
                 option = self._option if self._pack else f"--length-field {field}"
                 expected = f"a whole number of tokens from 1 to {MAX_TOKENS} {where}"
                 raise bad_row(f"{option}: expected {expected}, found {_found(row, field)}")
-            # Fewer are right, where images stand for some.
+            # Fewer input_ids are right if some tokens belong to images.
             if isinstance(ids, list) and len(ids) > tokens:
                 raise bad_row(f"{self._option}: {tokens} tokens {where}, but {len(ids)} input_ids")
         if not tokens:
@@ -257,7 +260,7 @@ class Measure:
         if tokens > self._pack:
             raise bad_row(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
         line = row if isinstance(row, bytes) else row.line
-        # Every level takes an opening bracket, so few rows are parsed a second time.
+        # Each level needs an opening bracket, so only few rows are parsed a second time.
         if line.count(b"{") + line.count(b"[") > _MAX_LEVELS:
             try:
                 loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
@@ -266,7 +269,7 @@ class Measure:
 
 
 def load_counter(settings: Settings) -> Callable[[dict[str, Any]], int]:
-    """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told."""
+    """Returns the function of --measure, which counts the tokens of a row and raises RowInvalid if it cannot."""
     function: Callable[[dict[str, Any]], Any]
     if (name := str(settings.measure)) == SWIFT:
         function = functools.partial(_longest, _open_swift(**settings.swift, option="--measure")[0])
@@ -289,15 +292,15 @@ def load_counter(settings: Settings) -> Callable[[dict[str, Any]], int]:
 
 def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]], row: dict[str, Any]) -> int:
     encoded = encode(row)
-    # As ms-swift groups rows: of one with several sequences the longest counts.
+    # As ms-swift groups rows: for a row with several sequences the longest one counts.
     return int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
 
 
 def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:
-    """Returns what measures rows by the tokenizer in a folder. Nothing is fetched, and none of its code is run."""
+    """Returns a counter that uses the tokenizer in a directory. Downloads nothing and runs none of its code."""
     if not os.path.isdir(folder):
-        raise _setting("--measure", f"expected the folder of a tokenizer, swift or MODULE:FUNCTION, got {folder!r}")
-    # There are as many processes as are wanted.
+        raise _setting("--measure", f"expected the directory of a tokenizer, swift or MODULE:FUNCTION, got {folder!r}")
+    # --workers sets the number of processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers = load_extra("--measure DIRECTORY", "transformers", None)
     try:

@@ -1,7 +1,7 @@
-"""From settings and a position to batches: sources, recipe, shuffling and refusals put together.
+"""The pipeline of a run: connects sources, recipe, shuffling and refusals, from settings and a position to batches.
 
-A position is the place before a unit with how many of the rows made of it are published. So nothing of what is held
-here has to be saved; what the next run makes of the unit is compared by digest.
+A position is the place before a unit, and the number of published rows that were made of the unit. So no rows held in
+memory have to be saved; a restart makes the rows of the unit again and compares them by digest.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lazyshard_producer.sources.source import Context
 _MADE: Final = ("columns", "where", "transform", "shuffle", "seed", "weights", "pack", "length_field", "measure")
 _RECIPE: Final = (*_MADE, "pack_buffer", "pack_buffer_bytes", "split", "pad")
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
-"""What a stream can hold, by the option that makes it."""
+"""The kind of items in a stream, by the option that makes them."""
 
 
 class Pipeline:
-    """What gives the rows of a run, from the source position of the last seal on (None: there is no chunk).
+    """Reads the rows of a run, starting at the source position of the last seal (None: there is no chunk).
 
-    `samples` are published. Who gives no `refusals` gives `check_owner`. `close` may be called twice.
+    `samples` are published. Either `refusals` or `check_owner` is given. `close` may be called twice.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Pipeline:
             stack.callback(mixer.close)
             self.close: Final = stack.pop_all().close
         if told is not None:
-            # Behind the import of functions: where that fails, nothing continues.
-            warn(f"from here on rows are made or ordered in another way than before: {told}")
+            # After importing the functions: if that fails, the run does not continue.
+            warn(f"from here on rows are made or ordered differently: {told}")
         self.mixer: Final = mixer
         self.read: Callable[[], Batch | None] = partial(_read_batch, mixer)
-        """Returns the next rows, None when all is given; raises as `Mixer.read` and `Refusals.take` do."""
+        """Returns the next rows, None at the end; raises as `Mixer.read` and `Refusals.take` do."""
         if makers is not None:
             kind = Stripes if settings.balance is not None else Splitter if settings.split else Units
             units = kind(mixer, settings, samples, arrays=form.arrays)
@@ -90,7 +90,7 @@ class Pipeline:
 
 
 def _read_batch(mixer: Mixer) -> Batch | None:
-    """Returns the next rows of the sources as they are; None when all is given. Raises as `Mixer.read` does."""
+    """Returns the next rows of the sources unchanged, None at the end. Raises as `Mixer.read` does."""
     if (span := mixer.read()) is None:
         return None
     before = mixer.rows
@@ -103,14 +103,14 @@ def _read_batch(mixer: Mixer) -> Batch | None:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """Returns the settings by which rows are chosen, made and ordered, as positions keep them: those that are set."""
+    """Returns the settings that select, make and order rows, if set, in the form that positions keep."""
     found: dict[str, Any] = {name: getattr(settings, name, None) for name in _RECIPE}
     found["columns"] = [list(pair) for pair in settings.columns]
     found["weights"] = [source.weight for source in settings.sources if source.weight is not None]
     if settings.measure:
         swift = {"encode": SWIFT, **settings.swift, "form": settings.form} if settings.measure == SWIFT else None
         measuring = {"measure": settings.measure, "field": settings.measure_field, "encoding": swift}
-        # As JSON gives it back: pairs are lists there.
+        # As it is read back from JSON, where pairs are lists.
         found["measure"] = orjson.loads(orjson.dumps(measuring))
     split = asdict(settings.splitting) if settings.splitting else {}
     found["split"] = {name: value for name, value in split.items() if value is not None}  # a token may be 0
@@ -120,14 +120,14 @@ def describe(settings: Settings) -> dict[str, Any]:
     if not settings.pack:
         found |= dict.fromkeys(("length_field", "pack_buffer", "pack_buffer_bytes"))
     if settings.balance is not None:
-        # As `lazyshard.format.seal` reads it.
+        # `lazyshard.format.seal` reads these.
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
             found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}
 
 
 def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]:
-    """Returns in words, by name, each setting in which rows are made otherwise than before.
+    """Returns the changed settings of the recipe, in words, by name.
 
     >>> changes({"pack": 10, "seed": 3}, {"pack": 20, "seed": 3})
     {'pack': 'pack (was 10, now 20)'}
@@ -137,22 +137,22 @@ def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]
 
 
 def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosition, str | None]:
-    """Returns the start, and in which settings rows are made otherwise than before; None where in none."""
+    """Returns the start, and the changed settings of the recipe in words, None if unchanged. Raises SettingInvalid."""
     before = start.recipe
     if not (told := changes(before, described)):
         return start, None
     names = ", ".join(told.values())
-    # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
+    # If a source row makes several rows, or a buffer several packs, stripes may share a source row or buffer.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
     if start.skip and (told.keys() != {"weights"} or goes_over):
-        why = f"rows are to be made in another way than those of which the last chunk holds a part: {names}"
+        why = f"the last chunk ends within rows that were made with other settings: {names}"
         option = f"--{next(iter(told)).replace('_', '-')}"
-        raise SettingInvalid(f"{why}; continue with the settings of before, or choose another --out", option=option)
+        raise SettingInvalid(f"{why}; use the previous settings, or choose another --out", option=option)
     was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"
-        why = f"the stream holds {_KINDS[was]}, and would hold {_KINDS[now]} from here on, and it is all of one kind"
-        raise SettingInvalid(f"{option}: {why}; continue as before, or choose another --out", option=option)
+        why = f"the stream holds {_KINDS[was]} and cannot continue with {_KINDS[now]}"
+        raise SettingInvalid(f"{option}: {why}; use the previous settings, or choose another --out", option=option)
     if "weights" in told and not start.skip:
         start = replace(start, drawn=(0,) * len(start.drawn))
     return start, names

@@ -1,8 +1,8 @@
-"""The rows of all sources in the order of the run, one after another or mixed by weights, and the position after each.
+"""The rows of all sources in the order of the run, one after another or mixed by weight, and the position after each.
 
-Nothing depends on time: a source that has nothing at the moment is waited for. When one has met its end, the shares are
-counted anew. A start in the middle of a unit first gives the rows of which that was made, in the order of then. A
-source that was finished and has grown comes back once that shows; within a unit only when there is nothing else.
+The order does not depend on time: the run waits for a source that has no rows now. When a source ends, the shares are
+reset. A start in the middle of a unit first reads the rows of that unit, in their original order. A finished source
+that has grown rejoins when the growth is detected; within a unit only if no other source has rows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Line: TypeAlias = bytes | EncodedRow  # A row as it is published: a line of JSON
 
 
 def by_length(settings: Settings) -> bool:
-    """Whether rows go together by their lengths."""
+    """Whether rows are packed or balanced by their lengths."""
     return settings.pack > 0 or settings.balance is not None
 
 
 class MixPosition(NamedTuple):
-    """Where all sources stand between two rows, in memory; `Mixer.position` makes what seals keep of it.
+    """The positions of all sources between two rows, in memory; `Mixer.position` makes the position for seals.
 
-    `again`: it is in a unit that an earlier run has begun, or at its end.
+    `again`: inside of a unit that an earlier run has begun, or at its end.
     """
 
     each: tuple[Position, ...]
@@ -46,7 +46,7 @@ class MixPosition(NamedTuple):
 
 
 class SourceSpan(NamedTuple):
-    """Rows of one source that follow each other, of `rows` from `first` on; `before` is where all sources stand."""
+    """Consecutive rows of one source: `lines` are those of `rows` from `first` on; `before` is the position before."""
 
     source: int
     rows: Rows
@@ -55,11 +55,11 @@ class SourceSpan(NamedTuple):
     before: MixPosition
 
     def place(self, index: int) -> RowOrigin:
-        """Returns where `lines[index]` comes from."""
+        """Returns the origin of `lines[index]`."""
         return self.rows.place(self.first + index)
 
     def after(self, index: int, counts: Mapping[str, Any]) -> MixPosition:
-        """Returns where all sources stand after `lines[index]`, with so much counted up to there."""
+        """Returns the position after `lines[index]`, with these counts."""
         before = self.before
         each, drawn = list(before.each), list(before.drawn)
         each[self.source] = self.rows.position(self.first + index)
@@ -69,7 +69,7 @@ class SourceSpan(NamedTuple):
 
 
 class _Input:
-    """A source; of `rows`, which it gave last, [0, next) of `stop` were given out. `position` is where it is then."""
+    """A source. Of the `stop` rows of its last read, [0, next) were returned; `position` is the one after them."""
 
     def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
         self.entry = entry
@@ -83,8 +83,8 @@ class _Input:
         self.read_before = 0  # bytes, without those of `rows`
 
     def entry_at(self, position: Position) -> dict[str, Any] | None:
-        # By identity: a position that has not moved is the same object. Of a live source an entry also makes durable
-        # what lies behind the position, so it is asked each time.
+        # Cached by identity: an unchanged position is the same object. The entry of a live source also makes rows after
+        # the position durable, so it is not cached.
         if position is None:
             return self.entry
         if self.source is not None and (self.source.live or self._known[0] is not position):
@@ -92,12 +92,12 @@ class _Input:
         return self._known[1]
 
     def progress(self) -> tuple[int, int | None, int]:
-        """Returns (bytes given out, bytes there are, blank lines skipped)."""
+        """Returns (bytes returned, total bytes, blank lines skipped)."""
         if self.source is None:
             return self._progress
         read, there = self.source.progress
         if self.stop > self.next:
-            # Of rows that were read and not given out yet only their share counts.
+            # Count only the share of the bytes of rows that were returned.
             read = self.read_before + (read - self.read_before) * self.next // self.stop
         return read, there, self.source.blank
 
@@ -110,12 +110,12 @@ class _Input:
 
 @dataclass(eq=False)
 class Mixer:
-    """Gives the rows of all sources in the run's order, by their shares; without weights one after another.
+    """Reads the rows of all sources in the run's order: mixed by their shares, or without weights one after another.
 
-    Counts what becomes of them, those of earlier runs included, and makes the positions that seals keep.
+    Counts rows, including those of earlier runs, and makes the positions for seals.
 
-    `ahead`: positions are asked for rows behind those read last, so a source at its end stays open. By `recipe` rows
-    are made of those from `start` on.
+    `ahead`: positions may be requested after later rows were read, so a source at its end stays open. `recipe` applies
+    to rows from `start` on.
     """
 
     settings: Settings
@@ -128,21 +128,21 @@ class Mixer:
     recipe: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Opens the sources where they are mixed: one that cannot be read is refused before anything is published."""
+        """Opens all sources if they are mixed, so that an unreadable one is refused before anything is published."""
         position, sources = self.start, self.settings.sources
         self.rows, self.duplicate, self.blocks = position.rows, position.duplicate, position.blocks
         self._warned: set[str] = set()
         self.names = [plain_name(source.path) for source in sources]
         self._weights = [source.weight for source in sources if source.weight is not None] or None
-        # Rows of a unit, 0 for one: where sources that have grown come back. How many source rows a stripe or a pack
-        # buffer takes shows only as they are made.
+        # Rows of a unit, after which sources that have grown rejoin; 0 means one. The number of source rows in a stripe
+        # or a pack buffer is unknown until they are made.
         self._block = 1 << 62 if by_length(self.settings) else self.settings.shuffle
         self._ending = False
         self._waiting: int | None = None
         self._inputs = [_Input(entry, source_size(one)) for entry, one in zip(position.sources, sources, strict=True)]
-        self._in_unit = 0  # rows since its start
-        self._again: list[int] | None = None  # rows of each source to come of the unit
-        self._added = range(0)  # sources that were not there when the unit was begun
+        self._in_unit = 0  # rows since the start of the unit
+        self._again: list[int] | None = None  # remaining rows of each source in the begun unit
+        self._added = range(0)  # sources that were added after the unit was begun
         weights, finished = self._weights, list(position.finished)
         if not finished or (weights is None and not position.skip):
             finished = [False] * len(sources)
@@ -159,7 +159,7 @@ class Mixer:
                 stack.pop_all()
 
     def read(self) -> SourceSpan | None:
-        """Returns the next rows, none where there are none at the moment; None when all sources are finished."""
+        """Returns the next rows, empty if there are none now, None if all sources are finished."""
         self._waiting = None
         while True:
             if self._again is not None and not any(self._again):
@@ -173,7 +173,7 @@ class Mixer:
                 if not self._look_again(self._unsure[0]):
                     return self._nothing(self._unsure[0])
             elif not self._active:
-                # The first comes back of those that were finished and have grown.
+                # The first source with remaining rows was finished and has grown: it rejoins.
                 back = next(index for index, left in enumerate(self._again or ()) if left)
                 self._unsure.remove(back)
                 self._set_finished(back, False)
@@ -186,40 +186,40 @@ class Mixer:
                 elif self._again is None or self._again[index]:
                     return self._take(index)
                 else:
-                    # It was at its end here when the unit was begun, and has grown since.
+                    # The source ended here when the unit was begun, and has grown since.
                     self._set_finished(index, True)
                     self._unsure.append(index)
 
     def here(self, counts: Mapping[str, Any]) -> MixPosition:
-        """Returns where all sources stand after the last span, with so much counted up to there."""
+        """Returns the position after the last span, with these counts."""
         mixed = self._in_force is not None
         drawn, finished = (tuple(self._drawn), tuple(self._finished)) if mixed else ((), ())
         each = tuple(one.position for one in self._inputs)
         return MixPosition(each, drawn, finished, self._again is not None, counts)
 
     def position(self, at: MixPosition, **unit: Any) -> RunPosition:
-        """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
+        """Returns the position for a seal; `unit` are the fields of a unit that begins there. Does I/O."""
         self.refusals.sync()
-        # In a unit that was begun before the recipe of then counts.
+        # A unit that an earlier run has begun keeps the earlier recipe.
         recipe = self.start.recipe if at.again else self.recipe
         entries = tuple(one.entry_at(place) for one, place in zip(self._inputs, at.each, strict=True))
         return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts of this moment, by their names in `RunPosition`."""
+        """Returns the current counts by their names in `RunPosition`."""
         own = {"rows": self.rows, "duplicate": self.duplicate, "blocks": self.blocks}
         return own | {"refused": self.refusals.count, "quarantine_bytes": self.refusals.kept_bytes}
 
     def count_duplicate(self, place: RowOrigin) -> None:
-        """Counts a row that names a key twice; says so of the first of each source."""
+        """Counts a row that contains a key twice; warns for the first such row of each source."""
         self.duplicate += 1
         if place.file not in self._warned:
             self._warned.add(place.file)
-            what = "a key is named twice in one object (readers keep one of the values)"
+            what = "an object contains a key twice (readers keep one of the values)"
             self.warn(f"{place.file}:{place.line}: {what}; further such rows of this source are only counted")
 
     def wait(self, seconds: float) -> str:
-        """Waits until the source that had nothing may have more, so many seconds at the most; says what for."""
+        """Waits until the source without rows may have some, at most `seconds`; returns in words what it waits for."""
         source = None if self._waiting is None else self._inputs[self._waiting].source
         if source is None:
             return ""
@@ -227,24 +227,24 @@ class Mixer:
         return source.waits_for()
 
     def end(self) -> None:
-        """Asks live sources to finish with what is there."""
+        """Requests live sources to end with the rows that exist now."""
         self._ending = True
         for one in self._inputs:
             if one.source is not None:
                 one.source.end()
 
     def totals(self) -> tuple[int, int | None, int]:
-        """Returns (bytes read, bytes there are or None, blank lines skipped) of all sources and runs."""
+        """Returns (bytes read, total bytes or None, blank lines skipped) of all sources and runs."""
         read, there, blank = zip(*(one.progress() for one in self._inputs), strict=True)
         return sum(read), None if None in there else sum(there), sum(blank)
 
     def close(self) -> None:
-        """Closes all sources that are open."""
+        """Closes all open sources."""
         for one in self._inputs:
             one.close()
 
     def _set_shares(self, weights: Sequence[float] | None, drawn: Sequence[int], finished: Sequence[bool]) -> None:
-        """Sets by which weights (None: by their order) the sources that are not finished take turns, and from where."""
+        """Sets weights (None: one source after another), rows drawn and finished sources, and computes the shares."""
         self._in_force, self._drawn, self._finished = weights, list(drawn), list(finished)
         self._active = [index for index, done in enumerate(finished) if not done and index not in self._added]
         self._alone = weights is None or len(self._active) == 1
@@ -254,7 +254,7 @@ class Mixer:
                 self._shares[index] = share
 
     def _set_finished(self, index: int, done: bool) -> None:
-        # All shares are counted anew.
+        # This resets all shares.
         self._finished[index] = done
         self._set_shares(self._in_force, [0] * len(self._drawn), self._finished)
 
@@ -263,16 +263,16 @@ class Mixer:
         return SourceSpan(index, Rows(), 0, (), self.here({}))
 
     def _leave_unit(self) -> None:
-        """Continues behind the unit: with the weights of now, and with all sources."""
+        """Continues after the unit, with the current weights and all sources."""
         drawn = self._drawn if self._weights == self._in_force else [0] * len(self._drawn)
         finished, self._again, self._added = self._finished, None, range(0)
         if self._weights is None or self._in_force is None:
-            # As at any other start: those that are at their end show it in turn.
+            # As at any other start, each source is read again to detect its end.
             finished, self._unsure = [False] * len(finished), []
         self._set_shares(self._weights, drawn, finished)
 
     def _look_again(self, index: int) -> bool:
-        """Looks whether a source that was finished has grown; returns False if that cannot be told yet."""
+        """Checks whether a finished source has grown; returns False if that is not known yet."""
         one = self._inputs[index]
         ended = one.next == one.stop and not self._read(index)
         if ended or one.stop:
@@ -282,11 +282,11 @@ class Mixer:
         return ended or one.stop > 0
 
     def _take(self, index: int) -> SourceSpan:
-        """Moves past the rows that follow each other: as many as are at hand, and as it is the source's turn."""
+        """Returns the next consecutive rows of a source: those in memory, while it is the source's turn."""
         one = self._inputs[index]
         before, first, most = self.here({}), one.next, one.stop - one.next
         if self.settings.rate is not None:
-            # So finely `totals` tells how far it is.
+            # At most one second of rows, so that `totals` advances evenly.
             most = min(most, max(1, int(self.settings.rate)))
         if self._again is not None:
             most = min(most, self._again[index])
@@ -307,7 +307,7 @@ class Mixer:
         return SourceSpan(index, one.rows, first, lines if taken == len(lines) else lines[first : one.next], before)
 
     def _fill(self, index: int) -> bool:
-        """Reads on in a source; returns whether there is a row, and notes where its end is met."""
+        """Reads more rows of a source; returns whether there are any, and marks the source as finished at its end."""
         one = self._inputs[index]
         if self._read(index):
             return one.stop > 0
@@ -319,7 +319,7 @@ class Mixer:
         return False
 
     def _read(self, index: int) -> bool:
-        """Holds the next rows of a source, none where there are none now; returns False where it is at its end."""
+        """Loads the next rows of a source, perhaps none; returns False at its end."""
         one = self._inputs[index]
         self.watchdog.ask(lambda: f"reading {self.names[index]}")
         try:
@@ -350,21 +350,18 @@ class Mixer:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows to be published, in order; none where there are none at the moment. `tokens`: None where not measured.
+    """Rows to be published, in order; empty if there are none now. `tokens` is None if not measured.
 
-    `after` returns the position after the row of an index. `checked`: they are known to be rows.
+    `position` returns the position after the row of an index, once all rows before it are written or refused; it does
+    I/O. `checked`: the rows are known to be valid.
     """
 
     mixer: Mixer
     lines: Sequence[Line | RowInvalid]
     place: Callable[[int], RowOrigin]
-    after: Callable[[int], RunPosition]
+    position: Callable[[int], RunPosition]
     tokens: Sequence[int] | None = None
     checked: bool = True
-
-    def position(self, index: int) -> RunPosition:
-        """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
-        return self.after(index)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
         """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""
@@ -372,9 +369,9 @@ class Batch:
 
 
 class MadeRow(NamedTuple):
-    """A row that was made of others, where (the first of) these come from, and its length, 0 where not measured.
+    """A row made of source rows, the origin of the first of these, and its length, 0 if not measured.
 
-    `squares` is the sum of the squares of the lengths of its samples, none of which attends to another.
+    `squares` is the sum of the squares of the lengths of its samples, which do not attend to each other.
     """
 
     line: Line
@@ -384,14 +381,14 @@ class MadeRow(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """What tells it from others."""
+        """The bytes that identify the row, for a digest."""
         return self.line if isinstance(self.line, bytes) else self.line.data
 
 
 class Unit:
-    """What is `made` of a source row, or of a block of them: of so many rows `of` each source, by number.
+    """The rows `made` of one source row or a block of them. `of` gives the number of rows of each source, by index.
 
-    The sources stand `before` and `after` it.
+    `before` and `after` are the positions of the sources.
     """
 
     def __init__(self, mixer: Mixer, before: MixPosition, made: list[MadeRow], of: Mapping[int, int]) -> None:
@@ -400,7 +397,7 @@ class Unit:
         self._mixer, self._digest, self._digested = mixer, xxhash.xxh3_64(), 0
 
     def position(self, skip: int, *, lead: int = 0, cut: int = 0) -> RunPosition:
-        """Returns the position after so many of its rows; never fewer than in the last call. See `RunPosition`."""
+        """Returns the position after `skip` of its rows, not fewer than in the last call. See `RunPosition`."""
         if not skip:
             return self._mixer.position(self.before)
         if skip == len(self.made) and not lead and not cut:

@@ -1,7 +1,7 @@
-"""What is made of each row: columns chosen, filtered, transformed, encoded, measured. In this order, row by row.
+"""The steps for each row: select columns, filter, transform, encode, measure, in this order.
 
-Rows are made in this process, or by workers: they come back in the order in which they went in. The functions of the
-user's may take the number of the row among all that were read, over all runs, as a second argument.
+They run in this process or in workers, which keep the order of the rows. As a second argument, the user's functions may
+take the number of the row among all rows read in all runs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
 
 class MadeOfRow(NamedTuple):
-    """The rows made of one row as they are published, or why it was refused; `duplicate`: it named a key twice.
+    """The rows made of one row as they are published, or why it was refused; `duplicate`: it contained a key twice.
 
-    `tokens`: the length of each; empty where nobody asks for them.
+    `tokens`: the length of each; empty if lengths are not needed.
     """
 
     lines: Sequence[Line]
@@ -47,9 +47,9 @@ class MadeOfRow(NamedTuple):
 
 
 class Maker:
-    """Makes rows of rows, as `Workers` do in others. Raises SettingInvalid: a function cannot be had.
+    """Makes rows in this process, as `Workers` do in others. Raises SettingInvalid if a function cannot be loaded.
 
-    `arrays`: rows of the sources may hold arrays, and with them those that are made.
+    `arrays`: rows of the sources may contain arrays, and so may the rows made of them.
     """
 
     most: Final = 1
@@ -64,7 +64,7 @@ class Maker:
         self._encoder = load_encoder(settings)[0] if settings.encode else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
-        """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
+        """Returns the rows made of a row; an error of the user's functions refuses the row."""
         duplicate = False
         try:
             if isinstance(line, RowInvalid):
@@ -73,7 +73,7 @@ class Maker:
             row = check_row(text)
             duplicate = has_duplicate_keys(text, row)
             if isinstance(line, EncodedRow) and self._arrays:
-                # Writable, as the arrays of rows that are read for training.
+                # Writable, like the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
             made = [self._finish(one, self._encode(one, line)) for one in self._rows(row, index)]
             lengths = [length for _, length in made if length is not None]
@@ -82,11 +82,11 @@ class Maker:
             return MadeOfRow([], refused, duplicate)
 
     def submit(self, lines: Sequence[Line | RowInvalid], index: int) -> list[MadeOfRow]:
-        """Makes rows; the first has this index."""
+        """Makes rows of `lines`, of which the first has this index."""
         return [self.make(line, index + number) for number, line in enumerate(lines)]
 
     def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
-        """Returns what was made of them."""
+        """Returns the rows of `submit`."""
         return work
 
     def _rows(self, row: dict[str, Any], index: int) -> Sequence[Any]:
@@ -103,7 +103,7 @@ class Maker:
         return made
 
     def _encode(self, made: Any, line: Line) -> Line:
-        """Returns a row that was made of a line as it is published, unless it is cut, padded or measured."""
+        """Returns a row made of a line as it is published, except for splitting, padding and measuring."""
         if self._transform is None and not self._columns and self._encoder is None:
             if isinstance(line, EncodedRow):
                 return line.line if not self._arrays and (self._split or self._padding) else line
@@ -118,16 +118,16 @@ class Maker:
         try:
             line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
         except RowInvalid as cause:
-            # What is wrong is not the line that it was made of.
-            raise bad_row(f"{option} made what is no row: {cause.reason}") from cause
+            # Without the byte of the cause, which does not refer to the source line.
+            raise bad_row(f"{option} returned an invalid row: {cause.reason}") from cause
         self._checked(option, line)
         if self._encoder is None:
             return line
-        # What a transform has made need not be JSON yet, but a dict.
+        # The result of a transform may not be a dict of plain JSON values yet.
         return self._encode(check_row(line if isinstance(line, bytes) else line.line), line)
 
     def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, int | None]:
-        """Returns a row as it is published, and its length if somebody asks for that."""
+        """Returns a row as it is published, and its length if needed, else None."""
         if self._split:
             return read_document(row, line)
         if self._padding is not None:
@@ -142,7 +142,7 @@ class Maker:
 
     def _checked(self, option: str, line: Line) -> Line:
         if (size := line_size(line) - 1) > self._most:
-            raise bad_row(f"{option} made a row of {size} bytes, {too_long(self._most)}")
+            raise bad_row(f"{option} returned a row of {size} bytes, {too_long(self._most)}")
         return line
 
 
@@ -157,7 +157,7 @@ def _as_rows(made: Any) -> list[Any]:
 
 
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
-    """Returns the function, taking (row, index) whatever it takes itself."""
+    """Returns the function with the signature (row, index), whether or not it takes an index."""
     function, wanted = load_function(name, option), 0
     with contextlib.suppress(TypeError, ValueError):
         for one in inspect.signature(function).parameters.values():
@@ -166,49 +166,49 @@ def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
 
 
 class Workers:
-    """A pool of processes. `most` pieces of work, of `rows` rows each, are to be under way."""
+    """A pool of processes. The caller should keep `most` tasks of `rows` rows each in progress."""
 
     def __init__(self, settings: Settings, count: int, arrays: bool = False) -> None:
         _start_tracker()
         spawn = multiprocessing.get_context("spawn")  # not fork: this process may have threads
         self._pool = ProcessPoolExecutor(count, spawn, _begin, (settings, arrays, os.getpid()))
-        self.most: Final = 2 * count  # for each worker one in hand, and one at the door
+        self.most: Final = 2 * count  # for each worker a running task and a waiting one
         self.rows = 1
 
     def submit(self, lines: Sequence[Line | RowInvalid], index: int) -> Future[tuple[list[MadeOfRow], float]]:
-        """Sends rows off; the first has this index."""
+        """Sends rows to a worker; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
         except BrokenProcessPool as cause:
             raise _died() from cause
 
     def result(self, work: Future[tuple[list[MadeOfRow], float]], timeout: float) -> list[MadeOfRow] | None:
-        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds."""
+        """Returns the result of `submit`, None if it is not ready within `timeout` seconds."""
         try:
             made, seconds = work.result(timeout)
         except NotReady:
             return None
         except BrokenProcessPool as cause:
             raise _died() from cause
-        # 50 ms of work travel at a time: far more than the way takes, far less than anybody waits for. At most 256 rows
-        # bound the memory.
+        # A task takes about 50 ms: far more than the transfer, and too short to notice. At most 256 rows bound the
+        # memory.
         self.rows = max(1, min(256, 2 * self.rows, int(0.05 * len(made) / max(seconds, 1e-9))))
         return made
 
     def close(self) -> None:
-        """Ends the processes, those that are at work too, and returns when nothing of the pool is left."""
-        # Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock.
+        """Kills the processes, busy ones too, and returns when the pool is gone."""
+        # The pool's thread must end before the interpreter does: Python 3.11 wakes it at exit without holding its lock.
         for process in list((self._pool._processes or {}).values()):
             with contextlib.suppress(OSError, ValueError):
                 process.kill()
-        # This end of the workers' pipe would keep the thread waiting for the rest of what one was sending.
+        # With this end of the workers' pipe open, the thread would wait for the rest of a killed worker's message.
         if (writer := getattr(self._pool._result_queue, "_writer", None)) is not None:
             writer.close()
         self._pool.shutdown(wait=True)
 
 
 def _start_tracker() -> None:
-    """Starts the process that removes the semaphores of a pool that is killed; it would warn of each."""
+    """Starts the process that removes semaphores of a killed pool, without its warning for each semaphore."""
     before = {name: value for name, value in os.environ.items() if name == "PYTHONWARNINGS"}
     os.environ["PYTHONWARNINGS"] = ",".join([*filter(None, before.values()), "ignore:resource_tracker"])
     try:
@@ -223,14 +223,14 @@ _maker: Maker | None = None  # of a worker process
 
 def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     global _maker
-    # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
+    # Terminals and service managers signal all processes of a group; the parent handles these signals.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
-        # Linux: nobody is left behind when the parent is killed.
+        # Linux: end this process when the parent is killed.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
-        # It was killed before that was said.
+        # The parent was killed before prctl.
         os._exit(1)
     _maker = Maker(settings, arrays)
 
@@ -239,13 +239,13 @@ def _make(lines: Sequence[Line | RowInvalid], index: int) -> tuple[list[MadeOfRo
     assert _maker is not None
     started = time.perf_counter()
     made = _maker.submit(lines, index)
-    # What a function has printed must not be lost where this process is killed with its parent.
+    # Flush, so that output of the user's functions is not lost if this process is killed.
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     return made, time.perf_counter() - started
 
 
 def _died() -> WorkerFailed:
-    what = "a worker process has ended in the middle of its work: killed (out of memory?), or its modules cannot be"
-    hint = "What is published is safe; run the same command again, with fewer --workers or --workers 0"
-    return WorkerFailed(f"{what} imported there. {hint}")
+    what = "a worker process died: it was killed (out of memory?), or it cannot import the modules of the functions"
+    hint = "Published chunks are safe; run the same command again, with fewer --workers or --workers 0"
+    return WorkerFailed(f"{what}. {hint}")

@@ -1,7 +1,7 @@
-"""Rows that are no rows: what becomes of them, the file in which they are kept, and what `quarantine` shows of it.
+"""Bad rows: the policy for them, the file in which they are kept, and the summary that `quarantine` shows.
 
-`quarantine.jsonl` is on the device before the seal whose position counts its bytes; a restart cuts off what is behind
-that, and puts a copy in its place: a producer that was fenced and wakes writes into a file that nobody reads.
+`quarantine.jsonl` is synced before the seal whose position contains its size. A restart replaces the file by a copy
+truncated to that size, so a fenced producer that resumes writes to a file that is no longer read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Quarantine:
-    """The file of refused rows; made when the first row comes. Raises ProducerFenced, OSError.
+    """The file of refused rows, created for the first row. Raises ProducerFenced, OSError.
 
-    `committed` is its size as the last seal has it, `size` that with all rows so far. `check_owner` raises where
-    another producer has the stream, and returns the directory from which to rename into it.
+    `committed` is its size in the last seal, `size` its size with all rows so far. `check_owner` raises if another
+    producer has the stream, and returns the directory from which to rename into it.
     """
 
     def __init__(self, out: Path, committed: int, *, check_owner: Callable[[], Path]) -> None:
@@ -44,7 +44,7 @@ class Quarantine:
         self._check_owner = check_owner
         self._fd: int | None = None
         self._buffer, self._dirty = bytearray(), False
-        found = 0  # also where it was moved away by somebody who has dealt with these rows
+        found = 0  # also if a user has moved the file away
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(self._path).st_size
         self.size = self._kept = min(committed, found)
@@ -52,8 +52,8 @@ class Quarantine:
             self._take()
 
     def add(self, place: RowOrigin, reason: str, line: bytes | None) -> None:
-        """Adds a row, its line None where nobody has it."""
-        # Functions of the user's may give reasons of their own, and JSON has no lone surrogates.
+        """Adds a row; its line is None if unknown."""
+        # Reasons may come from the user's functions, and JSON cannot contain lone surrogates.
         reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
         entry: dict[str, Any] = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
         text = (line or b"").rstrip(b"\r\n")
@@ -62,7 +62,7 @@ class Quarantine:
         except UnicodeDecodeError:
             entry["row_base64"] = pybase64.b64encode(text).decode()
         entry["at"] = int(time.time())
-        # Not by orjson, which needs many times the memory of a long row, and dies where that is not there.
+        # Not by orjson, which needs many times the memory of a long row, and aborts if it cannot allocate it.
         written = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
         self.size += len(written)
@@ -70,14 +70,14 @@ class Quarantine:
             self._flush()
 
     def sync(self) -> None:
-        """Returns when all rows so far are on the device."""
+        """Makes all rows so far durable."""
         self._flush()
         if self._dirty and self._fd is not None:
             sync(self._fd)
             self._dirty = False
 
     def close(self) -> None:
-        """Closes the file; rows that no seal counts are cut off by the next run, which meets them again."""
+        """Closes the file; the next run removes rows that no seal counts, and refuses them again."""
         with contextlib.suppress(OSError, LazyShardError):
             self._flush()
         self._buffer.clear()
@@ -88,14 +88,14 @@ class Quarantine:
     def _flush(self) -> None:
         if self._buffer:
             self._check_owner()
-            # Whatever comes of it, nothing goes behind a line that is torn.
+            # Emptied before writing: after an error, nothing may follow a torn line.
             data, self._buffer = self._buffer, bytearray()
             fd = self._take() if self._fd is None else self._fd
             self._dirty = True
             write_all(fd, data)
 
     def _take(self) -> int:
-        """Puts a copy of what stays of the file in its place, which is this run's, and returns it opened."""
+        """Replaces the file by a copy of its committed part, owned by this run, and returns its descriptor."""
         temporary, left = self._check_owner() / QUARANTINE, self._kept
         try:
             fd = create(temporary)
@@ -115,17 +115,17 @@ class Quarantine:
             self._check_owner()
             raise
         self._fd = fd
-        # Less than there was before where somebody has moved it away meanwhile.
+        # Less than before if a user has moved the file away meanwhile.
         self.size, self._kept = self.size - left, self._kept - left
         return fd
 
 
 @dataclass
 class Refusals:
-    """Takes rows that were refused, and ends the run where they are more than `most` (None: any number) in all runs.
+    """Handles refused rows, and ends the run if there are more than `most` in all runs (None: no limit).
 
-    `count` are refused so far, `quarantine_bytes` were kept by earlier runs; `tell` is called with each that does not
-    end the run.
+    `count` rows are refused so far, earlier runs kept `quarantine_bytes`. `tell` is called for each refused row that
+    does not end the run.
     """
 
     policy: Literal["fail", "skip", "quarantine"]
@@ -138,16 +138,16 @@ class Refusals:
 
     @property
     def kept_bytes(self) -> int:
-        """Size of the file with all rows so far; what earlier runs have kept there stays, whatever this one does."""
+        """Size of the file with all rows so far; rows kept by earlier runs stay under any policy."""
         return self.quarantine.size if self.quarantine is not None else self.quarantine_bytes
 
     def take(self, error: RowInvalid, place: RowOrigin, line: bytes | EncodedRow | RowInvalid | None) -> None:
-        """Takes a refused row; its line is kept if there is one, and all of the row is in it."""
+        """Handles a refused row; raises RowInvalid if the run is to end. Keeps the line if it is the complete row."""
         if self.policy == "fail":
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
             before = f"more than {count(self.most, 'bad row')} (--max-bad-rows), the last one: "
-            hint = "Look at what they have in common, or allow more; nothing is lost"
+            hint = "Find their common cause, or allow more; nothing is lost"
             raise locate(error, place, before, hint) from error
         self.count += 1
         self.first = self.first or (error, place)
@@ -159,18 +159,18 @@ class Refusals:
         self.tell(error, place, text)
 
     def check_empty(self, rows: int) -> None:
-        """Looks, before a stream without any row ends, whether it is empty because rows were refused."""
+        """Raises RowInvalid if a stream would end without any row because rows were refused."""
         if self.first is None:
             return
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
-            why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
-        hint = "Look at what they have in common, fix the rows or what refuses them, and run the same command again"
-        where = "so nothing is published, and the stream is not ended; the first one: "
+            why = f"of {rows:,} rows {self.count:,} were refused, and the others were left out"
+        hint = "Find their common cause, fix it, and run the same command again"
+        where = "so nothing is published, and the stream is not ended; the first bad row: "
         raise locate(*self.first, f"{why}, {where}", f"{hint}; nothing is lost") from self.first[0]
 
     def sync(self) -> None:
-        """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
+        """Makes all kept rows durable. Raises as `Quarantine.sync` does."""
         if self.quarantine is not None:
             self.quarantine.sync()
 
@@ -181,23 +181,23 @@ class Refusals:
 
 
 def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | None = None) -> RowInvalid:
-    """Returns the error for a refused row with its place: file, line, and byte in the file."""
+    """Returns the error for a refused row with its location: file, line, and byte in the file."""
     byte, reason = None if place.byte is None else place.byte + (error.byte or 0), error.reason or str(error)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
     where, fix = f" byte {byte} of the {text}:", "Fix that line"
     if byte is None or reason.startswith("--"):
-        # What refuses a row that is made of it need not be the fault of a line.
-        where, fix = "", "Fix the row, or what refuses it,"
+        # A row made from the line was refused, so the line itself may be right.
+        where, fix = "", "Fix the row, or the step that refuses it,"
     hint = hint or f"{fix} and run the same command again; nothing is lost"
     message = f"{before}{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'} {hint}"
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 
 
-MAX_SHOWN: Final = 20  # reasons that people get to see, the most frequent first
+MAX_SHOWN: Final = 20  # reasons in the summary, the most frequent first
 
 
 def read_refused(stream: str) -> Iterator[bytes | None]:
-    """Yields the refused rows of a stream, without their line ends; None for each line that is none of ours."""
+    """Yields the refused rows of a stream, without line ends; None for each line that cannot be decoded."""
     try:
         opened = open_file(Path(stream, QUARANTINE))
     except FileNotFoundError:
@@ -209,17 +209,17 @@ def read_refused(stream: str) -> Iterator[bytes | None]:
 
 
 def summarize(stream: str) -> QuarantineSummary:
-    """Returns what is in a stream's quarantine, by reason. Memory: that of 200 reasons."""
+    """Returns a summary of a stream's quarantine by reason. Memory is bounded by 200 reasons."""
     return read_refusals(Path(stream), whole=True) or QuarantineSummary(0, (), 0, complete=True)
 
 
 def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
-    """Yields a summary for people."""
+    """Yields a summary for users, line by line."""
     if not summary.rows and not summary.unreadable:
-        yield one_line(f"{stream}: no row was refused into quarantine")
+        yield one_line(f"{stream}: no rows in quarantine")
         return
-    # Nothing tells which of them were fixed and given again as another source.
-    yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, those fixed since included")
+    # It is unknown which rows were fixed and given again as another source.
+    yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, including rows fixed since")
     for group in summary.reasons[:MAX_SHOWN]:
         where = f"at {group.first.source}:{group.first.line}"
         if group.rows > 1:

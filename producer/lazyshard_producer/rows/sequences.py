@@ -1,8 +1,9 @@
-"""What is made of rows and of many together: in blocks shuffled or packed, dealt by cost, or cut into sequences.
+"""Steps for many rows together: shuffle or pack blocks, balance by cost, or split into sequences.
 
-A stripe, a chunk for each rank, may end in the middle of the rows made of a source row, or of a block where rows are
-packed. Then the next one begins with that source row, behind its `lead`. So may a sequence, within a row: its position
-is the place before the source row, with how many rows of it are published, and how many tokens of the last one::
+A stripe, which is one chunk for each rank, may end in the middle of the rows made of a source row, or of a block of
+packed rows. Then the next stripe begins with that source row, after its `lead`. Likewise a sequence may end within a
+row: its position is the one before the source row, with the numbers of its published rows and of published tokens of
+the last of them::
 
     rows made of a, b, c ...   1 2  3 4  5 6  7 8 ...            aaaa bbbbb cccc
     stripes, sequences         5 rows each                       6 tokens each
@@ -36,19 +37,19 @@ from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
 
-# The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs.
+# Most bytes of all rows in a pack, so that readers accept the pack, which is longer than its rows.
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
-_MOST: Final = 64  # sequences that are made at a time: of a book there are thousands
+_MOST: Final = 64  # sequences that are made at a time: a book has thousands
 
 
 def shuffle(seed: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
-    """Returns the rows of a block in another order, which the seed and its number give."""
-    # Element i of the permutation is where row i goes.
+    """Returns the rows of a block in an order that depends on the seed and the number of the block."""
+    # Element i of the permutation is the new index of row i.
     return [rows[index] for index in np.argsort(permutation(len(rows), seed, number)).tolist()]
 
 
 def pack(capacity: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
-    """Returns packs of rows, of at most so many tokens each; see `lazyshard.plan.sequences`."""
+    """Returns packs of rows with at most `capacity` tokens each; see `lazyshard.plan.sequences`."""
     made = []
     for indices in pack_samples([row.tokens for row in rows], capacity):
         part: list[MadeRow] = []
@@ -67,15 +68,15 @@ def _packed(rows: list[MadeRow]) -> MadeRow:
     lengths = [row.tokens for row in rows]
     plain = [row.line for row in rows if isinstance(row.line, bytes)]
     encoded = [row.line for row in rows if isinstance(row.line, EncodedRow)]
-    # All are of one kind.
+    # All rows have the same type.
     line: Line = encode_encoded_pack(encoded, lengths) if encoded else encode_pack(plain, lengths)
     return MadeRow(line, rows[0].place, sum(lengths), sum(row.squares for row in rows))
 
 
 class Units:
-    """Gives what is made of each unit by itself, after so many samples; perhaps from the middle of one on.
+    """Publishes the rows of each unit, the first perhaps from its middle on, after `samples` published samples.
 
-    `arrays`: rows hold arrays, as encoded rows do.
+    `arrays`: rows contain arrays, as encoded rows do.
     """
 
     def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
@@ -84,36 +85,36 @@ class Units:
         self._measured = by_length(settings) or any((settings.split, settings.pad, settings.measure))
 
     def add(self, unit: Unit) -> Iterator[Batch]:
-        """Takes what was made of more source rows; yields what can be published now."""
+        """Adds the rows made of more source rows; yields the rows that can be published now."""
         skipped = self._mixer.start.skip if self._begun and self._find(unit.made) else 0
         if rows := unit.made[skipped:]:
             yield self._batch(rows, lambda index: unit.position(skipped + index + 1))
 
     def rest(self) -> Iterator[Batch]:
-        """Yields what is left when all source rows are read."""
+        """Yields the remaining rows when all source rows are read."""
         if self._begun:
             self._lose()
         yield from ()
 
     def _find(self, rows: Sequence[MadeRow]) -> bool:
-        """Returns whether these rows begin with those that are published; if not, see `_lose`."""
+        """Returns whether these rows begin with the published rows; if not, the result of `_lose`."""
         self._begun, start, digest = False, self._mixer.start, xxhash.xxh3_64()
         for row in rows[: start.skip]:
             digest.update(row.data)
         return (len(rows) >= start.skip and digest.hexdigest() == start.skipped) or self._lose()
 
     def _lose(self) -> bool:
-        """Returns False where other rows may come than those that are published. Raises SourceRefused."""
+        """Returns False if the sources may continue with other rows. Raises SourceRefused if not."""
         start = self._mixer.start
         sources = [source for source, rows in zip(self._settings.sources, start.unit, strict=True) if rows]
         names, read = ", ".join(plain_name(source.path) for source in sources), sum(start.unit)
         if all(source.resume == "append" and source_kind(source) == "stdin" for source in sources):
-            lost = f"what is not published of the last {read} that were read before is lost"
+            lost = f"unpublished rows of the last {read} rows that were read before are lost"
             self._mixer.warn(f"{names}: continues with new rows; {lost}")
             return False
-        why = f"the last chunk ends within rows made of {count(read, 'row')} of it, which come out otherwise now: "
-        changed = "the source was changed in a part that was read, or a function gives other rows for the same row"
-        hint, part = f"; {changed}; put back what it was, or choose another --out", count(start.skip, "row")
+        why = f"the last chunk ends within rows made of {count(read, 'row')} of it, which are different now: "
+        changed = "the source was changed in a part that was read, or a function returns other rows for the same row"
+        hint, part = f"; {changed}; restore it, or choose another --out", count(start.skip, "row")
         raise refuse_source(names, f"XXH3 {start.skipped} of the first {part}", "another one", hint, where=why)
 
     def _batch(self, rows: list[MadeRow], position: Callable[[int], RunPosition]) -> Batch:
@@ -124,8 +125,8 @@ class Units:
 def make_batches(
     settings: Settings, mixer: Mixer, makers: Maker | Workers, units: Units, watchdog: Watchdog
 ) -> Iterator[Batch]:
-    """Yields rows made of rows; `units` says what becomes of each source row, or of each block of them."""
-    left = sum(mixer.start.unit) if mixer.start.skip else 0  # source rows of a unit that was begun
+    """Yields the rows made of source rows; `units` processes each source row, or each block of them."""
+    left = sum(mixer.start.unit) if mixer.start.skip else 0  # remaining source rows of a begun unit
     last, rows, most_bytes = mixer.here(mixer.counts()), settings.shuffle or 1, math.inf
     arrange = partial(shuffle, settings.seed) if settings.shuffle else None
     if settings.pack:
@@ -144,15 +145,15 @@ def make_batches(
     nothing, size, taken, given = Rows(), 0, 0, False
     for made in _make(mixer, makers, watchdog):
         if made is None:
-            if not given:  # for now; signals are looked at in between
+            if not given:  # an empty batch, so that the caller can check signals
                 yield Batch(mixer, nothing.lines, nothing.place, nothing.position)
             given = False
             continue
-        # One source row is dealt with as the batches made of those before were asked for.
+        # The batches of all earlier source rows have been consumed by now.
         span, index, row = made
         place = span.place(index)
         if unit is None:
-            # Sources may have come back since the row before.
+            # Sources may have rejoined since the previous row.
             before = last if index else span.before._replace(counts=last.counts)
             unit, size, taken = Unit(mixer, before, [], {}), 0, 0
         mixer.rows += 1
@@ -161,7 +162,7 @@ def make_batches(
         if row.refused is not None:
             mixer.refusals.take(row.refused, place, span.lines[index])
         last = span.after(index, mixer.counts())
-        lengths = row.tokens or [0] * len(row.lines)  # none where nobody asks for them
+        lengths = row.tokens or [0] * len(row.lines)  # empty if lengths are not needed
         unit.made += [MadeRow(line, place, n, n * n) for line, n in zip(row.lines, lengths, strict=True)]
         unit.of[span.source] = unit.of.get(span.source, 0) + 1
         size += sum(map(line_size, row.lines))
@@ -179,8 +180,8 @@ def make_batches(
 def _make(
     mixer: Mixer, makers: Maker | Workers, watchdog: Watchdog
 ) -> Iterator[tuple[SourceSpan, int, MadeOfRow] | None]:
-    """Yields what was made of the source row of an index in a span, and None where it is time to look around."""
-    number = mixer.rows  # source rows in work, and before them
+    """Yields a span, an index in it, and the rows made of that source row; yields None regularly to return control."""
+    number = mixer.rows  # source rows submitted so far
     under_way: deque[tuple[SourceSpan, int, Any]] = deque()
     span, first = mixer.read(), 0
     while span is not None or under_way:
@@ -205,20 +206,20 @@ def _make(
 
 def _told(span: SourceSpan, index: int) -> str:
     place = span.place(index)
-    return f"the functions that make rows, at {place.file}:{place.line}"
+    return f"running the functions for rows at {place.file}:{place.line}"
 
 
 class Stripes(Units):
-    """Collects rows until they fill a stripe, and deals them by cost."""
+    """Collects rows until they fill a stripe, and balances them by cost."""
 
     def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
         super().__init__(mixer, settings, samples, arrays=arrays)
         ranks, size, seed = settings.balance or 1, settings.samples_per_chunk, settings.seed
         self._balance = Balance(ranks, size, settings.micro_batch_size, seed)
         self._cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
-        # The first rows that are published may belong to the stripe before: its lead.
+        # The first published rows of the unit, its lead, may belong to the stripe before.
         self._first = samples - (mixer.start.skip - mixer.start.lead)
-        self._start: Unit | None = None  # behind the rows of this the stripe begins, made of these source rows
+        self._start: Unit | None = None  # its rows precede the stripe; it counts the stripe's source rows
         self._rows: list[MadeRow] = []
         self._after = mixer.here(mixer.counts())
 
@@ -233,7 +234,7 @@ class Stripes(Units):
             begun, first = self._mixer.start, self._mixer.start.lead
             if sum(start.of.values()) < sum(begun.unit):
                 return
-            # Where none is published but the lead, the stripe is not collected yet.
+            # If only the lead is published, the stripe is not complete yet.
             published = begun.skip - first
             own = self._rows[first : first + self._balance.room(self._first)]
             if self._find(self._rows[:first] + (self._dealt(own) if published else [])):
@@ -242,14 +243,14 @@ class Stripes(Units):
                 self._first = self._samples
         while skipped or len(self._rows) >= self._balance.room(self._first):
             taken = min(len(self._rows), self._balance.room(self._first))
-            # What is left of the rows added last begins the next stripe.
+            # The remaining rows of the last unit begin the next stripe.
             left = len(self._rows) - taken
             lead = unit.made[: len(unit.made) - left]
             yield self._deal(taken, Unit(self._mixer, unit.before, lead, unit.of) if left else None, skipped)
             skipped = 0
 
     def rest(self) -> Iterator[Batch]:
-        """Yields the rows that fill no stripe, dealt as well as they can be."""
+        """Yields the rows of the last, incomplete stripe, balanced as well as possible."""
         if self._begun:
             self._lose()
             self._first = self._samples
@@ -257,7 +258,7 @@ class Stripes(Units):
             yield self._deal(len(self._rows), None, 0)
 
     def _deal(self, taken: int, following: Unit | None, skipped: int) -> Batch:
-        """Returns a stripe; `following` are the rows of the last source row or block that are not in the next one."""
+        """Returns a stripe; `following` holds the rows of its last source row or block, without those of the next."""
         assert self._start is not None
         lead, rest = self._start.made, following or Unit(self._mixer, self._after, [], {})
         dealt = self._dealt(self._rows[:taken])
@@ -269,7 +270,7 @@ class Stripes(Units):
             return unit.position(len(lead) + skipped + index + 1, lead=len(lead))
 
         self._first += taken
-        # Sources may come back before the next row: where a stripe begins with it, that is told with it.
+        # If the next stripe begins with a new source row, its start is set with that row: sources may rejoin before.
         self._rows, self._start = self._rows[taken:], following
         return self._batch(dealt[skipped:], position)
 
@@ -279,7 +280,7 @@ class Stripes(Units):
 
 
 class _OpenDocument(NamedTuple):
-    """A row of which not all tokens are published, by its number in a unit; `framed`: its BOS and EOS included."""
+    """A row with unpublished tokens, by its number in a unit; `framed` is its length with BOS and EOS."""
 
     unit: Unit
     row: int
@@ -288,16 +289,16 @@ class _OpenDocument(NamedTuple):
 
 
 class Splitter(Units):
-    """Puts rows one behind the other and cuts them. They are as `read_document` gives them."""
+    """Concatenates rows and splits them into sequences. The rows are made by `read_document`."""
 
     def __init__(self, mixer: Mixer, settings: Settings, samples: int, *, arrays: bool) -> None:
         super().__init__(mixer, settings, samples, arrays=arrays)
         assert settings.splitting is not None
-        self._split, self._follows = settings.splitting, samples > 0  # whether these follow a sequence
+        self._split, self._follows = settings.splitting, samples > 0  # whether a sequence precedes
         (self._frame,) = self._split.framed([0])
         self._documents: list[_OpenDocument] = []
-        self._offset = self._left = 0  # tokens of the first of them that are published, and of all that are not
-        self._after = mixer.here(mixer.counts())  # all of them
+        self._offset = self._left = 0  # published tokens of the first document, unpublished tokens of all documents
+        self._after = mixer.here(mixer.counts())  # position after all documents
 
     def add(self, unit: Unit) -> Iterator[Batch]:
         """Yields the sequences that more rows fill; see `Units.add`."""
@@ -308,7 +309,7 @@ class Splitter(Units):
             if isinstance(row.line, EncodedRow)  # all of them are
         ]
         if self._begun:
-            # Of the last row that is published perhaps not all tokens are.
+            # The last published row may be published only in part.
             begun, cut = self._mixer.start, self._mixer.start.cut
             first = begun.skip - (cut > 0)
             if self._find(unit.made) and (not cut or cut < added[first].framed or self._lose()):
@@ -323,7 +324,7 @@ class Splitter(Units):
             self._left = sum(one.framed for one in self._documents) - self._offset
 
     def rest(self) -> Iterator[Batch]:
-        """Yields the tokens that fill no sequence as a shorter one."""
+        """Yields the remaining tokens as a shorter sequence."""
         if self._begun:
             self._follows = self._lose()
         yield from self._cut_all(last=True)
@@ -355,9 +356,9 @@ class Splitter(Units):
         try:
             tokens = cut_tokens(sequence, {number: one.tokens for number, one in documents.items()}, self._split)
         except ValueError as cause:
-            # Whoever leaves a row out moves all tokens behind it, so that is no choice.
+            # Ends the run: skipping the row would shift all tokens after it.
             other = next((one for one in documents.values() if one.tokens.keys() != first.tokens.keys()), first)
-            hint = "and this is the first that differs from the one before; give all labels, or none"
+            hint = "and this is the first that differs from the previous row; give labels to all rows, or to none"
             raise locate(bad_row(f"--split: {cause}, {hint}"), other.unit.made[other.row].place) from cause
         length = len(tokens["input_ids"])
         line = write_tokens(tokens, length, arrays=self._arrays)

@@ -1,8 +1,8 @@
-"""Where a run publishes: a directory, or a spool on this machine that a thread puts to an object store.
+"""The place where a run publishes: a directory, or a local spool that a thread uploads to an object store.
 
-A start into a store locks the spool, looks at the owner and the stream, puts our token as the owner on condition that
-that is still so, and looks again at what was published since. A spool that does not count is made anew of the store.
-From there on the run is one into a directory, the spool's; docs/object-storage-producer.md has the order of steps.
+At the start, a run into a store locks the spool, reads owner and stream, replaces the owner with its own token by a
+conditional put, and reads again what was published meanwhile. An invalid spool is rebuilt from the store. From then on
+the run publishes into the spool's directory. docs/object-storage-producer.md has the order of steps.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from lazyshard_producer.stop import Stop
 def open_shelf(
     settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
 ) -> Iterator[Shelf]:
-    """Yields the shelf of `settings.out`, in whose directory the run publishes, and lets go of all that it holds.
+    """Yields the shelf of `settings.out`, in whose directory the run publishes, and releases it afterwards.
 
-    `prepare` is called before another producer is fenced, unless the stream has ended: raises where the run cannot be.
+    Unless the stream has ended, calls `prepare` before fencing another producer; it raises if the run cannot start.
     """
     if not is_url(settings.out):
         yield Shelf(Path(settings.out))
         return
-    # It outlives processes and reboots.
+    # This directory outlives processes and reboots.
     state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
     root = Path(settings.spool or state / "lazyshard" / "spool")
-    kept = f"What was published and is not there yet is kept in {root}; the same command continues with it"
+    kept = f"Published chunks that are not uploaded yet are kept in {root}; the same command continues with them"
 
     def pause(seconds: float) -> bool:
         time.sleep(seconds)
@@ -58,8 +58,8 @@ def open_shelf(
     if found.end is None:
         prepare()
     if not store.conditional:
-        alone = "a second producer is noticed only by looks at stream.owner"
-        warn(f"{settings.out}: this store cannot put an object on condition that there is none; {alone}")
+        alone = "a second producer is detected only by reading stream.owner"
+        warn(f"{settings.out}: this store does not support conditional puts; {alone}")
     with contextlib.closing(Spool(root, store.url)) as spool:
         token = _take(store, spool, warn)
         found = look(store, settings.samples_per_chunk)
@@ -74,9 +74,9 @@ def open_shelf(
 
 @contextlib.contextmanager
 def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
-    """Yields a directory that tells how far a stream is: its own, or a copy of what is newest in an object store.
+    """Yields a directory with the state of a stream: its own, or a copy of the newest objects in an object store.
 
-    Where no stream is there yet, it does not exist. `samples_per_chunk` None takes what the manifest says.
+    If there is no stream yet, the directory does not exist. `samples_per_chunk` None accepts the manifest's.
     """
     if not is_url(place):
         yield place
@@ -98,29 +98,29 @@ def _copied(store: StreamStore, found: Found, *, ended: bool = False) -> Iterato
 def _open_store(place: str, patience_s: float, left_in: str, pause: Callable[[float], bool]) -> StreamStore:
     for package in ("fsspec", "s3fs") if place.lower().startswith(("s3://", "s3a://")) else ("fsspec",):
         if importlib.util.find_spec(package) is None:
-            why = f"{place}: {package} is needed and not installed: pip install 'lazyshard[objects]'"
+            why = f"{place}: {package} is required and not installed: pip install 'lazyshard[objects]'"
             raise ExtraMissing(why, package=package, extra="objects")
     return StreamStore(stream_name(place), patience_s, left_in, pause)
 
 
 def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> str:
-    """Becomes the owner, and throws the spool away if somebody else has been it since; returns our token."""
+    """Becomes the owner and returns the new token; clears the spool if another producer was the owner since."""
     before, tag = store.find_owner()
     ours = next_owner(before)
     kept = [before.token] if before is not None and before.token in spool.tokens() else []
     if not kept:
         if spool.stream.is_dir():
-            since = f"{before} has had the stream since" if before else "the stream is gone from the store"
-            warn(f"{spool.folder}: is not continued, as {since}; what was not put to the store is made again")
+            since = f"{before} has taken over the stream since" if before else "the stream is gone from the store"
+            warn(f"{spool.folder}: is discarded, because {since}; chunks that were not uploaded are produced again")
         spool.clear()
-    # A start that fails may have put its token or not: any of the last may be in the store.
+    # A failed start may or may not have put its token, so any of the recent ones may be in the store.
     spool.note_tokens(*kept, *spool.tokens()[-8:], ours.token)
     store.take(ours, tag)
     return ours.token
 
 
 def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[str], None]) -> bool:
-    """Whether a spool holds what is in the store, or all that continues from there."""
+    """Whether a spool matches the store, or holds all chunks that follow those in the store."""
     if not spool.stream.is_dir():
         return False
     try:
@@ -128,7 +128,7 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
     except FileNotFoundError:
         return found.manifest is None
     except (LazyShardError, OSError) as error:
-        warn(f"{spool.folder}: is not continued: {error}")
+        warn(f"{spool.folder}: is discarded: {error}")
         return False
     if found.manifest is None:
         return kept.first == 0
@@ -142,7 +142,7 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
 
 
 def _is_finished(store: StreamStore, found: Found) -> bool:
-    """Whether nothing is left to be done behind the end."""
+    """Whether all steps that follow the end are done."""
     assert found.end is not None
     try:
         head = Head.decode(store.find(HEAD) or b"")

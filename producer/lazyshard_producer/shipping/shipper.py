@@ -1,9 +1,9 @@
-"""Puts what a run has published in its spool to the store, in a thread of its own and in the order of its publishing.
+"""Uploads the chunks that a run publishes in its spool to the store, in a separate thread and in the same order.
 
-For chunk k: refused rows and journals as far as its seal names them; the side file; the rows; the seal, which publishes
-it; the head. At any moment the store holds what a directory could hold after a crash; each object of a chunk is put on
-condition that there is none. Deleted is as in a directory: first the mark, then each seal before its data. Right before
-the mark the consumers are looked at once more.
+The order for each chunk is: refused rows and journals as far as its seal names them, the side file, the rows, the seal,
+which publishes the chunk, and the head. At any time the store is in a state that a directory could have after a crash.
+Each object of a chunk is put only if absent. Deletion works as in a directory: first the watermark, then each seal
+before its data. The consumers are read once more right before the watermark is raised.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from lazyshard_producer.limits import Hold, Shelf, Stock, Tell
 from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look
 from lazyshard_producer.stop import GivenUp, Stop
 
-HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
-LEAVE_S: Final = 20.0  # how long a run that was told to stop still puts chunks: most systems kill after 30 s
+HEAD_S: Final = 0.5  # shortest interval between puts of the head: each is two requests, and readers poll less often
+LEAVE_S: Final = 20.0  # how long a run continues to upload after a signal: most systems kill after 30 s
 _SLICE_S: Final = 0.05
-PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each
+PULL_S: Final = 1.0  # interval between reads of the consumers' files: a listing, and a request for each
 
 
 def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: bytes | None = None) -> None:
-    """Puts a chunk; it is published if and only if this returns. May be repeated: what is there already stays."""
+    """Puts a chunk, which is published if and only if this returns. May be repeated: existing objects stay."""
     replaced: dict[str, bytes | None] = {}
     for name, own in ((records.arrays_name(chunk), arrays), (records.chunk_name(chunk), data)):
-        # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a
-        # seal.
+        # An existing object was left by a producer that was killed before the seal, mostly with the same rows. Without
+        # a seal no reader has read it, so it may be replaced.
         if own is not None and not store.put_new(name, own) and not store.exists(records.seal_name(chunk)):
             replaced[name] = store.replace(name, own)
     store.check_owner()
@@ -60,7 +60,8 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
     found = store.find(name)
     if found is not None and is_same_chunk(found, seal, chunk):
         return
-    # By one that has taken the stream over since the look before; or by one that had it before, in its last moment.
+    # Sealed by a producer that has taken over since the check above, or by the previous owner just before it stopped.
+    # In the second case, restore the objects that its seal describes.
     store.check_owner()
     for other, content in replaced.items():
         if found is not None and content is not None and _is_sealed_by(found, content, chunk, other):
@@ -70,7 +71,7 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
 
 
 def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
-    """Whether two seals are of the same rows and the same position, whenever they were made."""
+    """Whether two seals have the same rows and the same position, whatever their times."""
     try:
         first, second = (replace(Seal.decode(seal, chunk), sealed_at=0.0).encode() for seal in (one, other))
     except FormatInvalid:
@@ -91,9 +92,10 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
 
 
 class Shipper(Shelf):
-    """The chunks of a stream in an object store, and the thread that puts them there and deletes them.
+    """The chunks of a stream in an object store, and the thread that uploads and deletes them.
 
-    `shipped` are in the store, those up to `announced` on their way. From `begin` on only the thread calls the store.
+    Chunks before `shipped` are in the store, those in [shipped, announced) are pending. From `begin` on only the thread
+    calls the store.
     """
 
     remote = True
@@ -107,16 +109,16 @@ class Shipper(Shelf):
         self.shipped = self.announced = found.listing.sealed
         self.largest = 0  # bytes of the largest chunk that was announced
         first = found.listing.first
-        # Eight bytes a chunk: a stream of a million of them takes 8 MB. 0 for those that are retired.
+        # Eight bytes per chunk, so 8 MB for a million chunks. 0 for retired chunks.
         self._sizes = array("Q", [0] * first)
         for chunk in range(first, found.listing.sealed):
             self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
-        self._leftovers = [*found.listing.leftovers]  # names below the mark that are still to be deleted
+        self._leftovers = [*found.listing.leftovers]  # names below the watermark that are still to be deleted
         self._marked = self._wanted = first
         self._pulled_at = self._refused_at = self._head_at = float("-inf")
         self._manifest, self._has_end = found.manifest, found.end is not None
         self._head: bytes | None = None
-        self._put: dict[str, int] = {}  # sizes of the journals and refused rows that were put
+        self._put: dict[str, int] = {}  # sizes of the uploaded journals and refused rows
         self._failure: BaseException | None = None
         self._asked = self._closing = self._complete = self._settled = False
         self._lock, self._news, self._stop = threading.Lock(), threading.Event(), threading.Event()
@@ -131,38 +133,38 @@ class Shipper(Shelf):
         return min(published, self.shipped)
 
     def consumers(self, published: int) -> tuple[Consumer, ...]:
-        """Returns the consumers as they were last copied, and has them copied again within a moment."""
+        """Returns the consumers as last copied, and requests a new copy."""
         self._asked = True
         return super().consumers(published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """Asks for chunks to be deleted, which is done within a moment, once the consumers were looked at again."""
+        """Requests a deletion; the thread does it soon, after reading the consumers again."""
         self._wanted = max(self._wanted, min(chunks_before, published - 1))
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """Returns what the chunks [first, stop) take; always exact."""
+        """Returns the sizes of the chunks [first, stop), always exact."""
         sizes = self._sizes[first:stop]
         return Stock(first, stop, sum(sizes), largest=max(sizes, default=0))
 
     def chunk_size(self, chunk: int) -> int:
-        """Returns the bytes of a chunk, of one that is retired what it had."""
+        """Returns the bytes of a chunk; of a retired chunk, those it had before."""
         return sum(self._sizes[chunk : chunk + 1])
 
     def used_bytes(self, published: int) -> int:
-        """Returns how many bytes the stream takes in the store and on its way."""
+        """Returns the bytes of the stream, in the store and pending."""
         return sum(self._sizes[self._marked : published])
 
     def begin(self, published: int) -> None:
-        """Begins to put what is in the run's directory: so many chunks, and what comes after them."""
-        # Before the run looks at the consumers for the first time.
+        """Starts to upload from the run's directory: the `published` chunks, and those that follow."""
+        # Before the run reads the consumers for the first time.
         self.pull()
         self.announce(published)
-        # From here on a signal is the run's affair.
+        # From here on the run handles signals, so only `_stop` interrupts a pause.
         self.store.pause = self._stop.wait
         self._thread.start()
 
     def announce(self, published: int) -> None:
-        """Notes that so many chunks are published in the spool."""
+        """Records the number of chunks that are published in the spool."""
         with self._lock:
             if published > self.announced:
                 self.spool.keep_journals()
@@ -173,7 +175,7 @@ class Shipper(Shelf):
         self._news.set()
 
     def check(self) -> None:
-        """Raises what the thread has ended with, if it has."""
+        """Raises the error with which the thread has ended, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -183,12 +185,12 @@ class Shipper(Shelf):
         pending, most, trouble = sum(self._sizes[self.shipped : self.announced]), self._max_spool, self.store.trouble
         if not pending or pending + self.largest <= most:
             return None
-        left = f"{count(self.announced - self.shipped, 'chunk')} ({output.size(pending)}) wait in {self.spool.folder}"
-        why = f"{left} to be put to {self.name}; {trouble or 'the store takes them more slowly than rows come'}"
+        left = f"{count(self.announced - self.shipped, 'chunk')} ({output.size(pending)}) in {self.spool.folder}"
+        why = f"{left} to be uploaded to {self.name}; {trouble or 'uploads are slower than production'}"
         return Hold(f"--max-spool {output.size(most)}: {why}", retry_s=0.2, stalled=trouble is not None)
 
     def settle(self, published: int, tell: Tell) -> bool:
-        """Waits until all is in the store; after a signal so long as a run may take to stop."""
+        """Waits until everything is in the store, after a signal at most `LEAVE_S`; returns whether it is."""
         if self._thread.ident is None:
             self.begin(published)
         self.announce(published)
@@ -202,9 +204,9 @@ class Shipper(Shelf):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Stops the thread; after an error once what was published is put, and the head, if that is soon done.
+        """Stops the thread. After an error, first waits a short time for pending chunks and the head.
 
-        Throws the spool away where all of it is in the store and the stream has ended.
+        Clears the spool if the stream has ended and everything is in the store.
         """
         try:
             if isinstance(error, Exception) and self._thread.ident is not None and not self._settled:
@@ -216,19 +218,19 @@ class Shipper(Shelf):
             if self._settled and self.spool.ended:
                 self.spool.clear()
         finally:
-            # The request in hand is not waited for any longer.
+            # Do not wait for a pending request.
             self._stop.set()
             self._close()
             if self._thread.is_alive():
                 self._thread.join(_SLICE_S)
 
     def _close(self) -> None:
-        """Has the thread end once all is put that is in the spool by now."""
+        """Makes the thread end once the present contents of the spool are uploaded."""
         self._closing = True
         self._news.set()
 
     def _wait(self, seconds: float | None, tell: Tell = lambda text: None) -> bool:
-        """Waits for all to be put; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where not all is."""
+        """Waits until all is uploaded, after a signal at most `LEAVE_S` more. Returns False with a warning if not."""
         self._close()
         due = None if seconds is None else time.monotonic() + seconds
         while not self._complete:
@@ -236,10 +238,10 @@ class Shipper(Shelf):
             if due is None and self._signals.requested is not None:
                 due = time.monotonic() + LEAVE_S
             left, trouble = self.announced - self.shipped, self.store.trouble
-            what = f"{count(left, 'chunk') if left else 'the last facts'} of {self.name}: still to be put to the store,"
-            what += f" and kept in {self.spool.folder}{f': {trouble}' if trouble else ''}"
+            what = f"{count(left, 'chunk') if left else 'the final records'} of {self.name}: not uploaded yet,"
+            what += f" kept in {self.spool.folder}{f': {trouble}' if trouble else ''}"
             if due is not None and time.monotonic() > due:
-                self._warn(f"{what}; the same command here puts them, one on another machine makes them again")
+                self._warn(f"{what}; the same command here uploads them, on another machine it produces them again")
                 return False
             tell(what if trouble else None)
             time.sleep(_SLICE_S)
@@ -248,11 +250,11 @@ class Shipper(Shelf):
     def _run(self) -> None:
         try:
             while not self._complete and not self._stop.is_set():
-                # Looked at first: what is in the spool by then is put before the thread ends.
+                # Read before uploading, so everything that is in the spool when it is set gets uploaded.
                 closing = self._closing
                 self._put_all(closing)
                 self._complete = closing
-                # While no chunk comes the head in the spool may change.
+                # The head in the spool may change even without new chunks.
                 self._news.wait(0.25)
                 self._news.clear()
         except GivenUp:
@@ -285,7 +287,7 @@ class Shipper(Shelf):
             return
         self.go_on()
         with self._lock:
-            # No seal can name them any more; meanwhile nothing can be announced.
+            # No later seal can name these journals. The lock prevents announcements meanwhile.
             gone = self.spool.drop_journals() if self.shipped == self.announced else []
         self.store.remove(*(name for name in gone if self._put.pop(name, None) is not None))
 
@@ -295,15 +297,15 @@ class Shipper(Shelf):
         return None
 
     def _put_once(self, name: str, data: bytes, otherwise: str) -> None:
-        """Puts what is put once in the life of a stream."""
+        """Puts an object that is put only once in the life of a stream. `otherwise` is for the error."""
         self.store.check_owner()
         if self.store.put_new(name, data) or self.store.find(name) == data:
             return
         self.store.check_owner()
-        raise self.store.invalid(name, f"somebody else has {otherwise}; this producer stops, nothing was changed")
+        raise self.store.invalid(name, f"another program has {otherwise}; this producer stops, nothing was changed")
 
     def _put_grown(self, name: str, data: bytes | None) -> None:
-        """Puts what is only ever added to, where it has grown."""
+        """Puts an append-only file if it has grown."""
         if data and len(data) != self._put.get(name):
             self.store.replace(name, data)
             self._put[name] = len(data)
@@ -321,24 +323,24 @@ class Shipper(Shelf):
             self._put_grown(QUARANTINE, self._read(QUARANTINE, decoded.source.get("quarantine_bytes", 0)))
         self._put_journals()
         put_chunk(self.store, chunk, rows, seal, arrays)
-        # Before it is deleted here: who asks for its size finds it.
+        # Recorded before the chunk is deleted locally, so that its size stays known.
         self._sizes[chunk] = len(rows) + len(seal) + len(arrays or b"")
         self.shipped = chunk + 1
         if not self._closing:
-            # The newest one stays, whose seal says where to continue.
+            # The newest chunk stays, because its seal holds the position to continue from.
             with contextlib.suppress(OSError):
                 retire(stream, chunk + 1, self.announced)
 
     def _put_end(self) -> None:
         data = read_file(self.directory / END)
         if End.decode(data).chunks != self.shipped:
-            # Its last chunk is about to be announced.
+            # The last chunk has not been announced yet.
             return
         self.store.remove(*look(self.store, None).unsealed)
-        # They tell what of followed directories is in the stream.
+        # Journals record which files of followed directories are in the stream.
         self.spool.keep_journals()
         self._put_journals()
-        self._put_once(END, data, "ended this stream otherwise")
+        self._put_once(END, data, "ended this stream with other contents")
         self._has_end = True
 
     def _put_head(self, at_once: bool = False) -> None:
@@ -350,10 +352,10 @@ class Shipper(Shelf):
         except FormatInvalid:
             return
         if here.chunks > self.shipped or (here.ended and not self._has_end):
-            # For readers who find only so many chunks.
+            # The store does not have all chunks of this head yet, so readers get a head with fewer.
             chunks, size = min(here.chunks, self.shipped), self._manifest.samples_per_chunk
             if here.ended and chunks == here.chunks:
-                # The last one may be a partial chunk, which no head names before the end.
+                # The last chunk may be partial; a head counts a partial chunk only once the stream has ended.
                 chunks = min(chunks, here.samples // size)
             state = "running" if here.state == "finished" else here.state
             data = replace(here, chunks=chunks, samples=chunks * size, ended=False, state=state).encode()
@@ -362,7 +364,7 @@ class Shipper(Shelf):
             self._head, self._head_at = data, now
 
     def pull(self) -> None:
-        """Copies the files of consumers into the spool."""
+        """Copies the consumers' files into the spool."""
         there = {name for name in self.store.names(CURSORS) if name.endswith(CURSOR_SUFFIX) and name[0] != "."}
         folder = self.directory / CURSORS
         folder.mkdir(exist_ok=True)
@@ -375,18 +377,18 @@ class Shipper(Shelf):
         self._pulled_at = time.monotonic()
 
     def go_on(self) -> None:
-        """Does a part of what is to be copied and deleted."""
+        """Does a part of the pending copies and deletions."""
         if self._asked and time.monotonic() - self._pulled_at >= PULL_S:
             self._asked = False
             self.pull()
         if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
-        # A few before the next chunk is put: each is two requests.
+        # Only a few before the next chunk is uploaded: each is two requests.
         left, self._leftovers = self._leftovers[:16], self._leftovers[16:]
         self.store.remove(*left)
 
     def finish(self) -> None:
-        """Does all of it."""
+        """Does all pending copies and deletions."""
         self._refused_at = float("-inf")
         self.go_on()
         while self._leftovers:
@@ -397,7 +399,7 @@ class Shipper(Shelf):
         done = [consumer.chunks_before for consumer in list_consumers(self.directory, self.shipped)]
         target = min(self._wanted, self.shipped - 1, min(done, default=0))
         if target < self._wanted:
-            # Not dropped: whoever asked counts it as done. A cursor may be ahead of what is known to be in the store.
+            # Retried later, since the caller counts the deletion as done. A cursor may be ahead of the known chunks.
             self._refused_at = time.monotonic()
         if target > self._marked and self._manifest is not None:
             self.store.replace(RETIRED, Retired(self._manifest.stream_id, target, time.time()).encode())

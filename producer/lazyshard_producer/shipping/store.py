@@ -1,15 +1,15 @@
-"""A stream in an object store: what is in it, and who may put to it; and the spool of this machine for it.
+"""A stream in an object store, its contents and its owner; and the spool for it on this machine.
 
-`stream.owner` is taken under a condition, and a start always takes the stream over: no lease is waited for or renewed.
-The one before finds itself fenced at its next look, and could publish no chunk twice: seals are put where none is.
+A start takes `stream.owner` by a conditional put and always takes over: there is no lease to wait for or to renew. The
+previous owner is fenced at its next check. It cannot publish a chunk twice, because seals are put only if absent.
 
-The spool, a folder of its own for each URL, counts as long as the owner in the store is one of `owners.json`::
+There is one spool directory per URL. It is valid while the owner in the store is listed in its `owners.json`::
 
-    lock          held while a producer of this machine runs on the URL; stays
-    owners.json   under which tokens this spool has owned the stream in the store
-    stream/       the newest chunks, a directory like any other; those put to the store are deleted from it
-    journals/     hard links to journals of followed directories that a chunk still to be put may name
-    restoring/    a `stream/` that is being made from what is in the store
+    lock          held while a producer of this machine runs on the URL; never removed
+    owners.json   the tokens under which this spool has owned the stream in the store
+    stream/       an ordinary stream directory with the newest chunks; uploaded chunks are deleted from it
+    journals/     hard links to journals of followed directories that a chunk not yet uploaded may name
+    restoring/    a `stream/` that is being rebuilt from the store
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ from lazyshard_producer.stop import GivenUp
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-SHOWN_S: Final = 2.0  # a failure that passes sooner is nobody's concern
+SHOWN_S: Final = 2.0  # shorter failures are not reported
 
 
 class StreamStore(ObjectStore):
     """The objects of a stream. `owner` is this process, once it has taken the stream.
 
-    While a call is repeated, `trouble` says since when and why, and `pause` waits; where that returns True the call
-    raises GivenUp. `left_in` says what became of the stream where the store has failed for `patience_s`.
+    While a call is retried, `trouble` describes the failure, and `pause` waits; if `pause` returns True, the call
+    raises GivenUp. `left_in` is added to the error after the store has failed for `patience_s`.
     """
 
     def __init__(self, url: str, patience_s: float, left_in: str, pause: Callable[[float], bool]) -> None:
         super().__init__(url, patience_s=patience_s)
         self.owner: records.Owner | None = None
         self.pause = pause
-        self._advice = f"{left_in}; --store-patience-seconds {patience_s:g} says how long to try"
+        self._advice = f"{left_in}; --store-patience-seconds {patience_s:g} is the time limit"
         self._failing: tuple[float, str] | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing comes through, for how long, in words; None where it does, and in the first moments."""
+        """Why and for how long requests have failed, in words; None if they succeed, or failed for under `SHOWN_S`."""
         if (failing := self._failing) is None or (lasted := time.monotonic() - failing[0]) < SHOWN_S:
             return None
-        return f"the store has not answered for {lasted:.0f} s ({failing[1]})"
+        return f"the store has not responded for {lasted:.0f} s ({failing[1]})"
 
     def request(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
-        """As of `ObjectStore`."""
+        """As `ObjectStore.request`."""
         found = super().request(name, doing, call, patience_s)
         self._failing = None
         return found
@@ -80,26 +80,26 @@ class StreamStore(ObjectStore):
             raise GivenUp
 
     def find(self, name: str) -> bytes | None:
-        """Returns an object, None where there is none."""
+        """Returns an object, None if there is none."""
         return _if_there(lambda: self.get(name), None)
 
     def names(self, folder: str = "") -> dict[str, int]:
-        """Returns the names right under a folder with their sizes, nothing where there is none."""
+        """Returns the names directly in a folder with their sizes; empty if there is no such folder."""
         return _if_there(lambda: self.list(folder), {})
 
     def remove(self, *names: str) -> None:
-        """Deletes objects, if the stream is still ours."""
+        """Deletes objects. Raises ProducerFenced if another producer has the stream."""
         if names:
             self.check_owner()
         for name in names:
             self.delete(name)
 
     def replace(self, name: str, data: bytes) -> bytes | None:
-        """Puts an object in place of the one of its name, unless it is the same; returns that one.
+        """Replaces an object if its content differs; returns the replaced content, None if nothing was replaced.
 
-        Who is fenced meanwhile cannot overwrite what its successor put: the tag is older than its look at the owner.
+        A fenced producer cannot overwrite what its successor put, because the tag is read before the owner.
         """
-        # It is another one than before only if somebody put it in between: not so often in a row.
+        # A conditional put fails only if another process has put the object meanwhile.
         for _ in range(10):
             found, tag = self._tagged(name)
             if found == data:
@@ -107,36 +107,36 @@ class StreamStore(ObjectStore):
             self.check_owner()
             if self.put_new(name, data) if tag is None else self.put_matching(name, data, tag):
                 return found
-        raise self.invalid(name, "somebody else puts this object all the time; find out who, and stop it")
+        raise self.invalid(name, "another process keeps overwriting this object; find it and stop it")
 
     def find_owner(self) -> tuple[records.Owner | None, str | None]:
-        """Looks who the owner is, None where none can be read; with the tag of its object, None where there is none."""
+        """Returns the owner, None if unreadable or absent, and the tag of its object, None if absent."""
         data, tag = self._tagged(OWNER)
         with contextlib.suppress(FileInvalid):
             return None if data is None else records.Owner.decode(data, self.name_of(OWNER)), tag
         return None, tag
 
     def take(self, owner: records.Owner, tag: str | None) -> None:
-        """Takes the stream from whoever had it when it was looked at."""
+        """Takes over the stream, if the owner object still has this tag. Raises ProducerFenced if it does not."""
         self.owner, data = owner, owner.encode()
         taken = self.put_new(OWNER, data) if tag is None else self.put_matching(OWNER, data, tag)
-        # A try whose answer was lost may have done it.
+        # A request whose response was lost may have succeeded.
         if not taken or not self.conditional:
             self.check_owner()
 
     def check_owner(self) -> None:
-        """Looks whether the stream is still ours."""
+        """Raises ProducerFenced if this process no longer owns the stream."""
         found, _ = self.find_owner()
         if found == self.owner:
             return
-        why = f"{OWNER} is gone or cannot be read; this producer stops: start it again, and it continues"
+        why = f"{OWNER} is missing or cannot be read; this producer stops. Start it again, and it continues"
         if found is not None:
             why = f"{found} has taken this stream over; this producer stops. Nothing is lost: the other one continues"
         holder = None if found is None else str(found)
         raise ProducerFenced(f"{self.url}: {why} after the last sealed chunk", directory=self.url, holder=holder)
 
     def invalid(self, name: str, why: str, chunk: int | None = None) -> StreamInvalid:
-        """Returns the error of an object, "" for the stream."""
+        """Returns an error about an object; the name "" means the stream."""
         return StreamInvalid(f"{self.name_of(name)}: {why}", directory=self.url, chunk=chunk)
 
     def _tagged(self, name: str) -> tuple[bytes | None, str | None]:
@@ -151,14 +151,14 @@ def _if_there(call: Callable[[], _T], otherwise: _U) -> _T | _U:
 
 
 def next_owner(before: records.Owner | None) -> records.Owner:
-    """Returns this process as the owner after another one."""
+    """Returns the owner record of this process, with the epoch after the previous owner's."""
     epoch = before.epoch + 1 if before else 1
     return records.Owner(epoch, secrets.token_hex(8), socket.gethostname() or "unknown", os.getpid(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is in the store: the manifest if there is one, the chunks that are not retired, sizes by name, the end."""
+    """The stream in the store: manifest, None if there is no stream; chunks not retired; sizes by name; end record."""
 
     manifest: records.Manifest | None
     listing: Listing
@@ -167,27 +167,29 @@ class Found:
 
     @property
     def unsealed(self) -> list[str]:
-        """Names of data objects and side files without a seal: what a producer was about to publish when it stopped."""
+        """Names of data objects and side files without a seal, left by a producer that stopped while publishing."""
         kinds = (self.listing.data, self.listing.arrays)
         return [name for names in kinds for chunk, name in sorted(names.items()) if chunk not in self.listing.seals]
 
 
 def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
-    """Looks at a stream, of which so many samples per chunk are asked for; None takes what the manifest says."""
+    """Reads the state of a stream. Raises StreamMismatch for another `samples_per_chunk`; None accepts any."""
     url, data = store.url, store.find(MANIFEST)
     manifest = None if data is None else records.Manifest.decode(data, store.name_of(MANIFEST))
     if manifest is not None and samples_per_chunk not in (None, size := manifest.samples_per_chunk):
-        what = f"{url}: the stream has {size} samples per chunk, asked for {samples_per_chunk}; that never changes"
+        what = (
+            f"{url}: the stream has {size} samples per chunk, asked for {samples_per_chunk}; the number cannot change"
+        )
         expected, actual = str(samples_per_chunk), str(size)
         raise StreamMismatch(f"{what}. Use {size}, or another place", directory=url, expected=expected, actual=actual)
     sizes = store.names()
     listing = sort_names(sizes, url)
     if manifest is None and (listing.data or listing.seals):
-        raise store.invalid("", f"holds chunk objects but no {MANIFEST}, so somebody else made them; use another place")
+        raise store.invalid("", f"holds chunk objects but no {MANIFEST}: not made by lazyshard; use another place")
     if manifest is None or not manifest.arrays:
-        # Whatever has the name of a side file here is none of ours.
+        # An object with the name of a side file does not belong to this stream.
         listing = replace(listing, arrays={})
-    # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
+    # Read after the listing: the watermark is raised before each deletion, so chunks missing above are below it now.
     if manifest is not None and (data := store.find(RETIRED)) is not None:
         retired = records.Retired.decode(data, store.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
@@ -198,10 +200,13 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
 
 
 class Spool:
-    """A spool, locked until it is let go of. `folder` is its own, `stream` the directory in which the run publishes."""
+    """A spool, locked until `close`. `folder` is the spool itself, `stream` the directory in which the run publishes.
+
+    Raises ProducerFenced if another process of this machine holds the lock.
+    """
 
     def __init__(self, root: Path, url: str) -> None:
-        # To be recognised, and unlike all others.
+        # A readable name, made unique by a hash.
         readable = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2]).strip("-")[:60]
         self.folder: Final = root.absolute() / f"{readable}-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}"
         self.stream: Final = self.folder / "stream"
@@ -216,11 +221,11 @@ class Spool:
             raise ProducerFenced(f"{url}: {holder} {why}", directory=url, holder=holder) from cause
 
     def close(self) -> None:
-        """Lets the next producer in. May be called twice."""
+        """Releases the lock. May be called twice."""
         self._lock.release()
 
     def tokens(self) -> tuple[str, ...]:
-        """Returns the tokens under which this spool may own the stream in the store; none where that is not known."""
+        """Returns the tokens under which this spool may own the stream in the store; empty if unknown."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             tokens = orjson.loads(self._owners.read_bytes())["tokens"]
             if all(isinstance(token, str) for token in tokens):
@@ -228,11 +233,11 @@ class Spool:
         return ()
 
     def note_tokens(self, *tokens: str) -> None:
-        """Replaces these tokens durably."""
+        """Durably replaces the list of tokens."""
         _write(self._owners, orjson.dumps({"tokens": tokens}, option=orjson.OPT_APPEND_NEWLINE))
 
     def clear(self) -> None:
-        """Throws away all of the stream that is here. What is left by an interrupted call is nobody's: see `tokens`."""
+        """Deletes the spooled stream. The tokens go first, so the remains of an interrupted call are not used."""
         remove(self._owners)
         sync_directory(self.folder)
         for name in ("stream", "journals", "restoring"):
@@ -241,7 +246,7 @@ class Spool:
         sync_directory(self.folder)
 
     def restore(self, store: StreamStore, found: Found) -> None:
-        """Makes the stream's directory of what is in the store; raises as the function `restore`."""
+        """Rebuilds the stream's directory from the store; raises as the function `restore`."""
         made = self.folder / "restoring"
         restore(store, found, made)
         sync_directory(made)
@@ -249,18 +254,18 @@ class Spool:
         sync_directory(self.folder)
 
     def keep_journals(self) -> None:
-        """Keeps the journals that the stream has now until `drop_journals`: the run itself deletes them as it likes."""
+        """Keeps the stream's current journals until `drop_journals`, because the run may delete them at any time."""
         for path in _files(self.stream / DIRECTORY):
             self._journals.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, self._journals / path.name)
 
     def journals(self) -> list[Path]:
-        """Returns the journals that are kept, by name."""
+        """Returns the kept journals, sorted by name."""
         return _files(self._journals)
 
     def drop_journals(self) -> list[str]:
-        """Lets go of the kept journals that the stream does not have any more, and returns their names in the store."""
+        """Deletes kept journals that the stream no longer has, and returns their names in the store."""
         gone = {path.name for path in self.journals()} - {path.name for path in _files(self.stream / DIRECTORY)}
         for name in gone:
             remove(self._journals / name)
@@ -268,14 +273,14 @@ class Spool:
 
     @property
     def ended(self) -> bool:
-        """Whether the stream has ended here."""
+        """Whether the spooled stream has ended."""
         return os.path.lexists(self.stream / END)
 
 
 def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = False) -> None:
-    """Fills a new folder from what is in the store, where a stream is. On an error it may be left in part.
+    """Fills a new folder with the newest chunk and the records of a stream in the store.
 
-    `ended`: it is to show only that the stream has ended: with the head, without rows.
+    After an error the folder may be incomplete. With `ended`, copies the head and no rows: enough to show the end.
     """
     assert found.manifest is not None
     folder.mkdir()
@@ -291,7 +296,7 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
             _write(folder / name, data)
         elif name in newest:
             url = store.name_of(name)
-            raise ChunkMissing(f"{url}: was deleted a moment ago; restore it from a copy", file=url, chunk=last)
+            raise ChunkMissing(f"{url}: was deleted just now; restore it from a copy", file=url, chunk=last)
     if last > 0:
         _write(folder / RETIRED, records.Retired(found.manifest.stream_id, last, time.time()).encode())
 

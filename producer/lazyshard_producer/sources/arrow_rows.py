@@ -1,7 +1,7 @@
-"""Batches of Arrow as lines of JSON: a row is an object by the names of the columns (table in docs/sources.md).
+"""Converts Arrow batches to lines of JSON: a row is an object with the names of the columns (table in docs/sources.md).
 
-Everything goes by the column's type, never by what happens to be in it, so a column looks the same in every row and on
-every machine. What has no value in JSON becomes an `_Unwritable` in its place, so that only its row is lost.
+The conversion depends only on a column's type, never on its values, so a column has the same form in every row and on
+every machine. A value that JSON cannot represent becomes an `_Unwritable`, so that only its row is refused.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
 from lazyshard_producer.sources.source import bad_row, load_extra, too_long
 
-Reader = Callable[[Any], "list[Any]"]  # takes an array of one type, returns its values; None for null
+Reader = Callable[[Any], "list[Any]"]  # converts an array of one type to its values; None for null
 
 _TEXT: Final = ("string", "large_string", "string_view")
 _LIST: Final = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 _PLAIN: Final = ("null", "boolean", "integer", "float32", "float64", *_TEXT)
-"""Types by their names in `pyarrow.types`; of the last ones pyarrow's own Python values are those of JSON."""
+"""Types by their names in `pyarrow.types`; for the last ones pyarrow's Python values are those of JSON."""
 
 
 def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
-    """Returns pyarrow, or the module of it of this whole name, for the source at a path."""
+    """Imports pyarrow, or one of its modules by full name, for the source at a path. Raises ExtraMissing."""
     return load_extra(f"{path}: reading it", module, "arrow")
 
 
 class _Unwritable(Exception):
-    """Stands for a value that JSON cannot hold; says what it is and what to do about it."""
+    """Replaces a value that JSON cannot represent; its text describes the value and the remedy."""
 
 
 def _is(pa: Any, kind: Any, *names: str) -> bool:
@@ -51,7 +51,7 @@ def _choose_reader(pa: Any, kind: Any) -> Reader:
     slow = _by_structure(pa, kind)
 
     def read(array: Any) -> list[Any]:
-        with contextlib.suppress(UnicodeDecodeError):  # one bad text; find out which
+        with contextlib.suppress(UnicodeDecodeError):  # a text is bad; the slow reader finds out which
             return list(array.to_pylist())
         return slow(array)
 
@@ -76,10 +76,10 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
     if _is(pa, kind, *_TEXT):
         return _each(_text, lambda array: array.cast(pa.large_binary()))
     if _is(pa, kind, "float16"):
-        return _each(float)  # numbers of numpy in older releases of pyarrow
+        return _each(float)  # older releases of pyarrow return numpy numbers
     if _is(pa, kind, "timestamp"):
         zone, digits = "Z" if kind.tz is not None else "", {"s": 0, "ms": 4, "us": 7, "ns": 10}[kind.unit]
-        # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
+        # Without its zone it is in UTC, and needs no time zone database, which some machines lack.
         written = partial(_dated, length=len("2026-01-02T03:04:05") + digits, zone=zone)
         return _each(written, lambda array: array.cast(pa.timestamp(kind.unit)).cast(pa.string()))
     if _is(pa, kind, "date"):
@@ -91,12 +91,12 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
     if _is(pa, kind, *_PLAIN):
         return lambda array: array.to_pylist()
     what = "a decimal, which JSON readers round" if _is(pa, kind, "decimal") else "not a value of JSON"
-    unwritable = _Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
+    unwritable = _Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or remove it")
     return lambda array: [unwritable if valid else None for valid in array.is_valid().to_pylist()]
 
 
 def _each(convert: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda array: array) -> Reader:
-    """Returns what reads arrays value by value, after a cast."""
+    """Returns a reader that converts arrays value by value, after a cast."""
     return lambda array: [None if value is None else convert(value) for value in cast(array).to_pylist()]
 
 
@@ -117,7 +117,7 @@ def _list(pa: Any, kind: Any) -> Reader:
     values = _choose_reader(pa, kind.value_type)
 
     def read(array: Any) -> list[Any]:
-        items = iter(values(array.flatten()))  # without what null lists may hide
+        items = iter(values(array.flatten()))  # `flatten` skips values hidden in null lists
         lengths = pa.compute.list_value_length(array).to_pylist()
         return [None if length is None else list(islice(items, length)) for length in lengths]
 
@@ -133,7 +133,7 @@ def _map(pa: Any, kind: Any) -> Reader:
 def _as_object(entries: list[dict[str, Any]]) -> Any:
     bad = next((entry["key"] for entry in entries if isinstance(entry["key"], _Unwritable)), None)
     found = {entry["key"]: entry["value"] for entry in entries}
-    return bad or (found if len(found) == len(entries) else _Unwritable("a map that names a key twice"))
+    return bad or (found if len(found) == len(entries) else _Unwritable("a map that contains a key twice"))
 
 
 def _dated(text: str, length: int, zone: str = "") -> Any:
@@ -161,7 +161,7 @@ def _names(what: str, fields: Iterable[Any]) -> list[str]:
 
 
 class ArrowRowEncoder:
-    """Writes the rows of batches of one schema; `pa` is the module pyarrow, with its module compute loaded."""
+    """Encodes the rows of batches of one schema. `pa` is the module pyarrow, with pyarrow.compute loaded."""
 
     def __init__(self, pa: Any, schema: Any, max_row_bytes: int) -> None:
         self._names = _names("columns", schema)
@@ -169,7 +169,7 @@ class ArrowRowEncoder:
         self._max_row_bytes = max_row_bytes
 
     def encode(self, batch: Any) -> list[bytes | RowInvalid]:
-        """Returns the batch's rows in order, each a line of JSON with its newline, or why it cannot be one."""
+        """Returns the batch's rows in order, each a line of JSON with its newline, or the error for the row."""
         if not self._names:
             return [b"{}\n"] * batch.num_rows
         columns = [reader(column) for reader, column in zip(self._readers, batch.columns, strict=True)]

@@ -1,8 +1,8 @@
-"""A Python function of the user's as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
+"""A user's Python function as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
 
-It is called once a run, with the position of the last published row, and returns an iterator of pairs (row, position
-after it). It runs on a thread of its own, a little ahead of what is read, and may block; one that does not come back
-when the run stops is left alone after a moment.
+It is called once per run, with the position of the last published row, and returns an iterator of pairs (row, position
+after it). It runs in a separate thread, slightly ahead, and may block. If it does not return when the run stops, its
+thread is abandoned after a moment.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from lazyshard_producer.sources import source
 from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, line_size, refuse_source, too_long
 
 AHEAD_ROWS: Final = 1024
-"""How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
+"""Most rows that the thread is ahead, and never more than a chunk, so that costly rows are not made too early."""
 
-CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
+CLOSE_S: Final = 2.0  # how long `close` waits for the function: enough for a clean end, not for a hanging call
 
 
 class FunctionPosition(NamedTuple):
-    """Where the function stands between two rows: rows given, of all runs, and their bytes as lines.
+    """A position between two rows: the number of rows in all runs, and their bytes as lines.
 
-    `position` is what it gave with the last of them, as JSON text: the function may change its object later.
+    `position` is the function's position after the last row, as JSON text, because it may change its object later.
     """
 
     rows: int
@@ -52,7 +52,7 @@ def _decode(position: bytes) -> Any:
 
 
 class GeneratorSource(Source):
-    """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes."""
+    """Rows of a function, which is called at the first `read` or `wait`. Live: the next row may come at any time."""
 
     live = True
 
@@ -70,7 +70,7 @@ class GeneratorSource(Source):
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        # All below is shared with the thread, under the condition's lock.
+        # The following fields are shared with the thread, under the condition's lock.
         self._given: list[tuple[bytes | RowInvalid, FunctionPosition]] = []
         self._given_bytes = 0
         self._failure: BaseException | None = None
@@ -78,7 +78,7 @@ class GeneratorSource(Source):
         self._asked_at: float | None = None
 
     def read(self) -> Rows | None:
-        """Returns what rows there are; None when the function has no more."""
+        """Returns the rows available now, None when the function has no more."""
         self._begin()
         with self._changed:
             rows, self._given, self._given_bytes = self._given, [], 0
@@ -94,14 +94,14 @@ class GeneratorSource(Source):
         return None if finished else Rows()
 
     def wait(self, seconds: float) -> None:
-        """Returns when there are rows, or none will come, or so many seconds have passed."""
+        """Waits until there are rows or the end, at most `seconds`."""
         self._begin()
         with self._changed:
             self._changed.wait_for(lambda: self._given or self._finished or self._stopping, seconds)
 
     def waits_for(self) -> str:
-        """Returns in words what it waits for."""
-        asked = "" if self._asked_at is None else f", asked {time.monotonic() - self._asked_at:.0f} s ago"
+        """Returns in words what the source waits for."""
+        asked = "" if self._asked_at is None else f", requested {time.monotonic() - self._asked_at:.0f} s ago"
         return f"the next row of {self.name}{asked}"
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
@@ -110,20 +110,20 @@ class GeneratorSource(Source):
         return entry | {"position": _decode(position.position)}
 
     def end(self) -> None:
-        """Asks no more of the function: what it has given can be read, and then comes the end."""
+        """Stops calling the function: rows that it has returned can still be read, then the source ends."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread, and leaves it alone if the function does not come back."""
+        """Ends the thread, or abandons it if the function does not return in time."""
         self.end()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
     def _begin(self) -> None:
         if self._thread is None and not self._stopping:
-            # A daemon: a function that hangs must not keep the process from ending.
+            # A daemon thread, so that a hanging function cannot keep the process from exiting.
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
 
@@ -143,9 +143,9 @@ class GeneratorSource(Source):
             self._changed.notify_all()
 
     def _take_all(self, rows: Iterator[Any]) -> None:
-        """Takes the function's rows, each a line of JSON or why it is none, with the position after it."""
+        """Reads the function's rows; each becomes a line of JSON or an error, with the position after it."""
         at = self.start
-        # The end is not what stands around this: a function may give None, which is refused.
+        # `self` marks the end, because the function might yield None, which is refused.
         while self._may_ask() and (pair := self._call(lambda: next(rows, self))) is not self:
             line, written = self._examine(at.rows + 1, pair)
             size = line_size(line)
@@ -182,16 +182,16 @@ class GeneratorSource(Source):
         return bad_row(too_long(self._most)) if exceeds else line, written
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Calls the function; what it raises names the function's innermost lines: ``file:line (function)``."""
+        """Calls the function; its errors are raised with its innermost lines: ``file:line (function)``."""
         try:
             return call()
         except BaseException as error:
             raise_if_short(error)
             frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
-            # Where it went wrong, and from where it came there.
+            # The line that raised, and its callers.
             lines = [f"{os.path.basename(one.filename)}:{one.lineno} ({one.name})" for one in frames[-3:]]
             where = f" at {', called from '.join(reversed(lines))}" if lines else ""
-            hint = "fix it and run the same command again, nothing is lost"
+            hint = "fix it and run the same command again; nothing is lost"
             raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
 
     def _broke(self, expected: str, value: Any, more: str = "") -> SourceRefused:

@@ -1,8 +1,8 @@
 """Megatron's IndexedDataset as a source of rows: a row for each document, or for each sequence.
 
-document    {"input_ids": [the tokens of all its sequences]}, and where these are not just one, or have modes,
+document    {"input_ids": [the tokens of all its sequences]}; unless it has exactly one sequence without a mode, also
             "lengths": [tokens of each sequence], "mode": [mode of each]
-sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" where it has one
+sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" if it has one
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources import source
 from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, KnownFile, Line, Rows, Source, bad_row
 
-_PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty ones take no byte of the data file
-_LEAST_TOKEN_BYTES: Final = 2  # What a number takes in JSON at the least: a digit, and what parts it from the next
+_PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty sequences have no bytes in the data file
+_LEAST_TOKEN_BYTES: Final = 2  # Fewest bytes of a number in JSON: a digit and a separator
 
 KIND: Final = "megatron"
 
 
 class IndexedSource(Source):
-    """An IndexedDataset, by the path of its `.idx` file. Never live: what it reads is complete."""
+    """An IndexedDataset, by the path of its `.idx` file. Never live, since its files are complete."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
@@ -41,7 +41,7 @@ class IndexedSource(Source):
             if position is not None and self.start and position["xxh3"] != self._digests:
                 raise source.refuse_changed(self._known[position["xxh3"][0] == self._digests[0]].path)
             self._reader = IndexedReader(self._path)
-        # What was opened is what the fingerprint is of.
+        # Make sure that the opened files are those that were fingerprinted.
         self._check_same()
         header = self._reader.header
         self._total: Final = header.documents if self._of == "document" else header.sequences
@@ -54,7 +54,7 @@ class IndexedSource(Source):
         self.reached, self.progress = row, (size * row // max(1, self._total), size)
 
     def read(self) -> Rows | None:
-        """Returns the next rows; None when all are read. Raises SourceRefused where a file is damaged or changed."""
+        """Returns the next rows, None when all are read. Raises SourceRefused if a file is damaged or has changed."""
         if (before := self.reached) == self._total:
             self._check_same()
             return None
@@ -62,14 +62,14 @@ class IndexedSource(Source):
             try:
                 lines = self._make(before)
             except FileInvalid:
-                # A file that was replaced is not damaged: that it was is the better message.
+                # If the file was replaced, this raises the more helpful error.
                 self._check_same()
                 raise
         self._reach(before + len(lines))
         return source.number_rows(lines, self.name, before, lambda index: before + index + 1)
 
     def entry(self, position: int) -> dict[str, Any]:
-        """Returns the entry of a position, which is how many rows are before."""
+        """Returns the entry of a position, which is the number of rows before it."""
         if position:
             self._check_same()
         digests = self._digests if position else []
@@ -88,24 +88,24 @@ class IndexedSource(Source):
         if not all(isinstance(digest, str) for digest in digests) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
         if row and entry.get("rows") != self._of:
-            expected = f"--indexed-rows {entry.get('rows')}, by which rows were published"
-            hint = "; give that again, or choose another --out"
+            expected = f"--indexed-rows {entry.get('rows')}, with which rows were published"
+            hint = "; use it again, or choose another --out"
             raise source.refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return int(row)
 
     def _make(self, row: int) -> list[Line]:
-        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
-        # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
+        """Returns the rows from this one on: at least one, and more up to about 1 MiB of tokens."""
+        # `first` is the number of the first sequence; row k has the sequences first + [bounds[k], bounds[k + 1]).
         first, bounds = row, np.arange(min(PIECE_ROWS, self._total - row) + 1)
         if self._of == "document":
             bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self._total))
             first = int(bounds[0])
-            # One document at least, whatever it holds.
+            # At least one document, whatever its size.
             documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
             bounds = bounds[: documents + 1] - first
         sequences = int(bounds[-1])
         if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
-            # Not looked at: so much memory is only for those who have asked for it.
+            # Not read: only a larger --max-row-bytes allows this much memory.
             return [self._too_long(count(sequences, "sequence"))]
         found: IndexedSequences | None = None
         try:
@@ -133,7 +133,7 @@ class IndexedSource(Source):
         return [self._line(tokens[ends[low] : ends[high]], found, low, high, of) for low, high, of in each]
 
     def _tokens(self, found: IndexedSequences, stop: int) -> Any:
-        """Returns the tokens of the first sequences: with one read where they lie one behind another."""
+        """Returns the tokens of the first `stop` sequences, with one read for each contiguous part of the file."""
         lengths, pointers, token = found.lengths[:stop], found.pointers[:stop], self._reader.header.token
         apart = pointers[1:] != pointers[:-1] + lengths[:-1] * token.itemsize
         cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), stop]
@@ -161,19 +161,19 @@ class IndexedSource(Source):
         return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
 
     def _documents(self, first: int, rows: int) -> list[int]:
-        """Returns the documents of so many sequences."""
+        """Returns the document of each of `rows` sequences from `first` on."""
         numbers: list[int] = []
         at = self._document_of(first)
         while len(numbers) < rows:
             bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
             sequences = np.arange(first + len(numbers), min(first + rows, int(bounds[-1])))
-            # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
+            # The last boundary at or below a sequence belongs to its document, after those of empty documents.
             numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
             at += len(bounds) - 1
         return numbers
 
     def _document_of(self, sequence: int) -> int:
-        """Finds it by halves: a few reads of 8 bytes."""
+        """Returns the document of a sequence by binary search, which takes a few reads of 8 bytes."""
         low, high = 0, self._reader.header.documents
         while high - low > 1:
             middle = (low + high) // 2

@@ -1,7 +1,7 @@
-"""Lines: blocks of bytes in, rows out, each with its place in the text; and plain files of them as a source of rows.
+"""Splits blocks of bytes into lines, each with its place in the text; and a source that reads plain files of lines.
 
-A newline ends a line and nothing else does. A byte order mark at the start is dropped, blank lines are left out and
-counted, the last line needs no newline. A plain file may grow, during the run or after it.
+Only a newline ends a line. A byte order mark at the start is dropped, blank lines are skipped and counted, and the last
+line needs no newline. A plain file may grow, during the run or after it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source, 
 
 BOM: Final = b"\xef\xbb\xbf"
 
-_SLACK_BYTES: Final = len(BOM) + len(b"\r\n")  # what a line may hold besides the longest row
-_HINT_BYTES: Final = 4096  # so much of a line that is too long is looked at to say what it may be
+_SLACK_BYTES: Final = len(BOM) + len(b"\r\n")  # bytes of a line in addition to the longest row
+_HINT_BYTES: Final = 4096  # start of a line that is too long, kept for a hint in the message
 _CARRIAGE_RETURN: Final = 13
 """A line that begins with a greater byte is not blank, and hardly any line begins with a smaller one."""
 
 
 class LineSplitter:
-    """Cuts a text that comes in blocks into lines. A line longer than `max_row_bytes` is never held whole.
+    """Splits a text that arrives in blocks into lines. Never holds all of a line longer than `max_row_bytes`.
 
-    `position` is where the text stands after the lines given so far, `pending` are the bytes of the line that has
-    begun. Where the last line before the start had no newline, that comes first now, or the text is refused.
+    `position` is the position after the lines returned so far, `pending` the number of bytes of the incomplete line. If
+    the last line before the start had no newline, the text must continue with one, or it is refused.
     """
 
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
@@ -49,7 +49,7 @@ class LineSplitter:
 
     @property
     def reached(self) -> Any:
-        """Where the text stands after all lines that were given, and after blank lines behind them."""
+        """The position after all lines that were returned and the blank lines after them."""
         return self.position
 
     @property
@@ -58,7 +58,7 @@ class LineSplitter:
         return self.position.offset + self.pending
 
     def feed(self, block: bytes) -> Rows:
-        """Returns the rows of the lines that end in this block, which follows the one before; there may be none."""
+        """Returns the rows of the lines that end in the next block; there may be none."""
         if self.position.open_end:
             block = self._close_line(block)
         # BytesIO does not copy the block, and its lines end at newlines only, which they keep.
@@ -73,7 +73,7 @@ class LineSplitter:
         (before, number, blank, *_), name = self.position, self._name
         if before and complete <= self._max_row_bytes and min(map(itemgetter(0), lines)) > _CARRIAGE_RETURN:
             self.position = FilePosition(before + complete, number + len(lines), blank)
-            # Not before somebody asks: most blocks are asked for few or none.
+            # Computed on demand: for most blocks few positions are requested, or none.
             offsets = cache(lambda: list(accumulate(map(len, lines), initial=before)))
             rows = Rows(
                 lines,
@@ -86,9 +86,9 @@ class LineSplitter:
         return rows
 
     def finish(self, *, only_row: bool = False) -> Rows:
-        """Returns the row of the last line, which has no newline, if there is such a line.
+        """Returns the row of a last line without newline, if there is one.
 
-        `only_row`: only if it is a JSON object. No object's beginning is one, so nothing of it is missing.
+        `only_row`: only if the line is a JSON object. No prefix of an object is one, so the line is complete.
         """
         if not self.pending or self.position.open_end:
             return Rows()
@@ -104,22 +104,22 @@ class LineSplitter:
         return self._examine([line], length, open_end=True)
 
     def _close_line(self, block: bytes) -> bytes:
-        """Takes the newline that the last line lacked; returns what follows it."""
+        """Consumes the missing newline of the last line; returns the rest of the block."""
         at, (held, _) = self.position, self._release()
         rest = held + block
         if rest in (b"", b"\r"):
             self._hold(rest)
             return b""
         if not rest.startswith((b"\n", b"\r\n")):
-            where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
-            hint = ": the line was continued since"
+            where = f"the row of line {at.line} was read up to the end of the file at byte {at.offset}: "
+            hint = ": the line was continued later"
             raise source.refuse_source(self._name, "a line end", repr(rest[:1]), hint, where=where)
         size = rest.index(b"\n") + 1
         self.position = FilePosition(at.offset + size, at.line, at.blank)
         return rest[size:]
 
     def _examine(self, lines: list[bytes], first_bytes: int, open_end: bool = False) -> Rows:
-        """Returns the rows of lines of which some may be blank or too long, or begin with a byte order mark."""
+        """Returns the rows of lines; some lines may be blank, too long, or begin with a byte order mark."""
         (offset, number, blank, *_), most = self.position, self._max_row_bytes
         rows: list[bytes | RowInvalid] = []
         positions: list[FilePosition] = []
@@ -139,18 +139,18 @@ class LineSplitter:
             offset, number, length = offset + length, number + 1, 0
         self.position = FilePosition(offset, number, blank, open_end)
         if rows:
-            positions[-1] = self.position  # behind the blank lines that follow it too
+            positions[-1] = self.position  # after the blank lines that follow the row
         return Rows(rows, positions.__getitem__, places.__getitem__)
 
     def _too_long(self, line: bytes) -> RowInvalid:
-        reserved = ", and it holds NUL bytes: space that was reserved but never written, or torn by a crash?"
-        other_ends = ", and it holds carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
+        reserved = ", and it contains NUL bytes: space that was reserved but never written, or torn by a crash?"
+        other_ends = ", and it contains carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
         start = line[:_HINT_BYTES]
         hint = reserved if b"\0" in start else other_ends if b"\r" in start else ""
         return bad_row(too_long(self._max_row_bytes, hint), byte=0)
 
     def _hold(self, part: bytes) -> None:
-        """Keeps a part of a line; of one that is too long only the start, for the hint."""
+        """Keeps a part of a line, but only the start of a line that is too long, for the hint."""
         most = self._max_row_bytes + _SLACK_BYTES
         self._held += part if self.pending <= most else b""
         self.pending += len(part)
@@ -164,21 +164,21 @@ class LineSplitter:
 
 
 class TextPosition(NamedTuple):
-    """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
+    """A position between two lines of the text, and a function that returns the digest of the text up to a byte."""
 
     at: FilePosition
     digest: Callable[[int], str]
 
     def digested(self) -> FilePosition:
-        """Returns the position with the digest: costs one of 1 MiB at the most."""
+        """Returns the position with its digest, which takes the time to digest at most 1 MiB."""
         return self.at._replace(digest=self.digest(self.at.offset))
 
 
 class DigestedText(LineSplitter):
-    """Cuts a text into lines after the part that was read before, whose digest it checks; `remedy` says what to do.
+    """Splits a text into lines after the part that earlier runs have read, whose digest is checked.
 
-    `read` bytes of the text came so far; `behind` are still to come of the part that was read before. The positions of
-    its rows are `TextPosition`.
+    `read` bytes were fed so far; `behind` bytes of that part are still to come. `remedy` is advice for errors. The
+    positions of rows are of type `TextPosition`.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
@@ -190,7 +190,7 @@ class DigestedText(LineSplitter):
 
     @property
     def reached(self) -> TextPosition:
-        """The same, with what tells the digest up to there."""
+        """As in `LineSplitter`, with the function for digests."""
         return TextPosition(self.position, self._digest_at)
 
     def feed(self, block: bytes) -> Rows:
@@ -206,7 +206,7 @@ class DigestedText(LineSplitter):
         return self._advance(block, partial(super().feed, block))
 
     def finish(self, *, only_row: bool = False) -> Rows:
-        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
+        """Returns the row of a last line without newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
             raise source.refuse_truncated(self._name, self._known.offset, self.read, self._remedy)
         return self._advance(b"", partial(super().finish, only_row=only_row))
@@ -223,13 +223,13 @@ class DigestedText(LineSplitter):
         self._digest.update(block)
         self.read += len(block)
         rows = give()
-        # A block within a line cannot tell the digest up to a place before it.
+        # A block in the middle of a line does not have the bytes for a digest up to the line's start.
         self._digest_at = digest_before if self.position == before else digest
         return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
 
 
 class TextSource(Source):
-    """A text that is read from its start on by `_lines`, block by block; `before` are the blank lines of other ones."""
+    """A text that is fed to `_lines` block by block."""
 
     _lines: LineSplitter
     _finished = False
@@ -244,12 +244,12 @@ class TextSource(Source):
 
     @abstractmethod
     def _next(self) -> tuple[bytes, bool, bool]:
-        """Returns the next block, whether the text ends with it, and whether a last line is then complete."""
+        """Returns the next block, whether the text ends with it, and whether its last line is then complete."""
 
     def read(self) -> Rows | None:
-        """Returns the next rows; none while the published part is read again, or nothing has come; None at the end."""
+        """Returns the next rows, empty while the published part is read again or there is no input; None at the end."""
         rows: Rows | None = None
-        # Signals are looked at in between.
+        # Bounded, so that the caller can check signals.
         for _ in range(16):
             if self._finished:
                 break
@@ -263,11 +263,11 @@ class TextSource(Source):
         return None if self._finished else rows
 
     def waits_for(self) -> str:
-        """Returns in words what it waits for, or what takes long at a restart."""
+        """Returns in words what the source waits for, or why a restart takes long."""
         pipe = "standard input" if self.name == source.STANDARD_INPUT else f"the pipe {self.name}"
         what, done, behind = pipe if self.live else self.name, self._lines.read, self._lines.behind
         if behind:
-            return f"the part of {what} that is published, once more: {done} of {done + behind} bytes have come"
+            return f"the published part of {what} to be read again: {done} of {done + behind} bytes so far"
         return f"rows on {what}" if self.live else ""
 
 
@@ -275,7 +275,7 @@ KIND: Final = "jsonl"
 
 
 class JsonLinesFile(TextSource):
-    """One plain file. Memory: a block of 1 MiB twice, and the row in hand."""
+    """One plain file. Memory: two blocks of 1 MiB, and the current row."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name, self._path, self._block = plain_name(settings.path), settings.path, b""
@@ -301,7 +301,7 @@ class JsonLinesFile(TextSource):
         return block, not block, True
 
     def entry(self, position: FilePosition) -> dict[str, Any]:
-        """Returns the entry of a position, with the fingerprint of all before it."""
+        """Returns the entry of a position, with the fingerprint of the part before it."""
         offset = position.offset
         head, tail = source.committed_ends(self._fd, self._path, offset)
         begin = self._lines.fed - len(self._block)

@@ -1,8 +1,8 @@
-"""JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
+"""JSON lines in a text that can only be read from its start: a compressed file, a named pipe or standard input.
 
-To continue from a position the text is read up to there once more and its digest compared. What was read from a pipe is
-gone: a restart expects the same input once more, or takes all as new (`resume`). A compressed file that ends within a
-member or frame, or has a wrong checksum, is refused with the byte, after the text before.
+To continue from a position, the text before it is read again and its digest compared. Bytes read from a pipe are gone,
+so a restart expects the same input again, or reads all input as new (`resume`). A compressed file that ends within a
+member or frame, or has a wrong checksum, is refused with the byte, after all text before that place was returned.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from lazyshard_producer.sources.source import PIECE_BYTES, STANDARD_INPUT, Conte
 
 _SLICE_BYTES: Final = 256 << 10
 _FIRST_SLICE_BYTES: Final = 4096
-"""What is left of a slice at the end of a gzip member is read once more, so the first slices of a member are small."""
+"""The rest of a slice after the end of a gzip member is read again, so the first slices of a member are small."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 _CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect length check": "a wrong length"}
-"""What gzip's library calls its checks, and what they are."""
+"""Messages of zlib for failed checks, and what they mean."""
 
 
 class PackedText:
-    """A compressed file: its text, in blocks, read ahead by a thread where it is large. Memory: a few MiB at any ratio.
+    """Reads the text of a compressed file in blocks; for a large file a thread reads ahead.
 
-    `consumed` compressed bytes were read, ahead of what was taken.
+    Memory is a few MiB at any compression ratio. `consumed` is the number of compressed bytes read so far.
     """
 
     def __init__(self, path: str, *, links_out: bool = True) -> None:
         self._path = path
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[bytes]] = deque()
-        self._begin = -1  # of the member or frame in hand, or the last one
+        self._begin = -1  # start of the current or last member or frame
         self._failure: SourceRefused | None = None
         self._ended, self.consumed = False, 0
         with contextlib.ExitStack() as stack:
@@ -59,17 +59,17 @@ class PackedText:
             elif start.startswith(_GZIP_MAGIC):
                 self._parts = self._gzip()
             else:
-                found = f"a file that begins with {start!r}" if start else "an empty file: cut, or still being written"
+                found = f"a file that begins with {start!r}" if start else "an empty file: truncated or incomplete"
                 raise self._refuse("a file compressed by gzip or zstd", found)
             stack.pop_all()
 
     def read(self) -> bytes:
-        """Returns the next block of text; nothing at the clean end of the file."""
-        # From this size on a thread is worth its start.
+        """Returns the next block of text, empty at the clean end of the file."""
+        # A smaller file is not worth a thread.
         if self.size <= 4 * PIECE_BYTES:
             return self._block()
         self._thread = self._thread or ThreadPoolExecutor(1, "lazyshard-decompress")
-        # Enough to ride over a publish, some MiB.
+        # Some MiB: enough to bridge a publish.
         while len(self._ahead) < 4:
             self._ahead.append(self._thread.submit(self._block))
         return self._ahead.popleft().result()
@@ -82,7 +82,7 @@ class PackedText:
 
     def _block(self) -> bytes:
         block = bytearray()
-        # The end is met once: what is appended after that is nothing that `consumed` may count.
+        # Nothing is read after the end, so `consumed` does not count bytes that are appended later.
         while not self._ended and len(block) < PIECE_BYTES // 2:
             try:
                 block += next(self._parts)
@@ -104,9 +104,9 @@ class PackedText:
                     text = engine.decompress(part, PIECE_BYTES)
                 except zlib.error as cause:
                     raise_if_short(cause)
-                    reason = str(cause).rpartition(": ")[2]  # without the library's number for it
+                    reason = str(cause).rpartition(": ")[2]  # without zlib's error number
                     raise self._damaged(f"{_CHECKS.get(reason, reason)}, in the {len(part)} bytes before") from cause
-                # At the end of a member the library may give the rest under both names.
+                # At the end of a member zlib may return the rest in both attributes.
                 self._back(len(engine.unused_data if engine.eof else engine.unconsumed_tail))
                 if not (engine.eof or part or text):
                     raise self._cut()
@@ -118,7 +118,7 @@ class PackedText:
         while not rest:
             if not (start := self._take(_FIRST_SLICE_BYTES)):
                 return False
-            # NUL bytes behind a member are padding: tapes had them, and a crash may leave some.
+            # NUL bytes after a member are padding: tapes have it, and a crash may leave some.
             rest = start.lstrip(b"\0") if begun else start
         self._back(len(rest))
         self._begin = self._file.tell()
@@ -127,9 +127,9 @@ class PackedText:
         return True
 
     def _zstd(self, library: Any) -> Iterator[bytes]:
-        """Takes frames apart (RFC 8878, 3.1.1), and hands them to the library block by block.
+        """Parses frames (RFC 8878, 3.1.1) and decompresses them block by block.
 
-        So no call can expand without bound, and the end of a file within a frame is seen.
+        So the output of each call is bounded, and the end of a file within a frame is detected.
         """
         while True:
             self._begin = self._file.tell()
@@ -158,7 +158,7 @@ class PackedText:
                 head = self._need(3)
                 field = int.from_bytes(head, "little")
                 last, kind, size = field & 1, field >> 1 & 3, field >> 3
-                # As much text is in a block at the most.
+                # A block contains at most 128 KiB of text.
                 if kind == 3 or size > 128 << 10:
                     raise self._damaged(f"a block header {head.hex()}")
                 block = head + self._need(1 if kind == 1 else size)
@@ -175,21 +175,21 @@ class PackedText:
         return data
 
     def _back(self, size: int) -> None:
-        """Takes back the last bytes that were read; they are in the file's buffer still, so this costs nothing."""
+        """Un-reads the last bytes; they are still in the file's buffer, so this costs nothing."""
         if size:
             self._file.seek(-size, 1)
 
     def _refuse(self, expected: str, actual: str) -> SourceRefused:
         where = f"byte {self._file.tell()} of the compressed file: "
-        hint = "; what was published of it stays, and a sound file is continued"
+        hint = "; published rows stay, and a run with an intact file continues after them"
         return source.refuse_source(self._path, expected, actual, hint, where=where)
 
     def _cut(self) -> SourceRefused:
         expected = f"the rest of the {self._what} that begins at byte {self._begin}"
-        return self._refuse(expected, "the end of the file: cut, or still being written")
+        return self._refuse(expected, "the end of the file: truncated, or still being written")
 
     def _damaged(self, reason: str) -> SourceRefused:
-        return self._refuse(f"a sound {self._what} (it begins at byte {self._begin})", reason)
+        return self._refuse(f"an intact {self._what} (it begins at byte {self._begin})", reason)
 
     def _other(self, start: bytes) -> SourceRefused:
         self._back(self._file.tell() - self._begin)
@@ -207,12 +207,12 @@ STDIN: Final = "stdin"
 
 
 class CompressedJsonLines(TextSource):
-    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
+    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the current row."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
         at = FilePosition.decode(position, self.name, TEXT_FIELDS, GZIP, ZSTD)
-        remedy = "; put the old file back (appending is fine), or choose another --out"
+        remedy = "; restore the old file (appending is fine), or choose another --out"
         self._begin(DigestedText(self.name, context.max_row_bytes, at, remedy))
         self._packed = PackedText(settings.path)
         self.progress = 0, self._packed.size
@@ -234,7 +234,7 @@ class CompressedJsonLines(TextSource):
 
 
 class StandardInput(TextSource):
-    """Standard input or a named pipe. It ends where its last writer has closed it, not before one has opened it."""
+    """Standard input or a named pipe. It ends when its last writer closes it, but not before one has opened it."""
 
     live = True
 
@@ -245,8 +245,8 @@ class StandardInput(TextSource):
             size, blank = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
         if settings.resume == "append":
             size, blank, at = size + at.offset, blank + at.blank, FilePosition()
-        again = "to take the input as new rows, give --resume append; to start anew, choose another --out"
-        remedy = f"; give the same input from its start, as for the first run; {again}"
+        again = "to read the input as new rows, give --resume append; to start over, choose another --out"
+        remedy = f"; give the same input from its start, as in the first run; {again}"
         self._begin(DigestedText(self.name, context.max_row_bytes, at, remedy), blank)
         self._bytes_before, self.progress = size, (size + at.offset, None)
         self._pipe = None if settings.path == STANDARD_INPUT else open_regular(settings.path, 0, pipe=True)
@@ -254,11 +254,11 @@ class StandardInput(TextSource):
         self._ended = self._ending = False
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        with contextlib.suppress(OSError):  # it is what Linux allows to everybody
+        with contextlib.suppress(OSError):  # the default limit of Linux for unprivileged users
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIECE_BYTES)
 
     def wait(self, seconds: float) -> None:
-        """Returns when something has come, the input has ended, or so many seconds have passed."""
+        """Waits until there is input or it has ended, at most `seconds`."""
         if not self._finished:
             self._poll.poll(seconds * 1000)
 
@@ -268,7 +268,7 @@ class StandardInput(TextSource):
         return {"kind": STDIN, "path": self.name} | position.digested().encode(TEXT_FIELDS) | before
 
     def end(self) -> None:
-        """Asks it to finish: what has come by now is given; a last line only if it is complete."""
+        """Requests the end: the input so far is still read; a last line only if it is complete."""
         self._ending = True
 
     def close(self) -> None:
@@ -280,10 +280,10 @@ class StandardInput(TextSource):
         block = bytearray()
         with refusing(self.name), contextlib.suppress(BlockingIOError):
             while len(block) < PIECE_BYTES and not self._ended and self._poll.poll(0):
-                # It does not block although standard input may: something has come, or the end.
+                # Does not block, even on a blocking standard input: poll has reported input or the end.
                 part = os.read(self._fd, PIECE_BYTES - len(block))
                 self._ended = not part
                 block += part
         self.progress = self._bytes_before + max(self._lines.read + len(block), self.start.at.offset), None
-        # Asked to end, nobody knows whether what has come is all of the last line.
+        # When the end is requested, the last line may be incomplete.
         return bytes(block), not block and (self._ended or self._ending), self._ended

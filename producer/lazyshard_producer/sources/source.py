@@ -1,8 +1,8 @@
-"""What a source of rows is to the rest of the command, and the files of sources: opened, and known again.
+"""The interface of sources of rows; opening the files of sources, and checking their fingerprints.
 
-Of a file that may grow the fingerprint covers the first and the last 4 KiB of the committed part. Of a complete file it
-is the XXH3 of its name, its size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep their index.
-Not noticed: a change in the middle that keeps the length.
+For a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part. For a complete
+file, it is the XXH3 of its name, its size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep
+their index. A change in the middle that keeps the length is not detected.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.position import FilePosition
 
 PIECE_BYTES: Final = 1 << 20
-"""How much is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
+"""Size of one read: large enough to amortize the overhead per piece, small compared with all other memory."""
 
 PIECE_ROWS: Final = 512
-"""As many rows of a table at the most: in Python small rows take many times their size, and more gains nothing."""
+"""Most rows of a table in one piece: small rows take many times their size in Python, and more rows gain nothing."""
 
 STANDARD_INPUT: Final = "-"  # path of the source that is standard input
-PYTHON: Final = "python:"  # begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``
-Position: TypeAlias = Any  # where a source stands between two rows. Only the source that gave it can read it
+PYTHON: Final = "python:"  # prefix of the path of a source that is a user's function: ``python:MODULE:FUNCTION``
+Position: TypeAlias = Any  # position of a source between two rows; opaque to everything but this source
 Line: TypeAlias = bytes | EncodedRow | errors.RowInvalid
-"""A row: the bytes of a line, with or without its line end, nothing checked; or an encoded row, where it comes with
-arrays or its length in tokens is known; or why the source could not give it (it is longer than `max_row_bytes`), so
-that the rows after it can still be had."""
+"""A row: the unchecked bytes of a line, with or without its line end; or an encoded row, if it has arrays or a known
+length in tokens; or the error for a row that cannot be read (for example, it is longer than `max_row_bytes`), so that
+the rows after it can still be read."""
 
 
 class RowOrigin(NamedTuple):
-    """Where a row comes from: path as the user gave it, line or row from 1, byte of the text from 0 if it has one."""
+    """The origin of a row: path as the user gave it, line or row from 1, byte in the text from 0, None without one."""
 
     file: str
     line: int
@@ -50,9 +50,9 @@ class RowOrigin(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What sources are told about the run; `check_owner` raises `ProducerFenced` where another producer has the stream.
+    """The run's settings for sources. `check_owner` raises `ProducerFenced` if another producer has the stream.
 
-    `out` is the stream's directory, which may not be there yet. None `samples_per_chunk`: nothing is to be published.
+    `out` is the stream's directory, which may not exist yet. `samples_per_chunk` None: nothing is to be published.
     """
 
     out: Path
@@ -62,9 +62,9 @@ class Context(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows that were read in one go, in order; empty: there are none at the moment.
+    """Rows of one read, in order; empty if there are none now.
 
-    `position` and `place` return where the source stands after the row of an index, and its origin; in O(index).
+    `position` and `place` return the source's position after the row of an index, and its origin, in O(index).
     """
 
     lines: Sequence[Line] = ()
@@ -73,21 +73,21 @@ class Rows(NamedTuple):
 
 
 def number_rows(lines: Sequence[Line], name: str, before: int, position: Callable[[int], Position]) -> Rows:
-    """Returns rows of a source that knows their numbers alone: so many are before them."""
+    """Returns rows whose origins are only row numbers; `before` rows precede them."""
     return Rows(lines, position, lambda index: RowOrigin(name, before + index + 1, None))
 
 
 class Source(ABC):
-    """Gives rows in order. One thread, one process. Any call may raise SourceRefused: what was read is not as it was.
+    """Reads rows in order, in one thread. Any call may raise SourceRefused, if the part already read has changed.
 
-    Opened by its settings, the entry of a position (None for its start) and a `Context`.
+    Opened with its settings, the entry of a position (None for its start) and a `Context`.
 
     Attributes:
-        name: how entries, messages and metrics call it: the path as given, in plain text.
-        live: whether it may have nothing at the moment and more later.
-        start, reached: where it stood when it was opened, and where after all that `read` gave and blank lines behind.
-        blank: blank lines skipped so far, those of earlier runs included.
-        progress: (bytes read, bytes there are or None) for what is shown, earlier runs included.
+        name: name in entries, messages and metrics: the path as given, in plain text.
+        live: whether it may have no rows now and more later.
+        start, reached: the position when opened, and the one after all rows that `read` returned and following blanks.
+        blank: blank lines skipped so far, including earlier runs.
+        progress: (bytes read, total bytes or None) for display, including earlier runs.
     """
 
     name: str
@@ -99,75 +99,76 @@ class Source(ABC):
 
     @abstractmethod
     def read(self) -> Rows | None:
-        """Returns the next rows, about 1 MiB of them, or none where there are none *now*; None: finished, for ever.
+        """Returns the next rows, about 1 MiB, empty if there are none *now*; None if the source is finished.
 
-        Never blocks for longer than the device takes; see `wait`.
+        Blocks only for I/O; see `wait`.
         """
 
     def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
-        """Returns when there may be more rows, or when so many seconds have passed; at once if it is not `live`."""
+        """Waits until there may be more rows, at most `seconds`; returns at once if the source is not `live`."""
 
     def waits_for(self) -> str:
-        """Returns in words what a source waits for: ``new lines in DIR (12 files open)``."""
+        """Returns in words what the source waits for: ``new lines in DIR (12 unfinished)``."""
         return ""
 
     @abstractmethod
     def entry(self, position: Position) -> dict[str, Any]:
-        """Returns what seals keep of a position: a JSON object with `kind`, `path`, and what continuing there takes.
+        """Returns the entry of a position for seals: a JSON object with `kind`, `path`, and the data to continue there.
 
-        What the entry relies on is durable then. Called about once a chunk, with positions that never go back.
+        All data that the entry relies on is durable then. Called about once per chunk, with positions that never
+        decrease.
         """
 
-    def end(self) -> None:  # noqa: B027 - those that are not live end by themselves
-        """Asks a live source to finish: it gives what is there by now, and then None. Others need not care."""
+    def end(self) -> None:  # noqa: B027 - sources that are not live end anyway
+        """Requests a live source to end: `read` returns the rows that exist now, and then None. Others ignore it."""
 
-    def close(self) -> None:  # noqa: B027 - not all hold anything
-        """Lets go of what is open. May be called twice."""
+    def close(self) -> None:  # noqa: B027 - not all have anything open
+        """Closes all files. May be called twice."""
 
 
 def line_size(line: Line) -> int:
-    """Returns the bytes of a row, its newline and its arrays included; 0 of one that could not be given."""
+    """Returns the bytes of a row with its newline and its arrays; 0 for an error in place of a row."""
     if isinstance(line, bytes):
         return len(line)
     return len(line.line) + len(line.arrays) if isinstance(line, EncodedRow) else 0
 
 
 def bad_row(reason: str, byte: int | None = None) -> errors.RowInvalid:
-    """Returns why a source cannot give a row."""
+    """Returns the error for a row that a source cannot read."""
     return errors.RowInvalid(f"not a row: {reason}", reason=reason, byte=byte)
 
 
 def too_long(most: int, more: str = "") -> str:
-    """Returns the reason for a row that is longer than is accepted."""
+    """Returns the reason to refuse a row of more than `most` bytes."""
     return f"longer than the {most} bytes of --max-row-bytes{more}"
 
 
-FINGERPRINT_BYTES: Final = 4096  # A page: read in one go, and long enough that two data sets hardly share one
-_TAIL_BYTES: Final = 64 << 10  # more than the whole footer of most Parquet files
+FINGERPRINT_BYTES: Final = 4096  # A page: one read, and long enough that two data sets hardly share one
+_TAIL_BYTES: Final = 64 << 10  # more than the footer of most Parquet files
 
-_PLAIN: Final = "a plain file (a restart has to find its place again)"
+_PLAIN: Final = "a plain file (a restart has to seek in it)"
 _PACKED: Final = (
     (b"\xfd7zXZ\0", "xz-compressed", "xz -dk"),
     (b"BZh", "bzip2-compressed", "bzip2 -dk"),
     (b"PK\x03\x04", "a zip archive", "unzip"),
 )
-"""How each kind of packed file begins that is not read, its name, and what unpacks it."""
+"""Compressed files that are not supported: magic number, name, and the command that unpacks them."""
 
 
 def open_regular(
     path: str, buffer: int = 1 << 20, *, links_out: bool = True, pipe: bool = False, text: bool = False
 ) -> BinaryIO:
-    """Opens a plain file for reading, or a `pipe`. Raises SourceRefused; also of packed files if a `text` is wanted.
+    """Opens a plain file for reading, or a `pipe`. Raises SourceRefused, with `text` also for compressed files.
 
-    `links_out`: whether a link may lead out of the file's directory; not where somebody else makes the names.
+    `links_out`: whether a link may point out of the file's directory; False if other programs choose the names.
     """
     with refusing(path):
-        # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+        # O_NONBLOCK: opening a named pipe without a writer would block forever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if links_out else open_inside(Path(path))
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
         if kind != (stat.S_IFIFO if pipe else stat.S_IFREG):
-            plain = _PLAIN if links_out else "the plain file that it was"
+            plain = _PLAIN if links_out else "the plain file from before"
             raise refuse_source(path, "a named pipe" if pipe else plain, KINDS.get(kind, "something else"))
         start = read_at(fd, path, 8, 0) if text else b""
         for magic, packed, unpack in _PACKED:
@@ -180,7 +181,7 @@ def open_regular(
 
 
 def file_size(path: str) -> int:
-    """Returns a file's size in bytes, 0 where it cannot be found out: for what is shown, not for what is done."""
+    """Returns a file's size in bytes, 0 if unknown: for display only."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -208,17 +209,17 @@ def committed_ends(fd: int, path: str, offset: int) -> tuple[bytes, bytes]:
 
 
 def check_ends(path: str, position: FilePosition, head: bytes, tail: bytes) -> None:
-    """Checks that the part of a file that was read is still what it was, by its first and its last bytes."""
+    """Checks by its first and last bytes that the part of a file that was read has not changed."""
     for where, expected, part in (("first", position.head, head), ("last", position.tail, tail)):
         if position.offset and digest(part) != expected:
             of = f"of the {where} {len(part)} bytes of the part read ({position.offset} bytes, {position.line} lines)"
-            hint = "; put the old file back (appending is fine), or choose another --out"
+            hint = "; restore the old file (appending is fine), or choose another --out"
             where = "not the file whose rows are published: "
             raise refuse_source(path, f"XXH3 {expected} {of}", digest(part), hint, where=where)
 
 
 class KnownFile:
-    """A complete file, known again by its fingerprint, an integer. Raises SourceRefused where it cannot be read."""
+    """A complete file, identified by its fingerprint, an integer. Raises SourceRefused if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         self.path: Final = path
@@ -231,7 +232,7 @@ class KnownFile:
         self._version = status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Checks that it is what it was: cheaply, unless its size or time of change differ."""
+        """Checks that the file has not changed; reads it only if its size or modification time differ."""
         with refusing(self.path):
             status = os.stat(self.path)
         if (status.st_size, status.st_mtime_ns) != self._version:
@@ -242,7 +243,7 @@ class KnownFile:
 
 
 def load_extra(what: str, module: str, extra: str | None) -> Any:
-    """Returns a module that need not be installed, by its whole name, for what needs it. Raises ExtraMissing."""
+    """Imports an optional module by its full name; `what` needs it. Raises ExtraMissing."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
@@ -256,7 +257,7 @@ def load_extra(what: str, module: str, extra: str | None) -> Any:
 
 @contextlib.contextmanager
 def refusing(path: str, expected: str = "a readable file") -> Iterator[None]:
-    """Has what a filesystem, a stream or an index raises say that a source is refused; what a store raises stays."""
+    """Converts errors of a filesystem, a stream or an index to SourceRefused; errors of a store stay unchanged."""
     try:
         yield
     except (SourceRefused, errors.ConfigInvalid, errors.StoreUnavailable):
@@ -268,7 +269,7 @@ def refusing(path: str, expected: str = "a readable file") -> Iterator[None]:
 
 
 def refuse_os_error(path: str, cause: Exception, expected: str = "a readable file") -> SourceRefused:
-    """Returns the error for what the filesystem does not give. Raises MemoryError where memory is what there is not."""
+    """Returns the SourceRefused for an error of the filesystem or a stream. Raises MemoryError for lack of memory."""
     raise_if_short(cause)
     if isinstance(cause, errors.FileRefused | errors.AccessRefused | errors.FileInvalid):
         path = cause.file or path
@@ -284,18 +285,18 @@ def refuse_os_error(path: str, cause: Exception, expected: str = "a readable fil
 
 
 def refuse_source(path: str, expected: str, actual: str, hint: str = "", *, where: str = "") -> SourceRefused:
-    """Returns the error for a source that is not what it should be; `where` in it, and `hint` what to do."""
+    """Returns the error for a source that is not as expected; `where` is the place in it, `hint` is advice."""
     message = f"{path}: {where}expected {expected}, found {actual}{hint}"
     return SourceRefused(message, file=path, expected=expected, actual=actual)
 
 
 def refuse_truncated(path: str, offset: int, size: int, hint: str = "") -> SourceRefused:
-    """Returns the error for a file that is shorter, at `size` bytes, than what was read of it."""
+    """Returns the error for a file that, with `size` bytes, is shorter than the part already read."""
     expected = f"at least the {offset} bytes that were read"
     return refuse_source(path, expected, f"{size}: it was truncated or replaced", hint)
 
 
 def refuse_changed(path: str) -> SourceRefused:
-    """Returns the error for a file that is no longer the one of which rows were read."""
-    hint = "; put the old file back, or choose another --out"
+    """Returns the error for a file that has changed since its rows were read."""
+    hint = "; restore the old file, or choose another --out"
     return refuse_source(path, "the file whose rows were read", "another one: it was changed or replaced", hint)

@@ -1,7 +1,8 @@
-"""A stream as a source of rows: one of ours, or the chunk files of another program; in a directory or an object store.
+"""A stream as a source of rows: a lazyshard stream or chunk files of another program, in a directory or object store.
 
-Rows keep their bytes, their arrays and their lengths in tokens. A stream that is still produced is waited for. The
-position is the number of samples read, with the stream's identity, or a digest of the last row of a foreign directory.
+Rows keep their bytes, their arrays and their lengths in tokens. The source waits for a stream that is still being
+produced. The position is the number of samples read, with the stream's identity, or for a foreign directory with a
+digest of the last row.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, So
 KIND: Final = "stream"
 
 _LOST: Final = (errors.ChunkCorrupt, errors.SealInvalid, errors.FileRefused)
-"""What a chunk raises of which no row can be read, unless somebody restores its files."""
+"""Errors of a chunk of which no row can be read until its files are restored."""
 
 _STREAM: Final = "a readable stream"
 _BLANKS: Final = b" \t\r"
 
 
 class StreamPosition(NamedTuple):
-    """Where the source stands between two rows: samples before it, and bytes of their rows, arrays included."""
+    """A position between two rows: samples before it, and the bytes of their rows, including arrays."""
 
     sample: int
     size: int
 
 
 class StreamSource(Source):
-    """A stream, as long as that is produced. A damaged row is a bad row, and so is each of a chunk that cannot be read.
+    """A stream, read until it ends. A damaged row is a bad row, and so is each row of a chunk that cannot be read.
 
-    Rows whose chunk was deleted are not: a copy that lacks them is not what was asked for.
+    Deleted chunks are an error instead, since a copy without them would be incomplete.
     """
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
@@ -75,16 +76,16 @@ class StreamSource(Source):
                 retired = read_retired(self._directory, stream_id)
             if (chunk := self.start.sample // self._size) < retired:
                 actual = f"those below {retired} deleted by its producer"
-                hint = "; take a stream that is produced with --retain all"
+                hint = "; use a stream that is produced with --retain all"
                 raise source.refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
     def _reach(self, at: StreamPosition) -> None:
-        # Of a stream that has ended there are as many bytes as its rows are by what was read.
+        # The total size of a stream that has ended is estimated from the rows that were read.
         self.reached, seen = at, self._reader.seen
         self.progress = at.size, at.size * seen.samples // at.sample if seen.ended and at.sample else None
 
     def read(self) -> Rows | None:
-        """Returns the next rows, none where none is published now; None where the stream has ended."""
+        """Returns the next rows, empty if none are published now, None if the stream has ended."""
         sample, size = self.reached
         with refusing(self.name, _STREAM):
             published = self._look()
@@ -110,11 +111,11 @@ class StreamSource(Source):
         return Rows(lines, position, place)
 
     def wait(self, seconds: float) -> None:
-        """Returns when the stream is to be looked at again, or when so many seconds have passed."""
+        """Waits until the next poll of the stream is due, at most `seconds`."""
         time.sleep(max(0.0, min(seconds, self._due() - time.monotonic())))
 
     def waits_for(self) -> str:
-        """Returns in words what it waits for, and what the stream's producer is doing."""
+        """Returns in words what the source waits for, and the state of the stream's producer."""
         sample = self.reached.sample
         if self._missing_since is not None:
             return f"the files of chunk {sample // self._size} of {self.name} to appear"
@@ -126,7 +127,7 @@ class StreamSource(Source):
         return {"kind": KIND, "path": self.name, "sample": position.sample, "bytes": position.size} | identity
 
     def end(self) -> None:
-        """Asks it to finish: what is published by now is given, and then None."""
+        """Requests the end: `read` returns the samples published by now, and then None."""
         self._ending = True
         self._looked_at = float("-inf")
 
@@ -143,7 +144,7 @@ class StreamSource(Source):
         return self._looked_at + next_poll(max(0.0, waited), expected, self._least_poll)
 
     def _take(self, first: int, stop: int) -> Sequence[Line]:
-        """Returns rows of [first, stop) from the first on: at least one, of one chunk; none while its files lack."""
+        """Returns rows of [first, stop) from the first on: at least one, of one chunk; empty if files are missing."""
         number = first // self._size
         stop = min(stop, (number + 1) * self._size)
         try:
@@ -151,10 +152,10 @@ class StreamSource(Source):
             if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
                 self._seal = read_seal(self._directory, number)
         except (errors.WaitTimeout, errors.ChunkMissing, *_LOST) as cause:
-            # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
+            # WaitTimeout: a chunk of a foreign directory has no marker although later chunks have. Retry from now on.
             now, wait = time.monotonic(), isinstance(cause, errors.WaitTimeout)
             if isinstance(cause, errors.ChunkMissing):
-                # A network filesystem may remember for a while that a name was not there.
+                # A network filesystem may cache for a while that a name does not exist.
                 self._missing_since = self._missing_since or now
                 wait = now - self._missing_since < GRACE_S
             if not wait:
@@ -172,7 +173,7 @@ class StreamSource(Source):
         return [line if (size := line_size(line)) <= most else bad_row(reason.format(size - 1)) for line in lines]
 
     def _lines(self, first: int, stop: int) -> Sequence[bytes | EncodedRow]:
-        """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid: that is the first."""
+        """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid if the first row is bad."""
         reader, seal, row = self._reader, self._seal, first % self._size
         lines = reader.lines_published(first, reader.stop_for_arrays(first, stop) if reader.arrays else stop)
         if reader.stream_id is None or seal is None:
@@ -184,7 +185,7 @@ class StreamSource(Source):
         return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, tokens, strict=True)]
 
     def _arrays(self, first: int, count: int) -> list[bytes]:
-        """Returns the bytes of the arrays of rows up to the first whose arrays are bad; raises if that is the first."""
+        """Returns the bytes of the arrays of rows up to the first bad one; raises ChunkCorrupt if that is the first."""
         try:
             found = self._reader.arrays_published(first, first + count)
         except errors.ChunkCorrupt as cause:
@@ -195,7 +196,7 @@ class StreamSource(Source):
         return [found.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _digest(self, samples: int) -> str:
-        """Returns the XXH3 of the row before a place in a foreign stream; empty of ours, whose identity tells more."""
+        """Returns the XXH3 of the row before a place in a foreign stream; "" for a stream that has an identity."""
         if samples and self._reader.stream_id is None:
             with contextlib.suppress(*_LOST, errors.RowInvalid, errors.ChunkMissing, IndexError):
                 return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
@@ -203,19 +204,19 @@ class StreamSource(Source):
 
     def _check_same(self, what: str, expected: Any, actual: Any) -> None:
         if expected != actual:
-            hint = "; put back the stream that was read, or choose another --out"
+            hint = "; restore the stream that was read, or choose another --out"
             raise source.refuse_source(self.name, f"{what} {expected}", str(actual or "none"), hint)
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers."""
+    """Whether a path is a stream: a URL, or a directory with `stream.json` or with chunk files and markers."""
     if is_url(path):
         return True
     return os.path.lexists(os.path.join(path, MANIFEST)) or bool(list_chunks(Path(path)).seals)
 
 
 def plain_line(line: bytes) -> bytes:
-    r"""Returns a row of a foreign chunk as a stream of ours holds it, without the blank lines around it.
+    r"""Returns a row of a foreign chunk in the form of a lazyshard stream, without blank lines around it.
 
     >>> plain_line(b' \n{"id": 1} \r\n\n'), plain_line(b'{"id": 2}')
     (b'{"id": 1}\n', b'{"id": 2}\n')
@@ -229,7 +230,7 @@ def open_reader(path: str) -> StreamReader:
     with refusing(plain_name(path), _STREAM):
         rows = None if isinstance(directory, UrlPath) else rows_of_first_chunk(directory)
         reader = StreamReader(directory, rows, max_wait=0.0)
-    # Whoever asks this source tells what it waits for.
+    # The run reports waits itself, see `waits_for`.
     reader.quiet = True
     return reader
 

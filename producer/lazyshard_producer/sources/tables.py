@@ -1,7 +1,7 @@
-"""Tables on disk as a source: Parquet and Arrow files, alone, by the directory, or as `datasets` saves them.
+"""Sources of tables on disk: a Parquet or Arrow file, a directory of them, or a data set saved by `datasets`.
 
-Files that sort after those read may come later; all else that changes is refused. Arrow files are mapped, since pyarrow
-otherwise reads a record batch whole: one that is truncated at the very moment of reading ends the process (SIGBUS).
+Files that sort after all others may be added later; any other change is refused. Arrow files are memory-mapped, because
+pyarrow otherwise reads whole record batches. So truncating one at the moment of reading kills the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _ARROW_MAGIC: Final = b"ARROW1"
 
 
 class TablePosition(NamedTuple):
-    """Where the source stands between two rows: files before it, and rows of the next one."""
+    """A position between two rows: number of files before it, and rows of the next file."""
 
     file: int
     row: int
 
 
 class TableSource(Source):
-    """Files of rows of one kind: "parquet" or "arrow", a file or a directory of them in the order of their names.
+    """Table files of one kind: for "parquet" or "arrow", a file or a directory of files in the order of their names.
 
-    "huggingface": a directory of `Dataset.save_to_disk`; every column is given, whatever format was set.
+    "huggingface": a directory of `Dataset.save_to_disk`; all columns are read, whatever format was set.
     """
 
     def __init__(self, kind: str, path: str, position: dict[str, Any] | None, context: Context) -> None:
@@ -59,15 +59,15 @@ class TableSource(Source):
         self._ends = [0, *accumulate(map(source.file_size, self._files))]
         self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         self._rows = self._read_files()
-        # At once, so that what cannot be read is refused before anything is published.
+        # Open the first file now, so that an unreadable one is refused before anything is published.
         next(self._rows, None)
 
     def read(self) -> Rows | None:
-        """Returns the next rows; None when all files are read."""
+        """Returns the next rows, None when all files are read."""
         return next(self._rows, None)
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
-        """Returns the entry of a position. It grows by 11 bytes with each file that was begun."""
+        """Returns the entry of a position, which grows by 11 bytes with each begun file."""
         begun = position.file + (position.row > 0)
         if position.row:
             self._known[position.file].check()
@@ -75,11 +75,11 @@ class TableSource(Source):
         return entry | {"xxh3": pack(self._fingerprints[:begun], "<u8")}
 
     def close(self) -> None:
-        """Closes the file that is open."""
+        """Closes the open file."""
         self._rows.close()
 
     def _read_files(self) -> Generator[Rows, None, None]:
-        """Yields no rows once the first file is open, and then all of them, about 1 MiB at a time."""
+        """Yields empty rows once the first file is open, and then all rows, about 1 MiB at a time."""
         for index in range(self.start.file, len(self._files)):
             path, start, end = self._files[index], *self._ends[index : index + 2]
             file = self._known[index] = KnownFile(path)
@@ -91,8 +91,8 @@ class TableSource(Source):
                 try:
                     encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
                 except ValueError as cause:
-                    raise refuse_source(path, "every column under a name of its own", str(cause)) from None
-                # What was opened is what the fingerprint is of.
+                    raise refuse_source(path, "a unique name for every column", str(cause)) from None
+                # Make sure that the opened file is the one that was fingerprinted.
                 file.check()
                 if index == self.start.file:
                     yield Rows()
@@ -111,10 +111,10 @@ class TableSource(Source):
         try:
             return TablePosition(file, row), unpack(entry, "xxh3", "<u8", file + (row > 0)).tolist()
         except ValueError as cause:
-            raise refuse_position(self.name, "a fingerprint of each file that was begun", str(cause)) from None
+            raise refuse_position(self.name, "a fingerprint of each begun file", str(cause)) from None
 
     def _check_read(self) -> None:
-        """Checks that the files which were read are still there, as they were, with no other before or between them."""
+        """Checks that the files that were read exist unchanged, with no new files before or between them."""
         paths, read = self._files, self._fingerprints
         for index, expected in enumerate(read):
             if index < len(paths) and KnownFile(paths[index]).digest == expected:
@@ -124,15 +124,15 @@ class TableSource(Source):
                 new = plain_name(os.path.basename(paths[index]))
                 actual = f"{new}, which is new and comes before files already read"
             elif not there or there[0] in read[index:]:
-                actual = "that one gone"
+                actual = "that this file is missing"
             else:
                 raise source.refuse_changed(paths[index])
-            hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
+            hint = "; restore the files (more may follow in the order of names), or choose another --out"
             raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
 
 
 def list_table_files(directory: str, suffix: str) -> list[str]:
-    """Returns the paths of a directory's files with this ending, sorted by name; none that begin with a dot or "_"."""
+    """Returns the paths of a directory's files with this suffix, sorted by name, except names with a leading . or _."""
     with source.refusing(directory), os.scandir(directory) as entries:
         found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
         names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
@@ -144,7 +144,7 @@ def list_table_files(directory: str, suffix: str) -> list[str]:
 
 
 def _read(path: str, row: int, kind: str) -> Generator[tuple[Any, float], None, None]:
-    """Yields a file's columns, a `pyarrow.Schema`, then its rows from one on, and how much of it is read with each."""
+    """Yields a file's `pyarrow.Schema`, then its batches from row `row` on, each with the fraction of the file read."""
     with source.open_regular(path, 0) as file:
         try:
             yield from (_parquet if kind == "parquet" else _arrow)(path, file, row)
@@ -153,7 +153,7 @@ def _read(path: str, row: int, kind: str) -> Generator[tuple[Any, float], None, 
         except (OSError, ValueError, NotImplementedError, EOFError) as cause:
             raise_if_short(cause)
             what = _PARQUET if kind == "parquet" else _ARROW
-            raise refuse_source(path, f"{what} that can be read", str(cause).splitlines()[0]) from cause
+            raise refuse_source(path, f"{what} that is readable", str(cause).splitlines()[0]) from cause
 
 
 def _piece_rows(rows: int, size: int) -> int:
@@ -161,19 +161,19 @@ def _piece_rows(rows: int, size: int) -> int:
 
 
 def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]:
-    """Passes over whole row groups before a row; in its own what is before."""
+    """Skips whole row groups before a row; reads the start of the row's own group."""
     size = os.fstat(handle.fileno()).st_size
     ends = (max(0, offset) for offset in (0, size - len(_PARQUET_MAGIC)))
     head, tail = (source.read_at(handle.fileno(), path, len(_PARQUET_MAGIC), offset) for offset in ends)
     if b"PARE" in (head, tail):
-        raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
+        raise refuse_source(path, _PARQUET, "an encrypted one, which is not supported")
     if head != _PARQUET_MAGIC:
         raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
     if tail != _PARQUET_MAGIC or size <= 2 * len(_PARQUET_MAGIC):
-        actual = f"one of {size} bytes without its end; is it still being written, or was it cut?"
+        actual = f"one of {size} bytes without its end; is it still being written, or truncated?"
         raise refuse_source(path, "a complete Parquet file", actual)
-    # No pre-buffering and no threads: both hold more of a row group than is asked for. Without a buffer pyarrow reads a
-    # row group's columns whole.
+    # No pre-buffering and no threads: both hold more of a row group than requested. Without a buffer pyarrow reads
+    # whole columns of a row group.
     file = load_pyarrow(path, "pyarrow.parquet").ParquetFile(handle, pre_buffer=False, buffer_size=64 << 10)
     yield file.schema_arrow, 0.0
     metadata, read = file.metadata, row
@@ -190,7 +190,7 @@ def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float
 
 
 def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]:
-    """Looks at no more than the lengths of batches before a row."""
+    """Reads only the lengths of the batches before a row."""
     if not (size := os.fstat(handle.fileno()).st_size):
         raise refuse_source(path, _ARROW, "an empty file")
     data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
@@ -222,7 +222,7 @@ def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]
             row += piece.num_rows
             yield piece, (number + row / batch.num_rows) / count if count else buffer.tell() / size
             touched += piece.nbytes
-            # So that the mapped pages that were read do not count as this process's memory.
+            # Release mapped pages that were read, so that they do not count as this process's memory.
             if touched >= 16 << 20:
                 touched = 0
                 data.madvise(mmap.MADV_DONTNEED)
@@ -231,13 +231,13 @@ def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]
 
 
 def _check_piece(pa: Any, piece: Any) -> None:
-    # Offsets that point out of their buffers would have Python read whatever lies there. Nested columns are taken
-    # on trust: pyarrow checks all of them, however small the piece.
+    # Offsets out of their buffers would make pyarrow read foreign memory. Nested columns are not checked, because
+    # pyarrow checks the whole column for each piece.
     for column in piece.columns:
         try:
             column.validate(full=not pa.types.is_nested(column.type))
         except ValueError as cause:
-            if "UTF8" not in str(cause):  # that is one row's affair
+            if "UTF8" not in str(cause):  # invalid UTF-8 refuses only its row
                 raise
 
 
@@ -249,12 +249,12 @@ _HINT: Final = "; save it with `Dataset.save_to_disk`"
 
 
 def is_hugging_face(path: str) -> bool:
-    """Whether a directory holds what `datasets` writes: a data set, a dictionary of them, or a folder of its cache."""
+    """Whether a directory was written by `datasets`: a data set, a DatasetDict, or a folder of its cache."""
     return any(os.path.isfile(os.path.join(path, name)) for name in (STATE, INFO, SPLITS))
 
 
 def find_data_files(directory: str) -> list[str]:
-    """Returns the paths of a data set's Arrow files, in its order."""
+    """Returns the paths of a data set's Arrow files, in order."""
     if os.path.isfile(os.path.join(directory, SPLITS)):
         splits = [os.path.join(directory, str(name)) for name in _load(directory, SPLITS).get("splits", [])]
         raise refuse_source(directory, "one data set", f"a DatasetDict; give one of its splits: {', '.join(splits)}")

@@ -81,7 +81,7 @@ def test_what_is_imported() -> None:
         (["--out", "x" * 300], "a name of 300 characters is too long"),
         (["--source", "a\0b"], "NUL"),
         (["--nonsense"], "(see `lazyshard-producer run --help`)"),
-        (["--no-progress", "stray"], "is --source stray meant?"),
+        (["--no-progress", "stray"], "did you mean --source stray?"),
         (["--config", "nowhere.toml"], "nowhere.toml: "),
         (None, "(see `lazyshard-producer --help`)"),
     ],

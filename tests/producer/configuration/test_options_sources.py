@@ -103,7 +103,7 @@ def test_blends(text: str, entries: list[tuple[str, float | None]]) -> None:
     ("data", "says"),
     [
         (b"", "got none"),
-        (b"\xff\xfe", "no UTF-8"),
+        (b"\xff\xfe", "not UTF-8"),
         (b"1 a b c", "got 'b'"),
         (b"1 a 0 b", "got '0'"),
         (b"[1, ", "JSON"),
@@ -125,7 +125,7 @@ def test_blends_are_taken_as_megatron_core_takes_them(words: list[str]) -> None:
     text = " ".join(words).encode()
     if len(words) % 2 == 0 and len({word in ("1", "0.5", "2e3") for word in words[::2]}) == 2:
         # Refused there too, but for some orders: what it asserts reads an iterator that was read before.
-        refusal_of(ValueError, "a number above 0", parse_blend, text)
+        refusal_of(ValueError, "a weight above 0", parse_blend, text)
         return
     prefixes, weights = get_blend_from_list(words)
     assert parse_blend(text) == [(prefix, weights and weights[at]) for at, prefix in enumerate(prefixes)]

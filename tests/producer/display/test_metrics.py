@@ -121,7 +121,9 @@ def test_a_taken_port_is_an_error_before_anything_is_made(tmp_path: Path, capsys
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(run_arguments(tmp_path / "out", [tmp_path / "a"], 10, "--metrics-port", port)) == 2
-    assert_one_line(capsys.readouterr().err, f"--metrics-port: 127.0.0.1:{port} ", "address already in use")
+    assert_one_line(
+        capsys.readouterr().err, f"--metrics-port: cannot listen on 127.0.0.1:{port} ", "address already in use"
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -274,7 +274,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_does_not_block(follow: Follow, di
     path.unlink()
     os.mkfifo(path)
     error = refusal(follower.take)
-    assert (error.file, error.expected) == (str(path), "the plain file that it was")
+    assert (error.file, error.expected) == (str(path), "the plain file from before")
 
 
 def test_waiting_ends_when_a_file_appears(follow: Follow, directory: Path, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_what_was_mended_or_cut_behind_what_is_published_is_taken_as_it_is(
     taken = [row for row in follower.take() + follower.take() if isinstance(row, bytes)]
     taken.remove(b"x\n")
     assert b"".join(taken) == (text + end).lstrip(b"\n")
-    assert f"{name} was changed behind what is published" in caplog.text
+    assert f"{name} was changed after its published part" in caplog.text
     follower.publish()
     # And once: the next life has nothing to add, and neither has the end.
     follower.kill()

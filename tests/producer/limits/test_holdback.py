@@ -98,7 +98,7 @@ def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     bench.need("fast", 4, at=7.0)
     assert bench.publish_while_allowed() == 5
     hold = bench.ask()
-    assert "'slow' is at chunk 2, heard of " in hold.reason
+    assert "'slow' is at chunk 2, last seen " in hold.reason
     # Never below what a reader needs.
     bench.need("fast", 9)
     assert bench.publish_while_allowed() == 9

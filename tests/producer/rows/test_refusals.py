@@ -147,7 +147,7 @@ def test_a_summary_for_people(tmp_path: Path) -> None:
     others = (entry(2, source=f"{number}.jsonl") for number in range(19))
     stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), *others, b"x\n")
     assert list(summary_lines("out", summarize(stream))) == [
-        "out: 23 rows refused so far, those fixed since included",
+        "out: 23 rows refused so far, including rows fixed since",
         "         22  no object; first at a.jsonl:1, in 20 sources",
         "          1  too long; at b\\n.jsonl:7",
         "  1 line of quarantine.jsonl could not be read",
@@ -172,7 +172,7 @@ def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quarantine", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: no row was refused into quarantine\n"
+    assert capsys.readouterr().out == f"{tmp_path}: no rows in quarantine\n"
     assert main(["quarantine", str(tmp_path), "--rows"]) == 0
     assert capsys.readouterr().out == ""
 

@@ -185,7 +185,7 @@ def test_while_the_function_blocks_there_is_nothing(open_generator: Open) -> Non
     nothing = source.read()
     assert nothing is not None and not nothing.lines
     source.wait(0.01)
-    assert "python:users:rows, asked " in source.waits_for()
+    assert "python:users:rows, requested " in source.waits_for()
     sys.modules["users"].go_on.set()
     assert [line for line, _ in read_all(source)] == [b'{"id":1}\n']
 

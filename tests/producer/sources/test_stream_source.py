@@ -166,7 +166,7 @@ def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: py
     encodes = ("--encode", f"{__name__}:encoded")
     for sources, more in (([one, other], ()), ([one, plain], ()), ([plain, other], ()), ([one], encodes)):
         assert publish(tmp_path / "new", sources, 4, *more) == 2
-        assert_one_line(capfd.readouterr().err, "encoded already" if more else "encoded otherwise")
+        assert_one_line(capfd.readouterr().err, "already encoded" if more else "different encodings")
     assert not (tmp_path / "new").exists()
 
 
@@ -277,7 +277,7 @@ def test_the_streams_own_directory_is_refused(tmp_path: Path, capfd: pytest.Capt
     (tmp_path / "link").symlink_to("old")
     for command, target in (("run", "old"), ("run", "old/inner"), ("check", "link"), ("run", "link/inner")):
         assert main([command, *run_arguments(tmp_path / target, [tmp_path / "old"], 2)[1:]]) == 4
-        assert_one_line(capfd.readouterr().err, "apart from --out")
+        assert_one_line(capfd.readouterr().err, "other than --out")
     assert contents(tmp_path / "old") == before
     assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
 

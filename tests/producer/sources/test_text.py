@@ -255,4 +255,4 @@ def test_a_large_file_is_decompressed_in_a_thread_that_ends(pack: Pack, path: Pa
     path.write_bytes(damaged)
     with open_at(path) as source:
         for _ in range(2):
-            assert "a sound" in str(refusal(lines, source).expected)
+            assert "an intact" in str(refusal(lines, source).expected)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from accelerate import Accelerator, skip_first_batches
@@ -19,8 +18,6 @@ from tests.harness.processes.nursery import leave
 
 BATCH = 2
 ACCUMULATION = 2
-
-GUIDE: Final = Path(__file__).parents[2] / "docs" / "resume.md"
 
 
 class OneNumber(torch.nn.Module):
@@ -46,14 +43,29 @@ def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
     return LazyShardedDataset(run["stream"], **rank, batch_size=BATCH, order=order, num_samples=run["rows"])
 
 
-def from_the_guide(name: str, **names: Any) -> Any:
-    """Returns a class as `docs/resume.md` has it, its names bound to ours."""
-    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    source = next(block for block in blocks if block.startswith("class ") and f"class {name}" in block)
-    imported = (Trainer, TrainerCallback, DataLoader, Path)
-    found: dict[str, Any] = {one.__name__: one for one in imported} | {"json": json, "dataset": None} | names
-    exec(source, found)
-    return found[name]
+class StreamTrainer(Trainer):  # type: ignore[misc]
+    """Trainer with an unprepared loader, which already reads only the samples of this rank."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        dataset = self.train_dataset
+        return DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=self.data_collator)
+
+
+class KeepState(TrainerCallback):  # type: ignore[misc]
+    """Saves the state of the data set in each checkpoint."""
+
+    def __init__(self, dataset: LazyShardedDataset, samples_per_step: int) -> None:
+        self.dataset, self.samples_per_step = dataset, samples_per_step
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun = state.global_step, self.dataset.consumed
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step, consumed = self.begun
+        consumed += (state.global_step - step) * self.samples_per_step
+        if state.is_world_process_zero:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "data.json"
+            path.write_text(json.dumps(self.dataset.state_dict(consumed)))
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]
@@ -83,10 +95,8 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
         ignore_data_skip=not skips,
         **quiet,
     )
-    keep = from_the_guide("KeepState", dataset=dataset, samples_per_step=BATCH * ACCUMULATION * run["ranks"])
-    trainer = from_the_guide("StreamTrainer")(
-        model, args, train_dataset=dataset, data_collator=collate, callbacks=[keep(), Stop(run["stop"])]
-    )
+    callbacks = [KeepState(dataset, BATCH * ACCUMULATION * run["ranks"]), Stop(run["stop"])]
+    trainer = StreamTrainer(model, args, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=run["from"])
     return model.seen
 

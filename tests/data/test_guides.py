@@ -46,7 +46,6 @@ def seven_rows(directory: Path) -> None:
         ("arrays", None, [[]], [[]]),
         *full(
             ("blending", chat_and_code, [["0"], ["1"]], [[], []]),
-            ("choosing", lambda directory: produce(directory / "stream", 48, 4), [["0"], ["1"]], [[], []]),
             # A second time too, in the same place.
             ("encode-cache", None, [[], []], [[], []]),
             # Each rank tokenizes its own rows alone.

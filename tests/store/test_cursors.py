@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -21,7 +21,7 @@ from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
 from tests.store.server import BROKEN, BUSY, Server
 from tests.store.streams import publish, put
-from tests.stream.streams import HERE, raised
+from tests.stream.streams import raised
 
 
 def cursor(consumed: int) -> Cursor:
@@ -210,20 +210,38 @@ def test_nothing_there_and_no_answer_are_told(
         assert "Traceback" not in text
 
 
-GUIDE = (HERE / "docs" / "object-storage.md").read_text(encoding="utf-8")
+PROGRAM: Final = """
+from torch.utils.data import DataLoader
+
+import lazyshard
+
+if __name__ == "__main__":
+    for rank in range(2):
+        dataset = lazyshard.LazyShardedDataset(
+            "s3://training/chat", dp_rank=rank, dp_size=2, batch_size=4, consumer="sft"
+        )
+        loader = DataLoader(dataset, 4, sampler=dataset.rank_indices, num_workers=2, collate_fn=list)
+        ids = [row["id"] for batch in loader for row in batch]
+        print(f"rank {rank}: {len(ids)} samples, the first {ids[:3]}")
+    dataset = lazyshard.LazyShardedDataset("s3://training/chat", dp_rank=0, dp_size=2, batch_size=4, consumer="sft")
+    dataset.commit(1000, last_epoch=True)
+"""
+
+PRINTED: Final = """\
+rank 0: 500 samples, the first [0, 1, 2]
+rank 1: 500 samples, the first [50, 51, 52]
+"""
 
 
 @pytest.mark.full
-def test_the_program_prints_what_the_page_says(tmp_path: Path, server: Server) -> None:
-    *_, program = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-    (printed,) = re.findall(r"^```text\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+def test_program_reads_as_two_ranks_and_commits(tmp_path: Path, server: Server) -> None:
     url = stream_path("s3://training/chat")
     assert isinstance(url, UrlPath)
     server.make_bucket("training")
     publish(tmp_path / "local", url, 1000, 50)
-    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, PRINTED, "")
     cursor = read_cursor(url, "sft")
     assert cursor is not None
     assert (cursor.consumed, cursor.chunks_before) == (1000, 20)

@@ -20,10 +20,12 @@ from lazyshard.store.mirror import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream import CursorOwner, listing
 from lazyshard.stream import reader as reading
+from tests.cli.commands import lazyshard
 from tests.data.options import grouped
+from tests.packaging.guide_programs import blocks
 from tests.store.server import BUSY, Gate, Server
 from tests.store.streams import publish, put, upload
-from tests.stream.streams import DEADLINE_S, raised, refusal_of, rows
+from tests.stream.streams import DEADLINE_S, produce, raised, refusal_of, rows
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
@@ -220,3 +222,17 @@ def test_requests_of_a_reader(tmp_path: Path, server: Server, bucket: UrlPath, m
         owner.write(Cursor("run", None, 2, 1, {}, 1.0))
         assert {method for method, _ in server.asked} == {"GET", "PUT"}
         assert server.asked.total() == 2
+
+
+def test_uploaded_directory_is_the_same_stream(
+    tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/moving.md says."""
+    (program,) = blocks("../moving.md", "python")
+    produce(tmp_path / "stream", 5)
+    monkeypatch.chdir(tmp_path)
+    exec(program.replace("s3://training/chat", str(bucket)), {})
+    assert lazyshard("verify", str(bucket)).returncode == 0
+    there = StreamReader(bucket)
+    assert there.stream_id == StreamReader(tmp_path / "stream").stream_id
+    assert list(there) == rows(0, 5)

@@ -382,15 +382,15 @@ class StreamReader:
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
         checked = False
 
-        def look(age: float) -> Stream | None:
+        def look(age: float) -> tuple[Stream] | None:
             nonlocal checked
             found = self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
             if found is None and not checked:
                 self._ask(lambda: check_place(self.directory), "looking for %s", self.directory)
                 checked = True
-            return found
+            return None if found is None else (found,)
 
-        return self._wait(look, 0, None, None)
+        return self._wait(look, 0, None, None)[0]
 
     def _let_go(self, poll: NodePoll | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the disk space they take up."""

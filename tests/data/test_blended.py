@@ -235,7 +235,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
         ),
         (lambda d: BlendedDataset([(opened(d, "a"), 1), (opened(d, "a"), 1)]), ValueError, "the same stream"),
         (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "takes unused data sets"),
-        (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "of one rank"),
+        (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "the same rank"),
     ],
 )
 def test_what_cannot_be_is_refused(streams: Path, make: Any, error: type[Exception], what: str) -> None:

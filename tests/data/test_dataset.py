@@ -67,9 +67,9 @@ def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: P
     for name, group in (("order", "Order"), ("bad_rows", "BadRows"), ("cache", "EncodeCache")):
         wrong: list[Any] = ["raise", None, {}]
         for given in wrong:
-            with pytest.raises(TypeError, match=rf"{name} is a lazyshard.{group}, got {given!r}"):
+            with pytest.raises(TypeError, match=rf"{name} must be a lazyshard.{group}, got {given!r}"):
                 LazyShardedDataset(tmp_path / "absent", **{name: given})
-    with pytest.raises(TypeError, match=r"bad_rows is a lazyshard\.BadRows"):
+    with pytest.raises(TypeError, match=r"bad_rows must be a lazyshard\.BadRows"):
         LazyShardedSequences(tmp_path / "absent", form=Pack(4), bad_rows="raise")  # type: ignore[arg-type]
 
 

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "a whole checkpoint": (
         lambda s: {"model": {}, "lazyshard": saved(s, 12), "step": 3},
         StateInvalid,
-        "'model', 'lazyshard' and 'step': give `checkpoint['lazyshard']`",
+        "'model', 'lazyshard' and 'step': pass `checkpoint['lazyshard']`",
     ),
     "a checkpoint of a checkpoint": (
         lambda s: {"trainer": {"data": {"train": saved(s, 12), "seen": 1}}},
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         StateInvalid,
         "`BlendedDataset`",
     ),
-    "empty": (lambda s: {}, StateInvalid, "empty"),
+    "empty": (lambda s: {}, StateInvalid, "holds nothing"),
     "a path": (lambda s: Path("checkpoint.pt"), StateInvalid, "a path"),
     "None": (lambda s: None, StateInvalid, "None"),
     "a list": (lambda s: [], StateInvalid, "[]"),

@@ -242,11 +242,11 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
         # The last window has one sequence.
         (Pack(10), Encode(12), {}, 12, "no row of its sequence"),
         (Pack(10), Encode(5), {"bad_rows": BadRows("raise")}, 5, "no such image"),
-        (Pack(10), longer, {"bad_rows": BadRows("raise")}, 1, "5 tokens .* and 4 as sealed .*no room"),
+        (Pack(10), longer, {"bad_rows": BadRows("raise")}, 1, "5 tokens .* but 4 as sealed .*exceeds the room"),
         # Nothing is left out of what is cut.
         (Split(8), Encode(5), {}, 5, "no such image"),
         (Split(8), Encode(skipped=5), {}, 5, "not today"),
-        (Split(8), longer, {}, 1, "5 tokens .* and 4 as sealed"),
+        (Split(8), longer, {}, 1, "5 tokens .* but 4 as sealed"),
         (Split(8), lambda row: {"text": "a"}, {}, 0, "only 'text'"),
         (Split(8), lambda row: {"input_ids": [[1]]}, {}, 0, r"shape \(1, 1\)"),
         (Split(8), lambda row: {"input_ids": ["a"]}, {}, 0, "text, such as 'a'"),

@@ -231,7 +231,7 @@ def test_states_of_something_else_are_named(stream: Path) -> None:
         (state | {"worker": 0, "workers": 1}, "of one DataLoader worker"),
         (BlendedDataset([(dataset(), 1.0)]).state_dict(2), "of a blend"),
         *((one.state_dict(), "of a StatefulDataLoader") for one in loaders),
-        ({}, "empty"),
+        ({}, "holds nothing"),
         (torch.nn.Linear(1, 1).state_dict(), "'weight' and 'bias'"),
         ({"step": 3, "data": run.state_dict(2)}, r"`checkpoint\['data'\]`"),
         ("last.pt", "a path"),

@@ -132,8 +132,8 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
     ("dp", "consumed", "error", "fact"),
     [
         (4, 12, ValueError, "at least 16"),  # fewer than when the run continued
-        (2, 17, ValueError, "2 \\* 2 a batch, got 17"),
-        (2, 18, ValueError, "2 \\* 2 a batch, got 18"),
+        (2, 17, ValueError, "2 \\* 2, got 17"),
+        (2, 18, ValueError, "2 \\* 2, got 18"),
         (2, 44, ValueError, "at most 40"),
         (2, 8.0, TypeError, "8.0"),
     ],

@@ -213,7 +213,7 @@ def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path) -> None:
         assert (again.consumed, ids(again)) == (16, [])
         assert again.state_dict()["over"] == 8
         assert again.state_dict(16) == again.state_dict()
-        refusal_of(ValueError, r"consumed is 16 .* got 24", again.state_dict, 24)
+        refusal_of(ValueError, r"consumed must be 16, .* got 24", again.state_dict, 24)
         again.set_epoch(1)
         assert ids(again) == expected(13, dp, 4, epoch=1, at_end=at_end)[0]
         assert again.consumed == 0

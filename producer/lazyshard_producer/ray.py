@@ -149,6 +149,10 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         if self._committer is not None:
             self._committer.stop()
 
+    def get_name(self) -> str:
+        """Returns the name of the tasks in Ray."""
+        return "LazyShard"
+
 
 def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[bytes]:
     """Yields the rows of a task's blocks in order, as lines of JSON. Raises RowInvalid with the number of the row."""

@@ -48,7 +48,7 @@ BAD: Final = {
     "1e999": Bad(b'{"id":1e999}', 6, "64 bits"),
     "5,000 digits": Bad(b'{"id":' + b"9" * 5000 + b"}", 6, "64 bits"),
     # two values on a line, not an object, nesting
-    "two values": Bad(b'{"id":25} {"id":26}', 10, "behind the object"),
+    "two values": Bad(b'{"id":25} {"id":26}', 10, "after the object"),
     "an array": Bad(b"[25]", 0, "found an array"),
     "a string": Bad(b'"25"', 0, "found a string"),
     "a number": Bad(b"25", 0, "found a number"),

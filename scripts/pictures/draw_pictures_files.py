@@ -28,7 +28,7 @@ def flow() -> str:
         drawing.box(x, y, 178, 28, RANKS[lane])
         drawing.words(x + 89, y + 18, chunk_name(chunk), anchor="middle", code=True)
     drawing.words(MARGIN + 10, 240, HEAD, code=True)
-    drawing.words(MARGIN + 80, 240, "how far it is", colour=FAINT)
+    drawing.words(MARGIN + 80, 240, "progress", colour=FAINT)
     drawing.words(MARGIN + 196, 240, END, code=True)
     drawing.words(MARGIN + 280, 240, "nothing follows", colour=FAINT)
     for lane in range(deal.dp):
@@ -38,7 +38,7 @@ def flow() -> str:
         drawing.words(x + 93, 310, f"rank {lane}", 13, anchor="middle", bold=True)
         drawing.words(x + 93, 328, "LazyShardedDataset", 11, anchor="middle", code=True)
         drawing.words(x + 93, 344, "in its DataLoader's workers", 11, anchor="middle")
-    drawing.lines(MARGIN, 376, ["Chunk k is read by rank k % ranks. No rank asks another."])
+    drawing.lines(MARGIN, 376, ["Chunk k is read by rank k % ranks. Ranks do not communicate."])
     return drawing.text
 
 

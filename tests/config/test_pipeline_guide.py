@@ -71,7 +71,7 @@ def test_command_says_what_the_page_says(place: Path) -> None:
 
 
 def test_defaults_and_limits_are_as_the_page_says() -> None:
-    assert f"| {FILL_ROWS:,} rows in a row are dropped" in GUIDE
+    assert f"{FILL_ROWS:,} rows in a row are dropped" in " ".join(GUIDE.split())
     config = read_config({"version": 1, "datasets": [{"path": "a"}]}).config
     assert config is not None
     (dataset,) = config.datasets

@@ -109,30 +109,41 @@ def test_state_of_a_run_is_as_it_is_shown(tmp_path: Path) -> None:
     assert list(shown) == list(state)
 
 
+PACKED = """version: 1
+datasets:
+  - {path: raw, weight: 3, steps: [{map: my_rows:encode}]}
+  - path: encoded
+num_samples: 9
+micro_batches_per_step: 1
+sequences: {form: pack, size: 10}
+"""  # The blend of the page as a file
+PRINT = '    print("+".join("".join(map(chr, row["input_ids"])) for row in pack))\n'
+
+
 @pytest.mark.full
 def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     text = page("packing")
     section = text[text.index("## At run time\n") :]
     (tmp_path / "rows.jsonl").write_text(blocks(text, "jsonl")[0])
     (tmp_path / "my_rows.py").write_text(blocks(section, "py")[0])
-    *produced, traced = blocks(section, "console")
+    *produced, audited = blocks(section, "console")
     for session in produced:
         assert run_command(session, tmp_path) == ""
     programs_of_page = blocks(section, "python")
-    assert len(programs_of_page) == 4
-    (tmp_path / "packed.yaml").write_text(blocks(section, "yaml")[0])
-    done = [run_program(program, folder=tmp_path, merged=True, warn="error") for program in programs_of_page]
-    *printed, of_file = [one.stdout for one in done]
+    assert len(programs_of_page) == 3
+    (tmp_path / "packed.yaml").write_text(PACKED)
+    of_file = f"import lazyshard\nfor (pack,) in lazyshard.load('packed.yaml', dp_rank=0, dp_size=1).loader:\n{PRINT}"
+    done = [run_program(text, folder=tmp_path, merged=True, warn="error") for text in (*programs_of_page, of_file)]
+    *printed, of_loaded = [one.stdout for one in done]
     assert "".join(printed) == "".join(blocks(section, "text"))
-    assert of_file == printed[-1]
+    assert of_loaded == printed[-1]
     # What the page says of the checkpoint, of either rank.
     sequences = LazyShardedSequences(tmp_path / "raw", form=Pack(10), dp_rank=0, dp_size=2, micro_batches_per_step=1)
     (tmp_path / "out/checkpoint-1").mkdir(parents=True)
     saved = json.dumps({"state": sequences.state_dict(2), "step": 1})
     (tmp_path / "out/checkpoint-1/lazyshard.json").write_text(saved)
-    for session in re.split(r"^(?=\$ )", traced, flags=re.MULTILINE)[1:]:
-        command, _, output = session.partition("\n")
-        assert run_command(command, tmp_path) == output
+    command, _, output = audited.partition("\n")
+    assert run_command(command, tmp_path) == output
 
 
 def run_command(line: str, folder: Path) -> str:

@@ -181,7 +181,7 @@ def test_configuration_file_is_written_and_checked(tmp_path: Path) -> None:
     (commands,) = blocks("slurm.md", "")
     init, check = commands.splitlines()
     done = [produce(*line.split()[1:], cwd=tmp_path) for line in (init, check)]
-    assert ([one.returncode for one in done], "1,000 samples a chunk" in done[1].stdout) == ([0, 0], True)
+    assert ([one.returncode for one in done], "1,000 samples per chunk" in done[1].stdout) == ([0, 0], True)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def redact(text: str, url: str = "") -> str:
     's3://***@bucket/run: no answer to https://host/a?***'
 
     Args:
-        text: to be shown, logged or stored. The container name that Azure puts before a host is no credential: kept.
+        text: to be shown, logged or stored. A container name before the host (Azure) is kept: it is not secret.
         url: its credentials are also replaced where they occur in the text without the URL.
     """
     if "://" in text and ("@" in text or "?" in text):
@@ -284,7 +284,7 @@ class BadSample(LazyShardError, ValueError):
 
 
 class SkipSample(LazyShardError, ValueError):
-    """Raised by an `encode_fn` or a step to skip a valid row that shall not be trained, for instance one too long.
+    """Raised by an `encode_fn` or a step to skip a valid row that should not be trained, for instance a too long one.
 
     Another row is trained instead, as for a row dropped by a `Filter`; it does not count as a bad sample.
     """

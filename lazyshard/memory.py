@@ -1,6 +1,6 @@
 """Distinguishes a shortage of memory from bad input: it raises `MemoryError` and is never blamed on a row.
 
-orjson reports a shortage as an error in the JSON (it allocates a buffer of twelve times the text at once); if memory
+orjson reports a shortage as an error in the JSON (it allocates a buffer of twelve times the text first); if memory
 runs out later, it dereferences a null pointer: SIGSEGV. So large texts are passed to orjson only after a check that
 enough memory is available. On Linux, allocations fail if the process has a limit (`ulimit -v`, RLIMIT_AS) or memory is
 not overcommitted; otherwise the system kills a process instead, so nothing is checked.
@@ -42,9 +42,9 @@ def is_short(error: BaseException) -> bool:
     """Returns whether an error, or an error in its chain of causes, is a shortage of memory."""
     link: BaseException | None = error
     for _ in range(100):
-        if link is not None and not _says_short(link):
+        if link is not None and not _is_shortage(link):
             link = link.__cause__ or link.__context__
-    return link is not None and _says_short(link)
+    return link is not None and _is_shortage(link)
 
 
 def raise_if_short(error: BaseException) -> None:
@@ -66,7 +66,7 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
         raise
 
 
-# For hot paths. If it raises a JSONDecodeError, call `loads`, which tells bad input from a shortage of memory.
+# For hot paths. If it raises a JSONDecodeError, call `loads`, which distinguishes bad input from a shortage of memory.
 quick_loads: Final[Callable[[bytes], Any]] = loads if LIMITED else orjson.loads
 
 
@@ -83,7 +83,7 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int |
 def _check_room(text: bytes | bytearray | memoryview | str) -> None:
     size = len(text)
     # `{},{},{},...` is the densest JSON and takes less than this, so few texts need the closer estimate.
-    if size <= _LARGE_BYTES or _is_there(128 * size):
+    if size <= _LARGE_BYTES or _can_allocate(128 * size):
         return
     data = text.encode() if isinstance(text, str) else bytes(text)
     wide = 1 if data.isascii() and b"\\u" not in data else 4
@@ -123,7 +123,7 @@ def check_room_to_write(value: Any) -> None:
         level = below
 
 
-def _says_short(error: BaseException) -> bool:
+def _is_shortage(error: BaseException) -> bool:
     if isinstance(error, orjson.JSONDecodeError):
         return error.msg.startswith(_SHORT)
     if isinstance(error, zlib.error):
@@ -137,7 +137,7 @@ def _says_short(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (name == "ZstdError" and "Allocation error" in str(error))
 
 
-def _is_there(size: int) -> bool:
+def _can_allocate(size: int) -> bool:
     """Whether the system can allocate `size` bytes. No page is touched, so the check takes microseconds."""
     try:
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
@@ -147,6 +147,6 @@ def _is_there(size: int) -> bool:
 
 
 def _need(size: int, what: str) -> None:
-    if not _is_there(size):
+    if not _can_allocate(size):
         needed = f"may take {(size >> 20) + 1:,} MiB"
         raise MemoryError(f"to {what} {needed}, more than the limits of this process (`ulimit -v`) leave")

@@ -1,4 +1,4 @@
-"""Simulates a run: when chunks are published and each step begins, for all ranks at once, and the disk space used.
+"""Simulates a run: when chunks are published and each step begins, for all ranks together, and the disk space used.
 
 Rows are counted from the beginning of the stream. All ranks draw `draws` positions per step, in lockstep, so a step can
 be trained once its last position can be drawn: `lazyshard.plan.course.Course.needed` returns how many rows that takes.
@@ -37,10 +37,10 @@ from lazyshard.stream.waiting import LATER_S
 from lazyshard.stream.writer import HEARTBEAT_S
 
 _CHUNK_OPENS: Final = 2  # To open a chunk, a reader opens two files: seal and data
-_CHUNK_LOOKS: Final = _CHUNK_OPENS + 1  # Plus a stat of `stream.json`, to check that the stream is still the same
+_CHUNK_METADATA: Final = _CHUNK_OPENS + 1  # Plus a stat of `stream.json`, to check that the stream is still the same
 BURST_S: Final = 1.0  # Seconds of rows that a producer catches up after it was paused (`lazyshard_producer.loop`)
 _NOTHING_S: Final = 1e-9
-_ASIDE_S: Final = 1.0  # Interval at which a reader with open chunks checks which of them were deleted
+_DELETION_POLL_S: Final = 1.0  # Interval at which a reader with open chunks checks which of them were deleted
 _STEPS: Final = 1000  # Resolution of waits, in parts of the time between two chunks: shorter differences are ignored
 HINT_S: Final = 0.2  # Minimum interval between two reading hints (`lazyshard.data.commits`)
 PUBLISH_OPENS: Final = 7  # Per chunk: data, seal and head created, the owner read twice, the directory synced twice
@@ -81,7 +81,7 @@ class Setting:
         self.span_rows = self.span * self.ranks
         self.steps = self.course.epoch_length(self.rows) // self.draws  # whole steps of the epoch
         if not self.steps:
-            raise ValueError(f"--rows is at least {self.step_rows}, one step of all ranks, got {self.rows}")
+            raise ValueError(f"--rows must be at least {self.step_rows}, one step of all ranks, got {self.rows}")
         self.chunks = -(-self.rows // size)
         self.chunk_bytes = size * (self.row_bytes + 27)  # on disk, with the seal: 27 bytes per row
         # How far the producer may be ahead, at least one chunk; None for no limit.
@@ -99,7 +99,7 @@ class Setting:
         # Mean time that one process reads per micro batch: with windows one read per row, in order 512 KiB per read.
         # Opening a chunk takes its metadata calls, one after the other, and a read of its seal.
         reads = batch if self.window else max(batch * self.row_bytes / (512 << 10), batch / size)
-        self.reading_s = (reads + self.openings * (_CHUNK_LOOKS + 1) * batch / size) * self.latency_s
+        self.reading_s = (reads + self.openings * (_CHUNK_METADATA + 1) * batch / size) * self.latency_s
         # Duration of a step including reading: workers read during the step, otherwise reading precedes it.
         reading = self.micro_batches * self.reading_s
         self.loaded_step_s = max(step_s, reading / workers) if workers else step_s + reading
@@ -150,13 +150,13 @@ class Producer:
         # When the last row was due, and since when the producer is paused.
         self._due = self._held_since = float(due[-1])
 
-    def tell(self, needed: int, at: float) -> None:
+    def receive_hint(self, needed: int, at: float) -> None:
         """Receives the reading hint of a reader that needs `needed` chunks, sent at the time `at`."""
         setting, allowed = self._setting, min(self._setting.chunks, needed + self._ahead)
         if allowed <= len(self.published):
             return
         at += setting.visibility_s
-        begin = self._held_since + (first_look(at - self._held_since) if at > self._held_since else 0.0)
+        begin = self._held_since + (first_check(at - self._held_since) if at > self._held_since else 0.0)
         self._due = max(self._due, begin - BURST_S)
         for chunk in range(len(self.published), allowed):
             self.begun.append(max(0.0, begin))
@@ -167,7 +167,7 @@ class Producer:
         self._held_since = begin
 
 
-def first_look(held_s: float) -> float:
+def first_check(held_s: float) -> float:
     """Returns when a paused producer checks its limit: at its first check at or after `held_s` seconds."""
     at, longest = 0.0, retry_s(math.inf)
     while at < held_s and (pause := retry_s(at)) < longest:
@@ -181,14 +181,14 @@ class WaitEnd(NamedTuple):
     late_s: float = 0.0
     own: int = 0
     shared: int = 0
-    asides: int = 0
+    deletion_polls: int = 0
 
 
 class Polls:
     """The waits of readers under a setting."""
 
     def __init__(self, setting: Setting) -> None:
-        self.look_s = 2 * setting.latency_s  # An open of the head, then a read
+        self.poll_s = 2 * setting.latency_s  # An open of the head, then a read
         self._setting = setting
         self._period = setting.samples_per_chunk / setting.producer_rate
         self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
@@ -201,18 +201,18 @@ class Polls:
     def _find(self, missing: int, phase: int, blind_s: float) -> WaitEnd:
         setting, period, size = self._setting, self._period, self._setting.samples_per_chunk
         first = phase * period / _STEPS
-        arrival, watched, aside_at = first + (missing - 1) * period, not setting.woken, -_ASIDE_S
-        own, shared, asides, time, age = 0, 0, 0, 0.0, 0.0
+        arrival, watched, deletion_poll_at = first + (missing - 1) * period, not setting.woken, -_DELETION_POLL_S
+        own, shared, deletion_polls, time, age = 0, 0, 0, 0.0, 0.0
         while True:
             there = 0 if time < first else min(missing, int((time - first) / period + 1 + 1e-9))
             own, shared = (own, shared + 1) if age else (own + 1, shared)
             done = there >= missing or time >= arrival
-            time += self.look_s
+            time += self.poll_s
             if done:
                 later = min(LATER_S, age / 4) if self._shares else 0.0
-                return WaitEnd(max(0.0, time - arrival) + later, own, shared, asides)
-            if time - aside_at >= _ASIDE_S:
-                asides, aside_at = asides + 1, time
+                return WaitEnd(max(0.0, time - arrival) + later, own, shared, deletion_polls)
+            if time - deletion_poll_at >= _DELETION_POLL_S:
+                deletion_polls, deletion_poll_at = deletion_polls + 1, time
             rate = 0.0 if time < blind_s else setting.producer_rate
             head = Head(there, there * size, False, "running", rate, "-", 1, 0.0)
             age = next_poll(time, expected_wait(missing * size, Published(there, there * size, False, head)))
@@ -237,11 +237,11 @@ class Timeline:
     after_wait: npt.NDArray[np.int64]  # steps that began after a wait, including the first step
     began: npt.NDArray[np.float64]  # when each of these steps began
     waits: npt.NDArray[np.float64]  # how long each of them was waited for
-    asked: int  # how often a reading process needed rows that it had not seen published
-    looks: int  # polls of the head by each such process
+    needs: int  # how often a reading process needed rows that it had not seen published
+    own_polls: int  # polls of the head by each such process
     shared: int  # polls of the head by one process per node
-    asides: int  # checks by that process for deleted chunks
-    looking_s: float  # seconds that it waited, ahead of the training or not
+    deletion_polls: int  # checks by that process for deleted chunks
+    waiting_s: float  # seconds that it waited, ahead of the training or not
 
     @property
     def first_step_s(self) -> float:
@@ -272,8 +272,8 @@ def simulate(setting: Setting) -> Timeline:
     early = 2 * setting.workers // setting.micro_batches
     fill_s = setting.reading_s if setting.workers else 0.0
     after_wait, began, waits = [0], [0.0], [0.0]
-    step = seen = asked = looks = shared = asides = 0
-    found = looking = 0.0
+    step = seen = needs = own_polls = shared = deletion_polls = 0
+    found = waiting = 0.0
 
     def begins(step: int) -> float:
         """Returns when a step begins without further waits."""
@@ -282,28 +282,28 @@ def simulate(setting: Setting) -> Timeline:
 
     while step < setting.steps:
         needed = setting.needed_chunks(step)
-        ask = max(found, begins(step - early)) if step > early else found
-        producer.tell(needed, ask)
-        found = ask
+        needed_at = max(found, begins(step - early)) if step > early else found
+        producer.receive_hint(needed, needed_at)
+        found = needed_at
         if seen < needed:
-            asked += 1
+            needs += 1
             visible = producer.published[needed - 1] + lag
-            there = bisect_right(producer.published, ask - lag + _NOTHING_S)
+            there = bisect_right(producer.published, needed_at - lag + _NOTHING_S)
             if there >= needed:
-                found = ask + polls.look_s
-                looks += 1
+                found = needed_at + polls.poll_s
+                own_polls += 1
             else:
-                first = producer.published[there] + lag - ask
+                first = producer.published[there] + lag - needed_at
                 # Before the first chunk, only a heartbeat reports the rate.
-                blind = max(0.0, min(HEARTBEAT_S, first + ask) - ask) if not there else 0.0
+                blind = max(0.0, min(HEARTBEAT_S, first + needed_at) - needed_at) if not there else 0.0
                 wait = polls.wait(needed - there, max(first, _NOTHING_S), blind)
                 found = visible + wait.late_s
-                looks += wait.own
+                own_polls += wait.own
                 shared += wait.shared
                 # Before the first step no chunk is open.
-                asides += wait.asides if step else 0
-                looking += found - ask
-            seen = max(needed, bisect_right(producer.published, found - polls.look_s - lag))
+                deletion_polls += wait.deletion_polls if step else 0
+                waiting += found - needed_at
+            seen = max(needed, bisect_right(producer.published, found - polls.poll_s - lag))
         ready, due = found + fill_s, begins(step)
         if not step:
             began[0] = waits[0] = ready
@@ -315,7 +315,7 @@ def simulate(setting: Setting) -> Timeline:
         step = setting.first_step_after(needed if setting.max_ahead is not None else seen)
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
     chunks = np.array(producer.published), np.array(producer.begun)
-    return Timeline(setting, *chunks, after, begun, waited, asked, looks, shared, asides, looking)
+    return Timeline(setting, *chunks, after, begun, waited, needs, own_polls, shared, deletion_polls, waiting)
 
 
 class Disk(NamedTuple):
@@ -352,24 +352,24 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
     """Counts operations. A main process polls at start and at commits, and with workers also at each new stripe."""
     setting, seconds, opened = timeline.setting, timeline.end_s, timeline.setting.all_openings
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
-    polls, asides = timeline.looks * loaders + timeline.shared * nodes, timeline.asides * nodes
-    looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
-    reading = looks + opened * _CHUNK_LOOKS + asides
+    polls, deletion_polls = timeline.own_polls * loaders + timeline.shared * nodes, timeline.deletion_polls * nodes
+    head_opens = polls + setting.ranks * (1 + (timeline.needs if setting.workers else 0)) + disk.cursor_writes
+    reading = head_opens + opened * _CHUNK_METADATA + deletion_polls
     spans = -(-setting.steps * setting.draws // setting.span)
-    hints = min(spans, int(seconds / HINT_S) + timeline.asked) + disk.cursor_writes
+    hints = min(spans, int(seconds / HINT_S) + timeline.needs) + disk.cursor_writes
     # Replacing a small file durably: create, stat, rename, sync of the directory. Publishing a chunk also takes
     # three renames with a stat each, and a check for the seal.
     total = reading + 4 * hints + setting.chunks * (PUBLISH_OPENS + 7) + 2 * disk.deleted
     return {
         "processes": loaders,
         "nodes": nodes,
-        "head_opens": looks,
+        "head_opens": head_opens,
         "chunk_opens": opened * _CHUNK_OPENS,
         "metadata_operations": total,
         "metadata_a_second": total / seconds,
         "metadata_a_second_and_node": reading / seconds / nodes,
-        "polls_a_second": (polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
-        "stripe_operations": nodes + loaders * _CHUNK_LOOKS,
+        "polls_a_second": (polls + deletion_polls) / timeline.waiting_s if timeline.waiting_s else 0.0,
+        "stripe_operations": nodes + loaders * _CHUNK_METADATA,
     }
 
 

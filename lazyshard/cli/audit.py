@@ -39,7 +39,9 @@ def command(
         Argument(metavar="[CHECKPOINTS]...", exists=True, help="Folders with checkpoints. Default: the cursor only."),
     ] = None,
     state: Annotated[Path | None, Option(metavar="FILE", exists=True, help="Audit this state, not the newest.")] = None,
-    consumer: Annotated[str | None, Option(metavar="NAME", help="Its cursor. Default: as the checkpoints say.")] = None,
+    consumer: Annotated[
+        str | None, Option(metavar="NAME", help="The run's cursor. Default: named in the checkpoints.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     r"""Proves that a run trained no sample twice and passed none over, or lists the samples for which it did.
@@ -105,7 +107,7 @@ def _read(folders: Sequence[Path], directory: Path, remarks: list[Remark]) -> li
     """Returns the states of checkpoints; adds remarks on unusable ones and on blends without this stream."""
     states, files = list[SavedState](), dict[Path, None]()
     for folder in folders:
-        # Auditing the cursor alone would prove something other than what the user asked for.
+        # Auditing the cursor alone would prove something other than what the user requested.
         if not (found := checkpoint_files(folder)):
             expected = "expected checkpoint-N/lazyshard.json, or one folder deeper; give no folder to audit the cursor"
             raise ConfigInvalid(f"{folder}: no checkpoint found: {expected}", file=str(folder))
@@ -151,10 +153,10 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
     verdict = {"ok": found.ok, "proven": found.proven, "consistent": found.consistent}
     audited = {"audited": str(found.head.file), "consumed": found.head.state.consumed, "steps": _steps(found.tracing)}
     audited |= {} if found.head.sequences is None else {"counted": "sequences"}
-    told = {"states": [_state_values(one) for one in found.states], "epochs": epochs}
-    told |= {"findings": [one._asdict() for one in found.findings]}
-    told |= {"notes": [one._asdict() for one in found.remarks if one.kind == "note"]}
-    return {"stream": where, **verdict, **found.facts._asdict(), **audited, **told}
+    lists = {"states": [_state_values(one) for one in found.states], "epochs": epochs}
+    lists |= {"findings": [one._asdict() for one in found.findings]}
+    lists |= {"notes": [one._asdict() for one in found.remarks if one.kind == "note"]}
+    return {"stream": where, **verdict, **found.facts._asdict(), **audited, **lists}
 
 
 def _steps(tracing: Tracing | None) -> int | None:
@@ -172,7 +174,7 @@ def _state_values(one: AuditedState) -> dict[str, Any]:
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
-    """Yields the report for people, made of its JSON values."""
+    """Yields the lines of the report, made of its JSON values."""
     deleted = f", those below {values['retired']:,} deleted" if values["retired"] else ""
     chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
     yield f"{values['stream']}: {chunks}{deleted}, {samples}, {'ended' if values['ended'] else 'not ended'}"
@@ -192,13 +194,13 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
         parts, step = [f"{one['trained']:,} trained"], one["fewer_than_step"]
         for kind, word in _FATES.items():
             coming = step and f"fewer than the {step:,} of a step, so they are left over if training stops here"
-            told = coming if kind == "to_come" else ranges_text(one[kind]["ranges"])
+            detail = coming if kind == "to_come" else ranges_text(one[kind]["ranges"])
             if number := one[kind]["samples"]:
-                parts.append(f"{number:,} {word}" + (f" ({told})" if told else ""))
+                parts.append(f"{number:,} {word}" + (f" ({detail})" if detail else ""))
         far = "" if values["ended"] else " published so far"
         yield f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
-    for begin, said in (("note", values["notes"]), ("problem", values["findings"])):
-        yield from (f"{begin}: {one['where']}: {one['what']}" for one in said)
+    for begin, remarks in (("note", values["notes"]), ("problem", values["findings"])):
+        yield from (f"{begin}: {one['where']}: {one['what']}" for one in remarks)
     yield _verdict(values)
 
 

@@ -133,7 +133,7 @@ def export(
                 builder.data_file.close()
         tokens = sum(builder.sequence_lengths)
         if not tokens:
-            raise _unfit(reader, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
+            raise _refused(reader, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
         builder.finalize(str(parts[1]))
         size = sum(path.stat().st_size for path in parts)
         _publish(parts, files, settings.force)
@@ -181,12 +181,12 @@ def _check_source(reader: StreamReader) -> None:
     seen = reader.seen
     if not seen.ended:
         gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
-        raise _unfit(reader, f"has not ended{gap}; an export holds a whole stream, so wait for its end", seen.gap)
+        raise _refused(reader, f"has not ended{gap}; an export holds a whole stream, so wait for its end", seen.gap)
     if reader.stream_id is not None and (retired := read_retired(reader.directory, reader.stream_id)):
-        raise _unfit(reader, f"its chunks below {retired} are deleted; produce it again with --retain all", 0)
+        raise _refused(reader, f"its chunks below {retired} are deleted; produce it again with --retain all", 0)
 
 
-def _unfit(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
+def _refused(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
     return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
 
 
@@ -208,8 +208,10 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                 if low < least or high > most:
                     hint = "--dtype int64" if settings.dtype == AUTO else "a wider --dtype, or auto"
                     token = low if low < least else high
-                    raise Unfit(f"token {token} does not fit into {dtype}, which holds {least} to {most}; give {hint}")
-            except Unfit as cause:
+                    raise RowRefused(
+                        f"token {token} does not fit into {dtype}, which holds {least} to {most}; give {hint}"
+                    )
+            except RowRefused as cause:
                 chunk, at = divmod(sample, reader.samples_per_chunk)
                 path = str(reader.directory / chunk_name(chunk))
                 message = f"{path}:{at + 1}: sample {sample}: {cause}"
@@ -223,7 +225,7 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
     return True
 
 
-class Unfit(Exception):
+class RowRefused(Exception):
     """The reason why a row cannot be exported; `_add_rows` adds file and row."""
 
 
@@ -232,24 +234,24 @@ def read_row(
 ) -> tuple[npt.NDArray[Any], list[int], list[int] | None, Any]:
     """Returns a parsed row's tokens, the lengths and modes of its sequences, and the key of its document.
 
-    If `integral`, tokens must be integers, otherwise any numbers. Raises Unfit for a row that cannot be exported.
+    If `integral`, tokens must be integers, otherwise any numbers. Raises RowRefused for a row that cannot be exported.
     """
     tokens = _numbers(_take(row, settings.field), settings.field, integral)
     lengths, modes = [len(tokens)], None
     if settings.lengths is not None and settings.lengths in row:
         lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
         if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
-            raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, but the row has {len(tokens)} tokens")
+            raise RowRefused(f"{settings.lengths!r} adds up to {sum(lengths)}, but the row has {len(tokens)} tokens")
     # Lengths are written as int32.
     if max(lengths, default=0) >= 1 << 31:
-        raise Unfit(f"a sequence has {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
+        raise RowRefused(f"a sequence has {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
     if settings.mode is not None:
         value = _take(row, settings.mode)
         modes = [value] * len(lengths) if type(value) is int else _numbers(value, settings.mode).tolist()
         if len(modes) != len(lengths):
-            raise Unfit(f"{settings.mode!r} holds {len(modes)} modes for {len(lengths)} sequences")
+            raise RowRefused(f"{settings.mode!r} holds {len(modes)} modes for {len(lengths)} sequences")
         if wrong := [mode for mode in modes if not -128 <= mode < 128]:
-            raise Unfit(f"{settings.mode!r} holds {wrong[0]}, expected modes from -128 to 127")
+            raise RowRefused(f"{settings.mode!r} holds {wrong[0]}, expected modes from -128 to 127")
     if settings.boundaries.startswith(_KEY):
         return tokens, lengths, modes, _take(row, settings.boundaries.removeprefix(_KEY))
     # No two objects are equal: each row is a document.
@@ -258,21 +260,21 @@ def read_row(
 
 def _take(row: dict[str, Any], name: str) -> Any:
     if name not in row:
-        raise Unfit(f"key {name!r} is missing; the row has {reprlib.repr(list(row))}")
+        raise RowRefused(f"key {name!r} is missing; the row has {reprlib.repr(list(row))}")
     return row[name]
 
 
 def _numbers(values: Any, name: str, integral: bool = True) -> npt.NDArray[Any]:
     kinds, one = ({int}, "an integer") if integral else ({int, float}, "a number")
     if type(values) is not list:
-        raise Unfit(f"{name!r} is {_kind(values)}, expected a list, each item {one}")
+        raise RowRefused(f"{name!r} is {_kind(values)}, expected a list, each item {one}")
     if set(map(type, values)) - kinds:
         at = next(index for index, value in enumerate(values) if type(value) not in kinds)
-        raise Unfit(f"{name!r}[{at}] is {_kind(values[at])}, expected {one}")
+        raise RowRefused(f"{name!r}[{at}] is {_kind(values[at])}, expected {one}")
     try:
         return np.array(values, np.int64 if integral else np.float64)
     except OverflowError:
-        raise Unfit(f"{name!r} holds {max(values, key=abs)}, which no type of tokens can hold") from None
+        raise RowRefused(f"{name!r} holds {max(values, key=abs)}, which no type of tokens can hold") from None
 
 
 def _kind(value: Any) -> str:

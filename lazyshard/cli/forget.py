@@ -48,7 +48,7 @@ def command(
         there = f"registered: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
         raise ConfigInvalid(f"{directory}: no consumer {name!r}; {there}")
     # With --json stdout holds only the result.
-    for line in list(_told(directory, consumers, consumer, time.time())):
+    for line in list(_lines(directory, consumers, consumer, time.time())):
         (output.explain if as_json else output.say)(line)
     if not yes:
         if not sys.stdin.isatty():
@@ -76,7 +76,7 @@ def freed(consumers: Sequence[Consumer], name: str, retired: int, published: int
     return range(start, max(start, min(*others, published - 1)))
 
 
-def _told(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: float) -> Iterator[str]:
+def _lines(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: float) -> Iterator[str]:
     """Yields lines on a consumer, and which chunks may be deleted without it."""
     cursor, reading, name = consumer.cursor, consumer.reading, consumer.name
     ages = [max(0.0, now - file.updated_at) for file in (cursor, reading) if file is not None]
@@ -85,17 +85,17 @@ def _told(stream: Path, consumers: Sequence[Consumer], consumer: Consumer, now: 
     yield from (f"consumer {name} of {stream}", f"  checkpoint  {checkpoint}")
     if reading is not None:
         yield f"  reading     needs {output.count(reading.needs_chunks, 'chunk')}; {output.duration(ages[-1])} old"
-    # A consumer with so recent files may be running: it writes its reading hint once per window.
+    # A consumer with recent files may be running: it writes its reading hint once per window.
     if ages and min(ages) < 600.0:
         running = "if it is running, it registers again with its next checkpoint, but may find its chunks deleted"
-        yield f"its last sign of life is {output.duration(min(ages))} old: {running}"
+        yield f"it was last active {output.duration(min(ages))} ago: {running}"
     if len(consumers) == 1:
         yield "it is the only consumer, and without consumers no chunk is deleted until one registers"
         return
     try:
         survey = take_survey(stream, now)
     except LazyShardError as error:
-        yield f"cannot tell which chunks may be deleted without it: {error}"
+        yield f"cannot determine which chunks may be deleted without it: {error}"
         return
     chunks, size = freed(consumers, name, survey.census.retired, survey.census.chunks), survey.disk.chunk_size
     much = output.count(len(chunks), "chunk") + ("" if size is None else f", about {output.size(len(chunks) * size)}")

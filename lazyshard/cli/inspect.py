@@ -63,8 +63,8 @@ def command(
     """
     directory, whole = output.find_stream(stream), sample is None and chunk is None
     output.refuse_if(sample is not None and chunk is not None, "--chunk", "give either N or --chunk")
-    output.refuse_if(rows is not None and whole, "--rows", "goes with N or --chunk")
-    output.refuse_if(every and not whole, "--all", "goes with neither N nor --chunk")
+    output.refuse_if(rows is not None and whole, "--rows", "can only be used with N or --chunk")
+    output.refuse_if(every and not whole, "--all", "cannot be used with N or --chunk")
     shown = rows if rows is not None else 1 if chunk is None else 3
     if chunk is not None:
         lines = _chunk_page(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)
@@ -102,7 +102,7 @@ def _overview_page(directory: Path, samples_per_chunk: int | None, every: bool, 
 def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: bool) -> Iterator[str]:
     chunks = stream.published().chunks
     output.refuse_if(number >= chunks, "--chunk", f"no chunk {number}: {_published(chunks, 'chunk')}")
-    with _deletion_told(stream, number):
+    with _deletion_reported(stream, number):
         values = _chunk_values(inspection.describe_chunk(stream, number))
         found = inspection.read_rows(stream, number, 0, rows)
         if as_json:
@@ -134,13 +134,13 @@ def _published(number: int, noun: str) -> str:
 def _rows_from(stream: Stream, sample: int, stop: int) -> Iterator[inspection.ShownRow]:
     while sample < stop:
         number, first = divmod(sample, stream.samples_per_chunk)
-        with _deletion_told(stream, number):
+        with _deletion_reported(stream, number):
             yield from inspection.read_rows(stream, number, first, stop - sample)
         sample = (number + 1) * stream.samples_per_chunk
 
 
 @contextlib.contextmanager
-def _deletion_told(stream: Stream, number: int) -> Iterator[None]:
+def _deletion_reported(stream: Stream, number: int) -> Iterator[None]:
     """Raises ChunkRetired if a published chunk is missing because the producer deleted it, else ChunkMissing."""
     try:
         yield

@@ -41,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with `arguments`, by default those of the process, and returns its exit code."""
     try:
         from lazyshard.cli.command import execute
-        from lazyshard.cli.output import drop_what_nobody_reads
+        from lazyshard.cli.output import detach_broken_streams
 
         code = execute(sys.argv[1:] if arguments is None else arguments)
-        drop_what_nobody_reads()
+        detach_broken_streams()
         return code
     except ModuleNotFoundError as cause:
         # Raised by the imports above, as `execute` handles all errors of commands.

@@ -40,7 +40,7 @@ StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The strea
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 
-_ROWS: Final = "Rows per chunk of a directory without stream.json (its last may have fewer). Default: as its first."
+_ROWS: Final = "Rows per chunk of a directory without stream.json (its last may have fewer). Default: as in its first."
 SamplesPerChunkOption = Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help=_ROWS)]
 
 _CODES: Final = {
@@ -122,13 +122,13 @@ def check_name(consumer: str, where: str) -> None:
         raise typer.BadParameter(str(cause), param_hint=where) from cause
 
 
-def find_stream(stream: str, *, may_come: bool = False) -> Path:
-    """Returns a stream's directory. Raises BadParameter if it does not exist; with `may_come` it may still appear."""
+def find_stream(stream: str, *, may_appear: bool = False) -> Path:
+    """Returns a stream's directory. Raises BadParameter if it does not exist; with `may_appear` it may still appear."""
     if not (stream and is_folder(stream)):
         there = os.path.lexists(stream)
         advice = "it is a file, give the directory that holds it" if there else "check the path"
         text = f"{stream!r} is not a directory{f': {advice}' if stream else ''}"
-        refuse_if(there or not (stream and may_come), "STREAM", text)
+        refuse_if(there or not (stream and may_appear), "STREAM", text)
         try:
             check_place(stream)
         except StreamMissing as error:
@@ -161,7 +161,7 @@ def chunk_range(first: int, stop: int) -> str:
 
 def say(text: str) -> None:
     """Prints a result. Raises OSError if standard output cannot be written, for example on a full disk."""
-    # A closed pipe does not make a command fail that has done its work.
+    # A closed pipe must not fail a command that has done its work.
     with contextlib.suppress(BrokenPipeError, ValueError):
         print(one_line(text), file=sys.stdout, flush=True)
 
@@ -183,7 +183,7 @@ def explain(text: str) -> None:
         print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
-def drop_what_nobody_reads() -> None:
+def detach_broken_streams() -> None:
     """Detaches stdout and stderr if they cannot be flushed: otherwise Python would end with exit code 120."""
     for name in ("stdout", "stderr"):
         try:

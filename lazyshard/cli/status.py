@@ -69,7 +69,7 @@ def command(
         7  the filesystem or store failed: no permission, no answer
         130  Ctrl-C, which ends --watch
     """
-    directory = output.find_stream(stream, may_come=watch)
+    directory = output.find_stream(stream, may_appear=watch)
     output.refuse_if(interval is not None and not watch, "--interval", "goes with --watch only")
     if watch:
         return _watch(directory, as_json, interval or INTERVAL_S)

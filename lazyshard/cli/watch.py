@@ -46,7 +46,7 @@ def command(
     The page reports problems of the stream, and the server continues. It can be started before the stream exists.
     Charts need matplotlib: pip install 'lazyshard\[plots]'; without it the page has tables instead.
     """
-    directory = output.find_stream(stream, may_come=save is None)
+    directory = output.find_stream(stream, may_appear=save is None)
     output.refuse_if(not host, "--host", "expected an address such as 127.0.0.1 or 0.0.0.0")
     if save is not None:
         # Do not replace anything but a regular file, for example a device.

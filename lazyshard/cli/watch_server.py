@@ -364,7 +364,7 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
         server.shutdown()
         # A running refresh may be in C++ code, such as matplotlib's. CPython before 3.14 ends a daemon thread at its
         # next use of the interpreter, which calls std::terminate in such code.
-        output.drop_what_nobody_reads()
+        output.detach_broken_streams()
         os._exit(exits.INTERRUPTED)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import NOTHING, Space, consecutive, still_open
 from lazyshard.data.map_style import Indexed
-from lazyshard.data.rank import ASKED, Rank, Stats, log
+from lazyshard.data.rank import IN_EPOCH_CALLED, Rank, Stats, log
 from lazyshard.data.run_state import BlendStates, StateDicts, Stopping, epoch_of, trained
 from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
@@ -27,7 +27,7 @@ _AHEAD_BYTES: Final = 1 << 20
 
 
 class BlendDraw(NamedTuple):
-    """What an index of a blend draws: the number of the data set, and the epoch and sample in it."""
+    """The draw at an index of a blend: the number of the data set, and the epoch and sample in it."""
 
     dataset: int
     draw: Draw
@@ -36,8 +36,8 @@ class BlendDraw(NamedTuple):
 class BlendSpace(Space):
     """The indices of one blend, from the position of the run, given by its parts.
 
-    They end with num_samples, else with the epoch of the stream that ends `first`, or last. `lengths` are the draws
-    per lane until then.
+    They end with num_samples, otherwise with the epoch of the stream that ends first (`first`) or last. `lengths` are
+    the draws per lane until then.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class BlendedDataset(Indexed[BlendSpace]):
             train(batch)
 
     At each position every rank draws from the same stream: the one furthest below its share, and the first of them on a
-    tie (as Megatron Core's `BlendedDataset`). The table of draws is periodic, so any position is found at once. A
+    tie (as Megatron Core's `BlendedDataset`). The table of draws is periodic, so any position is found directly. A
     stream that ends continues with its next epoch. Nothing is written to disk, and ranks do not communicate.
 
     Args:
@@ -137,7 +137,9 @@ class BlendedDataset(Indexed[BlendSpace]):
             raise ValueError("set unit, shuffle_window and seed on each data set of a blend, not on the blend")
         check_choice("stopping", stopping, Stopping)
         run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
-        points = _pairs(schedule, "a schedule takes pairs of a step and the weights from there on, as [(1000, [1, 3])]")
+        points = _pairs(
+            schedule, "a schedule takes pairs of a step and the weights from that step on, such as [(1000, [1, 3])]"
+        )
         if not points:
             shares(weights)
         blending = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])
@@ -208,9 +210,10 @@ class BlendedDataset(Indexed[BlendSpace]):
         if first:
             # Samples that a stream would draw from its next epoch are not trained.
             for dataset in self.datasets:
-                dataset._numbers[ASKED] = 1
+                dataset._numbers[IN_EPOCH_CALLED] = 1
         position = space.layout.locate(operator.index(index))[1]
-        # Batches are trained whole: not the one that would draw too much, but the one with the last missing samples.
+        # Batches are trained whole: a batch that would draw too much is not trained ("first_exhausted"), the batch with
+        # the last missing samples is ("all_exhausted").
         begin = position - position % space.order.batch_size
         # If an ended stream is exhausted, the others need not be waited for.
         drawn = zip(self.datasets, space.drawn(begin + space.order.batch_size), strict=True)
@@ -226,10 +229,10 @@ class BlendedDataset(Indexed[BlendSpace]):
         states, (rank, *others) = self._states, sorted({dataset.rank for dataset in self.datasets})
         if others:
             raise ConfigInvalid(f"the data sets of a blend must have the same rank, got {[rank, *others]}")
-        stands, lengths = [], list[int]()
+        drawn, lengths = [], list[int]()
         for dataset in self.datasets:
             course, order = dataset._space(epoch).course, dataset._states.order
-            stands.append((len(course.parts) - 1, course.current.draws))
+            drawn.append((len(course.parts) - 1, course.current.draws))
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
             if total is None and states.order.num_samples is None:
@@ -239,7 +242,7 @@ class BlendedDataset(Indexed[BlendSpace]):
                 raise ValueError(f"{dataset.directory}: {text}")
             if total is not None and states.order.num_samples is None:
                 lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
-        parts, first = states.parts(epoch, rank, stands), states.stopping == "first_exhausted"
+        parts, first = states.parts(epoch, rank, drawn), states.stopping == "first_exhausted"
         space = BlendSpace(states.order, rank, parts, lengths, first)
         if not space.layout.block and states.in_epoch(epoch) is None:
             few = f"less than one batch of {states.order.batch_size} for each of {rank.dp_size} ranks"
@@ -247,15 +250,15 @@ class BlendedDataset(Indexed[BlendSpace]):
         return space
 
     def _load(self, found: BlendState) -> None:
-        stands = self._states.load(found)
-        new = [name for name in self.names if name not in stands]
+        loaded = self._states.load(found)
+        new = [name for name in self.names if name not in loaded]
         out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self.names]
         if new or out:
-            said = ", ".join(new) or "none", ", ".join(out) or "none"
-            log.warning("the blend resumes with other streams: added are %s, removed are %s", *said)
+            names = ", ".join(new) or "none", ", ".join(out) or "none"
+            log.warning("the blend resumes with other streams: added are %s, removed are %s", *names)
         for dataset, name in zip(self.datasets, self.names, strict=True):
-            if name in stands:
-                dataset.load_state_dict(stands[name].to_dict())
+            if name in loaded:
+                dataset.load_state_dict(loaded[name].to_dict())
             # A stream that is new, or returns from another epoch, begins this one.
             dataset.set_epoch(epoch_of(found))
 
@@ -280,14 +283,14 @@ class BlendedDataset(Indexed[BlendSpace]):
         for dataset, name, commits in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
             mine, commits.blend = state.members[state.names.index(name)].consumed, blend
-            # A run resumed from before a stream was added begins that stream anew and needs all of it.
+            # A run resumed from a state without this stream begins the stream from its start and needs all of it.
             known = len(older) == len(kept)
             wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
         return wrote
 
     def _state_after(self, consumed: int | None) -> BlendState:
         space = self._space()
-        position = space.stands if consumed is None else space.position_after(consumed)
+        position = space.start if consumed is None else space.position_after(consumed)
         members = {}
         for dataset, name, draws in zip(self.datasets, self.names, space.drawn(position), strict=True):
             members[name] = dataset._state_after(dataset._space().consumed(draws))
@@ -309,8 +312,8 @@ class BlendReader:
 
     def __init__(self, datasets: Sequence[LazyShardedDataset]) -> None:
         self.ahead, self._datasets = NOTHING, datasets
-        # The next lines of each stream, by epoch, lane and the position after the last merged line. Empty while a
-        # thread merges, as the lines it takes would be missing in the order of another thread. Taking it is atomic.
+        # The next lines of each stream, by epoch, lane and the position after the last merged line. A thread takes the
+        # entry, atomically, while it merges: two threads must not consume the same lines.
         self._next: dict[tuple[int, int, int], list[Iterator[bytes]]] = {}
         self._row_bytes = _AHEAD_BYTES // _AHEAD_LINES
         # The process that has entered, and the function that makes samples from merged lines there; None if the data
@@ -338,7 +341,7 @@ class BlendReader:
         """Returns the samples of consecutive indices of a batch from place `start` on, at least one."""
         index, count = consecutive(wanted, start, space.step)
         if (lane := space.layout.locate(index)[0]) != space.rank.dp_rank:
-            self._datasets[0]._space().tell_lane(index, lane, "blend")
+            self._datasets[0]._space().warn_of_lane(index, lane, "blend")
         # Free the old lines first, so that the new ones reuse memory that is warm in the CPU's caches.
         self.ahead = NOTHING
         if (rows_of := self._rows_of) is not None:

@@ -25,7 +25,7 @@ from lazyshard.stream.run_parts import course_of
 
 _DRAWS_AT_ONCE = 1 << 20  # Draws computed at a time: 16 MB
 _MOST_RANKS: Final = 1 << 20
-REPEAT_S: Final = 1.0  # How often a waiting reader checks that its hint still stands: one small file read
+REPEAT_S: Final = 1.0  # Interval at which a waiting reader checks that its hint was not lost: one small file read
 # Minimum interval between hints, unless a reader waits: replacing the file takes about a millisecond, in which a reader
 # of small chunks passes several windows.
 PAUSE_S: Final = 0.2
@@ -50,7 +50,7 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     # If a maximum was set, a live stream may have ended below it, and the run continued with its next epoch.
     one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
     try:
-        standing(course, known)
+        resume_point(course, known)
         if one_epoch and drawn > (total or 0):
             raise ValueError(f"{drawn} samples were drawn of {total}")
     except ValueError as cause:
@@ -64,7 +64,7 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     # The newest chunk is never deleted, so in a directory that another program fills there is nothing to check.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     size = reader.samples_per_chunk
-    if retired and (sample := first_lost(*standing(course, total), total, retired * size)) is not None:
+    if retired and (sample := first_lost(*resume_point(course, total), total, retired * size)) is not None:
         text = (
             f"the run continues with samples of chunk {sample // size}, but the producer has deleted all chunks below"
         )
@@ -76,7 +76,7 @@ def _mismatch(where: str, text: str, expected: str, actual: object, field: str |
     return StateMismatch(f"{where}: {text}", directory=where, expected=expected, actual=str(actual), field=field)
 
 
-def standing(course: Course, total: int | None) -> tuple[Course, int]:
+def resume_point(course: Course, total: int | None) -> tuple[Course, int]:
     """Returns the course that begins or continues in the current epoch of a course, and the position in that epoch.
 
     The end of an epoch still belongs to that epoch. Raises ValueError: more was drawn than there is.
@@ -130,12 +130,12 @@ class Commits:
         """Durably writes the cursor for the state of a run and older states; see `LazyShardedDataset.commit`."""
         state = states[0]
         if self._owner is None or not self._owner.begun:
-            # Before a run that cannot continue overwrites the cursor of one that is further.
+            # A run that cannot continue must not overwrite the cursor of a run that is further.
             check_data(state, order, reader)
         part, rules = state.parts[-1], {"unit": state.unit, "window": state.window, "seed": state.seed}
         plan = self.sequences or {"dp_size": part.dp, "batch_size": part.batch_size, **rules}
         done = chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0
-        # The draws of rows by one rank do not give what the ranks have trained of the sequences.
+        # With sequences, rows are drawn as by one rank, so these draws do not show what the ranks have trained.
         kept, made = None if self.sequences else state, (state.stream_id, state.consumed, done, plan)
         cursor = Cursor(self._consumer, *made, time.time(), kept, blend=self.blend)
         try:
@@ -152,23 +152,23 @@ class Commits:
             text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"
             way = f"let uid {uid} write to {CURSORS}/" if refused else "fix that"
             text = f"{text}; the checkpoint is intact and the previous cursor still counts: {way}, then commit again"
-            told = WriterFailed(text, directory=where, consumer=self._consumer, uid=uid)
+            failure = WriterFailed(text, directory=where, consumer=self._consumer, uid=uid)
             # For callers that expect an OSError and check, for instance, whether the disk is full.
-            told.errno = error.errno
-            raise told from error
+            failure.errno = error.errno
+            raise failure from error
 
 
 def chunks_done(states: Sequence[RunState], total: int | None) -> int:
     """Returns N such that none of these states needs a chunk of [0, N) again; 0 if they are of several epochs."""
-    stand = [standing(course_of(state), total) for state in states]
-    if len({course.epoch(total) for course, _ in stand}) > 1:
+    points = [resume_point(course_of(state), total) for state in states]
+    if len({course.epoch(total) for course, _ in points}) > 1:
         return 0
-    return min(course.done_before(position, total) for course, position in stand) // states[0].samples_per_chunk
+    return min(course.done_before(position, total) for course, position in points) // states[0].samples_per_chunk
 
 
 @dataclass(eq=False)
 class ReadingHints:
-    """Writes the reading hint of one consumer. `stop` is the first position that needs more than the hint says.
+    """Writes the reading hint of one consumer. `stop` is the first position that needs more than the hint reports.
 
     Rank 0 reports for all: ranks train in lockstep, and a window counts as published only with all its lanes. The first
     of its processes to reach a window replaces the hint; none lowers a hint that another process has written since the
@@ -188,8 +188,8 @@ class ReadingHints:
     def enter(self, position: int, limit: int | None, published: int) -> None:
         """Reports what is needed at a position from `stop` on, before waiting for it. Never raises for the filesystem.
 
-        Writes at once if the reader has to wait, or if nothing from `limit` on is needed; else soon, with a later
-        window.
+        Writes immediately if the reader has to wait, or if nothing from `limit` on is needed; otherwise with a later
+        window, soon.
         """
         size, course = self.reader.samples_per_chunk, self.course
         needed = course.needed(position)

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from lazyshard.data import index_space
 from lazyshard.data.index_space import IndexReader, IndexSpace
 from lazyshard.data.map_style import Indexed
-from lazyshard.data.rank import ASKED, EPOCH, Rank, SharedNumbers, Stats, resolve_rank
+from lazyshard.data.rank import EPOCH, IN_EPOCH_CALLED, Rank, SharedNumbers, Stats, resolve_rank
 from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSteps, RunOrder, Step, check_group
@@ -144,7 +144,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
             raise ValueError(f"{directory}: LateRow does not support arrays, and the rows of this stream hold arrays")
         self._states = RunStates(run, reader)
         self._shared, self._since = SharedNumbers(), time.time()
-        self._told = set[str]()  # The kinds of warnings that were already logged
+        self._warned = set[str]()  # The kinds of warnings that were already logged
         self._attach()
         self._lanes.report()
 
@@ -154,7 +154,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
 
     def _make_space(self, epoch: int) -> IndexSpace:
         """Returns the indices of an epoch. Raises the errors of `IndexSpace` and `_settle_unit`."""
-        order, near = self._states.order, (self.reader, self._told, self._shared)
+        order, shared = self._states.order, (self.reader, self._warned, self._shared)
         if self._newest is None:
             rank, self._since = self._rank or resolve_rank(), time.time()
             self._settle_unit(rank)
@@ -163,7 +163,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         else:
             rank, total = self._newest[1].rank, self._newest[1].total
         course = course_of(self._states.of(epoch, rank.dp_size))
-        return IndexSpace(order, rank, course, total, self._hints(rank, course), near)
+        return IndexSpace(order, rank, course, total, self._hints(rank, course), shared)
 
     def _hints(self, rank: Rank, course: Course) -> ReadingHints | None:
         rank = self._sequence_ranks or rank
@@ -326,7 +326,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
 
         By then the loader has read ahead into the next epoch. Raises the errors of `draw`.
         """
-        self._numbers[ASKED] = 1
+        self._numbers[IN_EPOCH_CALLED] = 1
         return self.draw(index).epoch == self._numbers[EPOCH]
 
     def _lengths(self) -> npt.NDArray[np.signedinteger[Any]]:

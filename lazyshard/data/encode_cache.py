@@ -1,7 +1,7 @@
 """Caches encoded samples on this node, for all of its processes, for later epochs and for restarts.
 
 A process that reaches a row that a peer is encoding continues with the rest of its batch first. The cache is optional:
-if it fails, it is not used any longer, and rows are encoded as without it.
+if it fails, it is no longer used, and rows are encoded as without it.
 
 Files, in the folder `lazyshard-kept-1/` of the user's directory: one file per chunk, `KEY.kept` (layout in
 `lazyshard.format.arrays`), read without a lock and never synced, as digests validate what is read. `.room`, locked
@@ -40,7 +40,7 @@ KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, after its key
 # Files with other names are not the cache's, and neither counted nor removed
 _NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
 _OPEN_FILES: Final = 64
-# How long to wait for another process to encode a row: one that takes longer was stopped, or hangs on the row.
+# How long to wait for another process to encode a row: one that takes longer is suspended, or hangs on the row.
 _WAIT_S: Final = 60.0
 
 _Place = tuple[bytes, int, int, int]  # Key and number of rows of the sample's chunk, the row, the digest of its line
@@ -62,31 +62,31 @@ class CachedSampleMaker(SampleMaker):
         place = cache_place(settings.directory, reader.directory)
         given, what = settings.fingerprint, "the fingerprint of an encode cache"
         steps = "; ".join(step.describe(whole=True) for step in pipeline.steps)
-        told = {"lazyshard.steps": steps} if steps else {}
+        own = {"lazyshard.steps": steps} if steps else {}
         if given is None:
             given, what = getattr(encode_fn, "fingerprint", None), "the attribute fingerprint of encode_fn"
             if given is None or steps:
                 both = "encode_fn or steps" if steps else "encode_fn"
-                text = f"values that change whenever {both} would make another sample"
-                raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {text}, as the tokenizer")
+                text = f"values, such as the tokenizer, that change whenever {both} would make another sample"
+                raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {text}")
             name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-            told = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
+            own = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
         facts = check_encoding(given, what)
-        for name in told.keys() & facts:
+        for name in own.keys() & facts:
             raise ValueError(f"a fingerprint must not have the key {name!r}, which lazyshard sets: use another name")
-        self._node, self._encoding = KeptSamples(place, settings.most_bytes), {**facts, **told}
+        self._node, self._encoding = KeptSamples(place, settings.most_bytes), {**facts, **own}
         self._keys: dict[int, tuple[bytes, int]] = {}
-        self._told = set[str]()
+        self._warned = set[str]()
         # `_off`: no longer used at all. `_full`: only read.
         self._off = self._full = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_keys": {}, "_told": set(), "_off": False, "_full": False}
+        return super().__getstate__() | {"_keys": {}, "_warned": set(), "_off": False, "_full": False}
 
     def _made(self, sample: int, line: bytes, *, wait: bool = True) -> tuple[Any, Exception | None]:
-        """Returns the cached or newly made sample of a line, or why it cannot be trained; `BUSY` as `_ask`."""
+        """Returns the cached or newly made sample of a line, or why it cannot be trained; `BUSY` as in `_look_up`."""
         place = self._place(sample, line)
-        found = self._ask(place, wait)
+        found = self._look_up(place, wait)
         if found is BUSY:
             return BUSY, None
         if found is not None:
@@ -113,7 +113,7 @@ class CachedSampleMaker(SampleMaker):
             known = self._keys[number] = arrays.chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
         return *known, row, xxhash.xxh3_64_intdigest(line)
 
-    def _ask(self, place: _Place, wait: bool) -> Any:
+    def _look_up(self, place: _Place, wait: bool) -> Any:
         """Returns the cached sample, `BUSY`, or None if this process is to encode the row and then release it."""
         due, pause = time.monotonic() + _WAIT_S, 0.001
         try:
@@ -133,13 +133,13 @@ class CachedSampleMaker(SampleMaker):
             return found
         except OSError as error:
             self._off = self._full = True
-            self._tell("off", f"the cache cannot be used, so all rows are encoded from now on: {error}")
+            self._warn_once("off", f"the cache cannot be used, so all rows are encoded from now on: {error}")
             return None
 
     def _find(self, place: _Place) -> Kept | None:
         damaged, found = self._node.damaged, self._node.find(*place)
         if self._node.damaged > damaged:
-            self._tell("damaged", "a cached sample was changed or lost since it was written; it is encoded again")
+            self._warn_once("damaged", "a cached sample was changed or lost since it was written; it is encoded again")
         return found
 
     def _keep(self, place: _Place, made: Any, dropped: SkipSample | None) -> None:
@@ -157,7 +157,7 @@ class CachedSampleMaker(SampleMaker):
                 why = f"{len(record)} bytes, of {rows} rows of a chunk, exceed the size of the cache or of a sample"
         except OSError as error:
             self._full = True
-            self._tell("full", f"nothing more is cached, existing samples are still read: {error}")
+            self._warn_once("full", f"nothing more is cached, existing samples are still read: {error}")
         except Exception as cause:
             raise_if_short(cause)
             # Values of unknown classes, or unknown kinds of tensors, may raise anything.
@@ -166,12 +166,12 @@ class CachedSampleMaker(SampleMaker):
         if dropped is None:
             self._counts["not_cached"] += 1
             if why:
-                self._tell(kind, f"a sample is not cached: {why}")
+                self._warn_once(kind, f"a sample is not cached: {why}")
 
-    def _tell(self, kind: str, what: str) -> None:
+    def _warn_once(self, kind: str, what: str) -> None:
         """Logs a warning, once per process and kind."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("%s: %s", self._node.folder, what)
 
 
@@ -241,7 +241,7 @@ class KeptSamples:
         path = self._path(key)
         with locked(self.folder / ".room") as counted:
             if counted is None:
-                # The process that holds the lock was stopped.
+                # The process that holds the lock is suspended.
                 self._not_before = time.monotonic() + 60.0
                 return False
             if key in self._files and not os.fstat(self._files[key][0].fd).st_nlink:
@@ -363,7 +363,7 @@ def _append(fd: int, row: int, record: bytes) -> None:
 
 
 def _drop(path: Path) -> bool:
-    """Removes the file of a chunk. Truncates it first, so that its space is free at once even if it is open."""
+    """Removes the file of a chunk. Truncates it first, so that its space is free even if it is open."""
     with contextlib.suppress(FileNotFoundError):
         file = OpenFile(open_own(path, 0), path, 0)
         os.ftruncate(file.fd, 0)
@@ -379,8 +379,8 @@ def _place(key: bytes, row: int) -> int:
 def _check(folder: Path, *, own: bool) -> None:
     """Refuses the cache's `own` folder, or its parent directory, if other users could plant samples there.
 
-    The owner of the directory could, and any user with write access, unless it is sticky, as /tmp and /dev/shm: there
-    only owners rename and remove. Members of its group are trusted. Directories above it are not checked.
+    The owner of the directory could, and so could any user with write access, unless the directory is sticky like /tmp
+    and /dev/shm. Members of its group are trusted. Directories above it are not checked.
     """
     uid, link = os.geteuid(), folder.lstat()
     found = link if own else folder.stat()

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.rank import ASKED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
+from lazyshard.data.rank import IN_EPOCH_CALLED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
 from lazyshard.data.run_state import gaps_of
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
-from lazyshard.data.settings import RunOrder, tell_undone
+from lazyshard.data.settings import RunOrder, warn_if_undone
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lazyshard.data.commits import ReadingHints
 
 _NO_LENGTH: Final = "the data set has no length yet; set max_total_samples (per epoch) or num_samples (of the run)"
-_TO_ASK_S: Final = 5.0  # How long a worker waits for the training loop to call `in_epoch` for the previous batch
+_IN_EPOCH_WAIT_S: Final = 5.0  # How long a worker waits for the training loop to call `in_epoch` for the previous batch
 _POSITIONS: Final = 1 << 20  # Positions computed at a time: their samples take 8 MB
 
 # Lines read ahead: index of the first line, step, epoch, the lines of that index and the following ones at this step,
@@ -41,7 +41,7 @@ _POSITIONS: Final = 1 << 20  # Positions computed at a time: their samples take 
 Ahead = tuple[int, int, int, list[bytes], RowsOf | None]
 
 # Shared by all index spaces of a data set: its reader, the kinds of warnings already logged, and the shared numbers.
-Near = tuple[StreamReader, set[str], SharedNumbers]
+Shared = tuple[StreamReader, set[str], SharedNumbers]
 
 NOTHING: Final[Ahead] = (0, 1, 0, [], None)
 
@@ -65,18 +65,18 @@ def as_count(consumed: object, what: str = "samples") -> int:
 class Space:
     """The indices of a data set or a blend in one epoch: `block` positions of each rank.
 
-    Each rank has drawn `stands` positions in the state from which the run begins or continues, and `before` samples
+    Each rank has drawn `start` positions in the state from which the run begins or continues, and `before` samples
     were trained before the first position. Consecutive indices of a lane are `step` apart.
     """
 
-    def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, stands: int, before: int) -> None:
-        self.order, self.rank, self.stands, self.before = order, rank, stands, before
+    def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, start: int, before: int) -> None:
+        self.order, self.rank, self.start, self.before = order, rank, start, before
         self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
         self.step, self._where = 1 if order.layout == "block" else rank.dp_size, where
 
     def lane_indices(self, position: int | None = None) -> range:
         """Returns the indices of this rank from a position on, in order; None means the position of the run."""
-        return self.layout.lane_indices(self.rank.dp_rank)[self.stands if position is None else position :]
+        return self.layout.lane_indices(self.rank.dp_rank)[self.start if position is None else position :]
 
     def consumed(self, position: int) -> int:
         """Returns the number of samples trained, over all ranks, once each rank has drawn `position` positions."""
@@ -86,16 +86,16 @@ class Space:
         """Returns the position after `consumed` samples. Raises ValueError, TypeError as `state_dict`."""
         count, dp, size = as_count(consumed), self.layout.dp, self.order.batch_size
         # The bounds: what was trained when the loaded state was saved, and all there is.
-        least, most = self.consumed(self.stands), self.consumed(max(self.layout.block, self.stands))
-        position, beside = divmod(count - self.before, dp)
-        if not least <= count <= most or beside or position % size:
+        least, most = self.consumed(self.start), self.consumed(max(self.layout.block, self.start))
+        position, rest = divmod(count - self.before, dp)
+        if not least <= count <= most or rest or position % size:
             step = f"in steps of dp_size * batch_size = {dp} * {size}"
             raise ValueError(f"{self._where}: consumed must be at least {least}, at most {most}, {step}, got {count}")
         return position
 
 
 class IndexSpace(Space):
-    """The indices of one stream, which stay valid whatever happens to the stream later.
+    """The indices of one stream, which stay valid however the stream continues.
 
     `total` is the number of samples that lengths are based on; None if the end is open and there is no maximum.
     `wraps`: later indices may draw a later epoch than the first ones. `hints`: the reading hint of this rank, or None.
@@ -103,9 +103,9 @@ class IndexSpace(Space):
     """
 
     def __init__(
-        self, order: RunOrder, rank: Rank, course: Course, total: int | None, hints: ReadingHints | None, near: Near
+        self, order: RunOrder, rank: Rank, course: Course, total: int | None, hints: ReadingHints | None, shared: Shared
     ) -> None:
-        reader, self._told, self._shared = near
+        reader, self._warned, self._shared = shared
         block = order.block(course, total)
         if block is None:
             raise still_open(reader)
@@ -121,7 +121,7 @@ class IndexSpace(Space):
         # With num_samples the caller decides where to stop; `leftover` returns the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
-            self.tell("leftover", f"{known} samples; left over in each epoch: {left}, {batch}")
+            self.warn_once("leftover", f"{known} samples; left over in each epoch: {left}, {batch}")
         # Positions up to this one are decided, given this total: if a position needs fewer published samples than one
         # that was already waited for, the stream is not read. Only ever replaced as one value, so that no thread
         # combines a position with the total of another thread.
@@ -174,12 +174,12 @@ class IndexSpace(Space):
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
             if limit is not None and published.samples > limit:
-                self.tell("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
+                self.warn_once("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
         # With num_samples continuing is intended; a caller of `in_epoch` stops at the end, though workers read ahead.
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
-        if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
+        if wrapped and self.order.num_samples is None and not self._shared.view[IN_EPOCH_CALLED]:
             way = ". To stop instead, call `dataset.in_epoch(index)` before each step"
-            self.tell(
+            self.warn_once(
                 "wrapped", f"the stream has ended with {total} samples; the following ones are of the next epoch{way}"
             )
         return total
@@ -192,24 +192,24 @@ class IndexSpace(Space):
         if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
             return False
         parent = self._reader.parent
-        deadline = time.monotonic() + (0.0 if parent is None else _TO_ASK_S)
-        while not self._shared.view[ASKED]:
+        deadline = time.monotonic() + (0.0 if parent is None else _IN_EPOCH_WAIT_S)
+        while not self._shared.view[IN_EPOCH_CALLED]:
             if time.monotonic() >= deadline or (parent is not None and parent.done()):
                 return False
             time.sleep(0.05)
         return True
 
-    def tell(self, what: str, text: str) -> None:
+    def warn_once(self, what: str, text: str) -> None:
         """Logs a warning, once in each process for each kind."""
-        # Only on ranks 0 and 1, as all ranks log the same; not on 0 alone, as the misuse may show only on another rank.
-        if what not in self._told and self.rank.dp_rank < 2:
-            self._told.add(what)
+        # All ranks would log the same, so only ranks 0 and 1 do; not 0 alone, as misuse may only show on another rank.
+        if what not in self._warned and self.rank.dp_rank < 2:
+            self._warned.add(what)
             log.warning("%s: %s", self._where, text)
 
-    def tell_lane(self, index: int, lane: int, name: str = "dataset") -> None:
+    def warn_of_lane(self, index: int, lane: int, name: str = "dataset") -> None:
         """Warns of an index that belongs to another rank."""
-        asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was given index {index}, which belongs to rank {lane}"
-        self.tell(name, f"{asked}: pass `sampler={name}.rank_indices`, or choose another layout")
+        given = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was given index {index}, which belongs to rank {lane}"
+        self.warn_once(name, f"{given}: pass `sampler={name}.rank_indices`, or choose another layout")
 
 
 def no_length(where: object, why: str) -> LengthUnknown:
@@ -309,7 +309,7 @@ class IndexReader:
         if first and space is not None and space.rank.dp_rank == 0:
             # After the first chunk, which records how the rows were dealt.
             numbers[ORDER_CHECKED] = 1
-            tell_undone(space.order, space.course.rules.unit, self._reader)
+            warn_if_undone(space.order, space.course.rules.unit, self._reader)
 
     @property
     def rows_of(self) -> RowsOf | None:
@@ -323,12 +323,12 @@ class IndexReader:
         last sample instead, whose chunk is kept and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
         """
         if len(wanted) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
-            space.tell("batch", f"got a batch of {len(wanted)}, batch_size is {size}: set it to the loader's")
+            space.warn_once("batch", f"got a batch of {len(wanted)}, batch_size is {size}: set it to the loader's")
         index, count = consecutive(wanted, start, space.step)
         try:
             lane, position = space.layout.locate(index)
             if lane != space.rank.dp_rank:
-                space.tell_lane(index, lane)
+                space.warn_of_lane(index, lane)
             located = self._locate(space, lane, position, count, epoch)
             samples = located[0]
             count = min(count, len(samples))
@@ -387,8 +387,8 @@ class IndexReader:
     def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
         """Returns the lines read ahead for the first of `count` consecutive indices."""
         first, step, ahead_epoch, lines, _ = self.ahead
-        place, beside = divmod(index - first, step)
-        return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
+        place, rest = divmod(index - first, step)
+        return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not rest else []
 
     def _locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> _Located:
         """Finds the samples that a position and the following ones draw, waiting until they are decided."""

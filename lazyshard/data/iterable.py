@@ -38,7 +38,7 @@ def worker_here() -> Worker | None:
 
 
 class RankIterable(IterableDataset[Any]):
-    """What one rank draws from a data set or blend, in order: base of `LazyShardedStream` and the sequences."""
+    """The draws of one rank from a data set or blend, in order: base of `LazyShardedStream` and the sequences."""
 
     _dataset: Any
     _begin_pass: Callable[[int, int], Iterator[Any]]
@@ -55,9 +55,10 @@ class RankIterable(IterableDataset[Any]):
         self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass; only one may run at a time. Raises the errors of the class for any row or chunk, ChunkRetired.
+        """Begins a pass; only one may run at a time.
 
-        Sequences also raise StateMismatch if the loaded state lies after the stream's end.
+        Raises the errors of the class for any row or chunk, and ChunkRetired. Sequences also raise StateMismatch if the
+        loaded state lies after the stream's end.
         """
         worker = worker_here()
         self._dataset._numbers[WORKERS_READ] = 0 if worker is None else worker[1]
@@ -101,7 +102,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         loader = DataLoader(stream, batch_size=8, num_workers=2)
 
     Workers take micro batches of the data set in turn, so a loader with the same batch size returns the same order for
-    any number of workers. With `max_total_samples` a pass ends there at the latest; with `num_samples` it continues
+    any number of workers. With `max_total_samples` a pass ends there or before; with `num_samples` it continues
     from epoch to epoch up to that number. Call `set_epoch` for the next epoch.
 
     Args:
@@ -140,8 +141,8 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         self._size, self._loaded = order.batch_size, _Begun(0)
         # Samples that this process, the main one or a worker, has returned in the current pass; the epoch of that pass;
         # and the number to start the next pass with, from a loaded worker state.
-        self._behind = self._pass_epoch = 0
-        self._loaded_behind: int | None = None
+        self._returned = self._pass_epoch = 0
+        self._loaded_returned: int | None = None
 
     @property
     def consumed(self) -> int:
@@ -161,12 +162,12 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         if worker is not None:
             given = state if isinstance(state, dict) else {}
             run_state.check_worker(given, worker, where)
-            behind = run_state.read_count(given, HANDED_OUT, None, where)
+            returned = run_state.read_count(given, HANDED_OUT, None, where)
             start = self._dataset._resume(_without(given, WORKER, WORKERS, HANDED_OUT))
             if start != (now := (self.epoch, self._position())):
                 text = f"the state of worker {worker[0]} is at epoch and position {start}, this loader is at {now}"
                 raise RuntimeError(f"{self._dataset._where}: {text}: load it, and set the epoch, before workers start")
-            self._loaded_behind = behind
+            self._loaded_returned = returned
             return
         within = over = 0
         # The data set refuses values that are no state, and states of workers.
@@ -179,7 +180,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
             last, here = state["parts"][-1], (self._dataset.rank.dp_size, self._size)
             run_state.check_micro_batch((last["dp"], last["batch_size"]), here, where)
         self._loaded = _Begun(self.epoch, None if start is None else start[1], within, over)
-        self._behind, self._pass_epoch = within, self.epoch
+        self._returned, self._pass_epoch = within, self.epoch
         self._dataset._numbers[WORKERS_READ] = 0
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
@@ -188,28 +189,28 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         return self._dataset.commit(count, last_epoch=last_epoch, keep=kept, take_over=take_over)
 
     def _begin_pass(self, number: int, workers: int) -> Iterator[Any]:
-        behind, self._loaded_behind = self._loaded_behind, None
-        if behind is None:
+        returned, self._loaded_returned = self._loaded_returned, None
+        if returned is None:
             # `within` counts samples of the first micro batch, which is worker 0's.
-            behind = self._begun().within if number == 0 else 0
-        self._behind, self._pass_epoch = behind, self.epoch
-        return self._pass(number, workers, behind)
+            returned = self._begun().within if number == 0 else 0
+        self._returned, self._pass_epoch = returned, self.epoch
+        return self._pass(number, workers, returned)
 
     def _state_here(self, worker: Worker | None) -> dict[str, Any]:
         start, ours = self._position(), self._pass_epoch == self.epoch
         if worker is None:
-            return self._state_at(start + (self._behind if ours else self._begun().within))
+            return self._state_at(start + (self._returned if ours else self._begun().within))
         state = self._dataset.state_dict(self._dataset._space().consumed(start))
-        return state | {WORKER: worker[0], WORKERS: worker[1], HANDED_OUT: self._behind if ours else 0}
+        return state | {WORKER: worker[0], WORKERS: worker[1], HANDED_OUT: self._returned if ours else 0}
 
-    def _pass(self, number: int, workers: int, behind: int) -> Iterator[Any]:
+    def _pass(self, number: int, workers: int, returned: int) -> Iterator[Any]:
         start, size = self._position(), self._size
         if self._begun().over:
             return
-        turn, within = divmod(behind, size)
+        turn, within = divmod(returned, size)
         while samples := self._micro_batch(start, start + (turn * workers + number) * size, within):
             for sample in samples:
-                self._behind += 1
+                self._returned += 1
                 yield sample
             turn, within = turn + 1, 0
 
@@ -237,7 +238,7 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         if self._endless and rank.dp_rank == 0 and (worker is None or worker.id == 0) and ending.leftover:
             done = "they are not drawn" if self.at_end == "drop" else f"drawn, completed by {ending.missing} others"
             few = f"fewer than dp_size * batch_size = {rank.dp_size} * {self._size}; at_end={self.at_end!r}: {done}"
-            space.tell("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {few}")
+            space.warn_once("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {few}")
         with dataset._lanes:
             return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self.at_end)[within:]]
 
@@ -258,8 +259,8 @@ class LazyShardedStream(RankIterable, Generic[_D]):
         return self._loaded if self._loaded.epoch == self.epoch else _Begun(self.epoch)
 
     def _position(self) -> int:
-        position, stands = self._begun().position, self._dataset._space().stands
-        return stands if position is None else position
+        position, start = self._begun().position, self._dataset._space().start
+        return start if position is None else position
 
     def _state_of(self, consumed: int) -> dict[str, Any]:
         count, start, space = as_count(consumed), self._position(), self._dataset._space()
@@ -268,8 +269,8 @@ class LazyShardedStream(RankIterable, Generic[_D]):
                 raise ValueError(f"consumed must be {self.consumed}, as this epoch is over; got {count}")
             return self._state_at(start)
         stop, more = self._end(start)
-        position, beside = divmod(count - space.before, space.layout.dp)
-        if stop is None or position <= stop or beside:
+        position, rest = divmod(count - space.before, space.layout.dp)
+        if stop is None or position <= stop or rest:
             return self._dataset.state_dict(count)
         if position == stop + more:
             return self._state_at(position)

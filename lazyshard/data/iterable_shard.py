@@ -210,8 +210,8 @@ class StreamingShard(IterableDataset[Any]):
                     yield (first if begun else batch)[at], _PassPlace(batches, handed_out, inner)
             if found < rules.batch:
                 return
-            tells = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
-            batches, handed_out, inner = batches + 1, 0, reading.state_dict() if tells else None
+            resumable = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
+            batches, handed_out, inner = batches + 1, 0, reading.state_dict() if resumable else None
             self._place = _PassPlace(batches, 0, inner)
 
     def _turn(self) -> tuple[int, int]:

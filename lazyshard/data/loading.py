@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RankSampler(Sampler[int]):
-    """The remaining indices of this rank in the current epoch, read anew for each pass."""
+    """The remaining indices of this rank in the current epoch, read again for each pass."""
 
     def __init__(self, dataset: LazyShardedDataset | BlendedDataset) -> None:
         self._dataset = dataset
@@ -61,16 +61,16 @@ class Loaded:
         self.dataset: LazyShardedDataset | BlendedDataset = self.datasets[0]
         if len(self.datasets) > 1:
             order = Order(micro_batches_per_step=config.micro_batches_per_step)
-            said = config.model_dump(include={"num_samples", "stopping"})
+            options = config.model_dump(include={"num_samples", "stopping"})
             weighted = zip(self.datasets, (one.weight for one in config.datasets), strict=True)
-            self.dataset = BlendedDataset(weighted, batch_size=self._batch_size, order=order, **said)
+            self.dataset = BlendedDataset(weighted, batch_size=self._batch_size, order=order, **options)
         self.stream: LazyShardedStream[Any] | LazyShardedSequences | None = None
         if (given := config.sequences) is not None:
             form = {"pack": Pack, "split": Split, "pad": Pad}[given.form](**given.of_form)
-            said = given.model_dump(include={"window", "seed", "at_end", "too_long"})
-            said |= {"batch_size": config.dataloader.batch_size, "bad_rows": _bad_rows(given.max_error_count)}
+            options = given.model_dump(include={"window", "seed", "at_end", "too_long"})
+            options |= {"batch_size": config.dataloader.batch_size, "bad_rows": _bad_rows(given.max_error_count)}
             steps = config.micro_batches_per_step
-            self.stream = LazyShardedSequences(self.dataset, form=form, micro_batches_per_step=steps, **said, **rank)
+            self.stream = LazyShardedSequences(self.dataset, form=form, micro_batches_per_step=steps, **options, **rank)
         elif config.dataloader.form == "stream":
             self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)
         self.loader: DataLoader[Any] = self._loader()
@@ -108,14 +108,16 @@ class Loaded:
         encode = None
         if (used := config.tokenizer) is not None:
             encode = partial(_tokenize, self.tokenizer, used.max_length, used.too_long)
-        said = config.model_dump(include={"max_wait", "consumer"})
-        said |= one.model_dump(include={"samples_per_chunk", "max_total_samples"})
-        said |= {"num_samples": None if len(config.datasets) > 1 else config.num_samples}
+        options = config.model_dump(include={"max_wait", "consumer"})
+        options |= one.model_dump(include={"samples_per_chunk", "max_total_samples"})
+        options |= {"num_samples": None if len(config.datasets) > 1 else config.num_samples}
         groups: dict[str, Any] = {"order": Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run)}
         groups |= {"bad_rows": _bad_rows(one.max_error_count), "cache": EncodeCache(memory_bytes=one.cache_bytes)}
         calls = ((kind, call) for step in one.steps for kind, call in step if call is not None)
         steps = [_STEPS[kind](*dict(call).values()) for kind, call in calls]
-        return LazyShardedDataset(one.path, encode, batch_size=self._batch_size, steps=steps, **said, **groups, **rank)
+        return LazyShardedDataset(
+            one.path, encode, batch_size=self._batch_size, steps=steps, **options, **groups, **rank
+        )
 
     def _loader(self) -> DataLoader[Any]:
         options = self.config.dataloader

@@ -64,7 +64,7 @@ class Indexed(Dataset[Any], Generic[_S]):
         if epoch is None:
             epoch = self._numbers[EPOCH]
         if newest is None:
-            # One atomic step: if two threads get here at once, both continue with the same space.
+            # One atomic step: if two threads get here at the same time, both continue with the same space.
             newest = vars(self).setdefault("_newest", (epoch, self._make_space(epoch)))
         if newest[0] != epoch:
             newest = self._newest = (epoch, self._make_space(epoch))
@@ -240,8 +240,8 @@ class Indexed(Dataset[Any], Generic[_S]):
         # Only a list of ints at exactly this step can be served from the lines read ahead.
         if rows_of is not None and epoch == self._numbers[EPOCH] and type(indices) is list and indices:
             start, size = indices[0], len(indices)
-            place, beside = divmod(start - first, step) if type(start) is int else (-1, 0)
-            there = not beside and 0 <= place <= len(lines) - size
+            place, rest = divmod(start - first, step) if type(start) is int else (-1, 0)
+            there = not rest and 0 <= place <= len(lines) - size
             if there and indices == list(range(start, start + size * step, step)):
                 rows: list[Any] = rows_of(lines[place : place + size], None)
                 if rows:
@@ -301,19 +301,21 @@ class Batches(Iterator[Any]):
     @property
     def consumed(self) -> int:
         """Samples trained over all ranks, in whole steps, since the run began, or since the epoch with `set_epoch`."""
-        behind = self._behind()
-        trained = max(0, behind - behind % self._per_step - self._before)
+        count = self._trained_in_part()
+        trained = max(0, count - count % self._per_step - self._before)
         return self._consumed + trained * self._size * self._dataset.rank.dp_size
 
     @property
     def step(self) -> int:
         """Whole optimiser steps returned, counted like `consumed` and numbered as in `lazyshard trace`."""
-        return self._behind() // self._per_step + self._first_step  # `_behind` may begin an epoch
+        return (
+            self._trained_in_part() // self._per_step + self._first_step
+        )  # may begin an epoch, which sets `_first_step`
 
     @property
     def step_complete(self) -> bool:
         """Whether the last returned micro batch is the last one of its optimiser step."""
-        return self._behind() % self._per_step == 0
+        return self._trained_in_part() % self._per_step == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the run after `step`, the last whole step: plain values, the same on every rank."""
@@ -335,7 +337,7 @@ class Batches(Iterator[Any]):
 
     def __iter__(self) -> Batches:
         """Continues the epoch, or begins the next one at its end. Raises RuntimeError: no epoch is left."""
-        self._behind()
+        self._trained_in_part()
         if self._epochs is None and self._over:
             raise RuntimeError("all of num_samples is trained: set a larger num_samples for a longer run")
         if self._epochs is not None and self.epoch + self._over >= self._epochs:
@@ -346,7 +348,7 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Returns the next micro batch, waiting for unpublished samples. Raises the errors of the data set."""
-        self._behind()
+        self._trained_in_part()
         if self._over or not self._has_next():
             if not self._over and self._dataset.rank.dp_rank == 0:
                 self._log_end()
@@ -379,7 +381,7 @@ class Batches(Iterator[Any]):
     def _make_loader(self) -> DataLoader[Any]:
         return DataLoader(self._dataset, batch_sampler=self._sampler, **self._options)
 
-    def _behind(self) -> int:
+    def _trained_in_part(self) -> int:
         """Returns how many micro batches of the state's current part were trained; begins the current epoch."""
         if self._epoch != self._dataset.epoch:
             try:
@@ -394,7 +396,7 @@ class Batches(Iterator[Any]):
 
     def _has_next(self) -> bool:
         """Returns whether the next micro batch belongs to a whole step of this epoch, waiting until that is decided."""
-        within = self._behind() % self._per_step
+        within = self._trained_in_part() % self._per_step
         if within and self._trained:
             return True
         last = (self._trained + self._per_step - within) * self._size - 1

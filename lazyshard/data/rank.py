@@ -143,7 +143,7 @@ _COLUMNS: Final = 9
 # process cannot see.
 EPOCH: Final = 0
 ORDER_CHECKED: Final = _COLUMNS
-ASKED: Final = 2 * _COLUMNS
+IN_EPOCH_CALLED: Final = 2 * _COLUMNS
 WORKERS_READ: Final = 3 * _COLUMNS
 
 

@@ -121,7 +121,7 @@ class RunStates(States[RunState]):
 
 
 def _course(state: RunState) -> list[Part]:
-    """Returns the parts by which a state draws, ignoring its steps and whether epoch 0 has its number."""
+    """Returns the parts by which a state draws, ignoring its steps and whether epoch 0 is numbered."""
     parts = [replace(part, first_step=0, draws_per_step=0) for part in state.parts]
     parts[0] = replace(parts[0], epoch=parts[0].epoch or 0)
     return [*parts[:-1], replace(parts[-1], draws=0)]
@@ -145,12 +145,14 @@ class BlendStates(States[BlendState]):
         if most > MAX_SAMPLES:
             raise _invalid("it has more steps or draws than any run can have", "parts", MAX_SAMPLES, most)
         epoch = epoch_of(found)
-        for member, stands in zip(last.members, _stand(last), strict=True):
+        for member, drawn in zip(last.members, _end_of(last), strict=True):
             state, name, field = found.members[member], found.names[member], f"members[{member}]"
             if epoch_of(state) != epoch:
                 raise _invalid(f"its stream {name} is in another epoch", field, epoch, epoch_of(state))
-            if (own := (len(state.parts) - 1, state.parts[-1].draws)) != stands:
-                raise _invalid(f"its stream {name} is elsewhere according to its own state", field, stands, own)
+            if (own := (len(state.parts) - 1, state.parts[-1].draws)) != drawn:
+                raise _invalid(
+                    f"its stream {name} is at another position according to its own state", field, drawn, own
+                )
         known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
         if not known:
             theirs, mine = ", ".join(found.names), ", ".join(self.names)
@@ -159,18 +161,18 @@ class BlendStates(States[BlendState]):
         self.loaded = found
         return known
 
-    def part(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> BlendPartState:
-        """Returns the part with which the run begins or continues; `stands` are part and draws of each stream."""
+    def part(self, epoch: int, rank: Rank, drawn: Sequence[tuple[int, int]]) -> BlendPartState:
+        """Returns the part with which the run begins or continues; `drawn` are part and draws of each stream."""
         size, steps = self.order.batch_size, self.order.draws_per_step
         known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
         members, pieces = tuple(known.index(name) for name in self.names), self.schedule.pieces(0, steps)
-        anew = BlendPartState(rank.dp_size, size, 0, members, pieces, tuple(stands), epoch or None, 0, steps)
+        anew = BlendPartState(rank.dp_size, size, 0, members, pieces, tuple(drawn), epoch or None, 0, steps)
         loaded = self.in_epoch(epoch)
         if loaded is None:
             return anew
         last = loaded.parts[-1]
         # If everything that decides the draws is the same, the part continues.
-        same = (last.dp, last.batch_size, last.members) == (anew.dp, size, members) and _stand(last) == anew.begins
+        same = (last.dp, last.batch_size, last.members) == (anew.dp, size, members) and _end_of(last) == anew.begins
         piece, *others = self.schedule.pieces(last.first_step, steps)
         if same and (piece._replace(offset=last.pieces[0][2]), *others) == last.pieces:
             return replace(last, draws_per_step=steps or last.draws_per_step)
@@ -182,9 +184,9 @@ class BlendStates(States[BlendState]):
         again = None if last.draws or len(loaded.parts) > 1 else last.epoch
         return replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
 
-    def parts(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
+    def parts(self, epoch: int, rank: Rank, drawn: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
         """Returns the parts of the run up to that of `part`, without a previous part that has drawn nothing."""
-        part, loaded = self.part(epoch, rank, stands), self.in_epoch(epoch)
+        part, loaded = self.part(epoch, rank, drawn), self.in_epoch(epoch)
         if loaded is None:
             return (part,)
         last = loaded.parts[-1]
@@ -205,7 +207,7 @@ def _invalid(why: str, field: str, expected: object, actual: object) -> StateInv
     return StateInvalid(text, field=field, expected=str(expected), actual=str(actual))
 
 
-def _stand(part: BlendPartState) -> tuple[tuple[int, int], ...]:
+def _end_of(part: BlendPartState) -> tuple[tuple[int, int], ...]:
     """Returns part and draws of each stream at the end of a part."""
     drawn = BlendCourse(part.pieces).counts(part.draws)
     return tuple((number, begin + more) for (number, begin), more in zip(part.begins, drawn, strict=True))

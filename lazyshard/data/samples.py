@@ -88,7 +88,7 @@ def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
     step = None if isinstance(cause, SkipSample) else vars(cause).get("_lazyshard_step")
     byte, line, reason = chunk.offset(row), row + 1, f"{f'{step}: ' if step else ''}{type(cause).__name__}: {cause}"
     if isinstance(cause, RowInvalid) and step is None:
-        # The cause knows of blank lines in foreign files, and the place within the row.
+        # The cause takes blank lines in foreign files into account, and has the byte within the row.
         byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
     text = f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}"
     return BadSample(text, file=str(chunk.path), step=step, sample=sample, chunk=number, row=row, byte=byte)
@@ -266,7 +266,7 @@ class SampleMaker:
         return False
 
     def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> BadSample:
-        text = f"no row can replace sample {sample}: {dropped} in a row were dropped, the last because: {last}"
+        text = f"no row can replace sample {sample}: {dropped} in a row were dropped, the last one because: {last}"
         text = f"{self._reader.directory}: {text}. Check the filter, or filter in the producer"
         return BadSample(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
 

@@ -25,7 +25,7 @@ from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
-from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, misfit
+from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, state_mismatch
 from lazyshard.stream.stream import ChunkLengths
 
 __all__ = ["Pack", "Pad", "Split"]
@@ -62,7 +62,7 @@ class DatasetRows(SequenceRows):
         end = self.datasets[stream]._space(epoch).end_of(0, position)
         return None if end is None else end[1]
 
-    def told(self, epoch: int) -> dict[str, Any]:
+    def recorded(self, epoch: int) -> dict[str, Any]:
         """Returns what a state records about the source of an epoch's rows."""
         self.order(epoch)
         states, source = [dataset._states.of(epoch, 1) for dataset in self.datasets], self.source
@@ -72,7 +72,7 @@ class DatasetRows(SequenceRows):
         return {"rows": rows, "directories": tuple(redact(str(dataset.directory)) for dataset in self.datasets)}
 
     def facts(self) -> dict[str, Any]:
-        """Returns what a state records of all that decides the sequences; nothing on the rows of a stream in order."""
+        """Returns the settings that decide the sequences, for a state; without those of rows that are in order."""
         form, orders = self._form, list[list[Any]]()
         facts: dict[str, Any] = {"form": type(form).__name__, "size": form.size}
         if isinstance(form, Split):
@@ -98,7 +98,9 @@ class DatasetRows(SequenceRows):
             mine, other = ours.get(name), theirs.get(name)
             if (mine, type(mine)) != (other, type(other)):
                 why = f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made"
-                raise misfit(self.where, f"{why}. Use the saved setting, or begin a new epoch", name, mine, other)
+                raise state_mismatch(
+                    self.where, f"{why}. Use the saved setting, or begin a new epoch", name, mine, other
+                )
         return state
 
 
@@ -144,10 +146,10 @@ def _encoded(sample: Any, form: Form) -> _Encoded:
         return _Encoded(sample, tokens, len(tokens["input_ids"]))
     # The length is `lengths` or `length`, else the number of token ids.
     fields = sample if isinstance(sample, dict) else {}
-    told = next((fields[name] for name in ("lengths", "length") if name in fields), None)
-    if told is None:
-        told = len(fields["input_ids"]) if fields.get("input_ids") is not None else 0
-    return _Encoded(sample, {}, int(sum(told)) if isinstance(told, Sequence) else int(told))
+    length = next((fields[name] for name in ("lengths", "length") if name in fields), None)
+    if length is None:
+        length = len(fields["input_ids"]) if fields.get("input_ids") is not None else 0
+    return _Encoded(sample, {}, int(sum(length)) if isinstance(length, Sequence) else int(length))
 
 
 class SequenceMaker:
@@ -192,7 +194,7 @@ class SequenceMaker:
         for row in (piece.document for piece in sequence.pieces):
             one = self._read(row, epoch)
             if isinstance(one, _Encoded) and one.total > room:
-                one = ValueError(f"{self._says(row, epoch, one)}, which exceeds the room in its sequence")
+                one = ValueError(f"{self._lengths_text(row, epoch, one)}, which exceeds the room in its sequence")
             if isinstance(one, _Encoded):
                 room -= one.total
                 found.append(one)
@@ -212,14 +214,14 @@ class SequenceMaker:
             if isinstance(one, Exception):
                 raise self._where(row, epoch, one) from one
             if one.total != self._length_of(row, epoch):
-                raise self._where(row, epoch, ValueError(self._says(row, epoch, one)))
+                raise self._where(row, epoch, ValueError(self._lengths_text(row, epoch, one)))
             rows[row] = one.tokens
         try:
             return cut_tokens(sequence, rows, form)
         except ValueError as cause:
             raise self._where(sequence.pieces[0].document, epoch, cause) from cause
 
-    def _says(self, row: int, epoch: int, one: _Encoded) -> str:
+    def _lengths_text(self, row: int, epoch: int, one: _Encoded) -> str:
         measured = "measure them with the same encoder, by `lazyshard-producer run --measure`"
         return f"it has {one.total} tokens as encoded here, but {self._length_of(row, epoch)} as sealed ({measured})"
 
@@ -257,7 +259,7 @@ def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool
     Returns whether there was a chunk to check. The reader opens nothing.
     """
     size, samples = reader.samples_per_chunk, reader.seen.samples
-    # Close its files with it: this process may never read that chunk again.
+    # A copy, whose files are closed with it: this process may never read that chunk again.
     look = copy.copy(reader)
     look.parent = reader.parent
     first = 0

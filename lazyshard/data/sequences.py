@@ -88,7 +88,7 @@ class LazyShardedSequences(RankIterable):
     If a stream has no chunk yet, the first pass checks the first chunk, and raises these errors.
     """
 
-    _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped", "_tells")
+    _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped", "_warns")
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class LazyShardedSequences(RankIterable):
         """Number of chunks that are planned together."""
         self._shared = SharedNumbers()
         # Where passes over the epoch begin or continue, and the parts of the run up to there; empty for a new run.
-        self._stands = EpochPosition(0)
+        self._start = EpochPosition(0)
         self._parts: tuple[Part, ...] = ()
         # What `skip` has excluded in this process, and whether it passed over steps: a state loaded later must not undo
         # that.
@@ -155,7 +155,7 @@ class LazyShardedSequences(RankIterable):
     def _attach(self) -> None:
         self._rows = DatasetRows(self._dataset, self.form, self.window, self._seed, self._samples)
         self._where = self._rows.where
-        self._planner = SequencePlanner(self._rows, self.form, self._seed, self._where, self._meet_too_long)
+        self._planner = SequencePlanner(self._rows, self.form, self._seed, self._where, self._on_too_long)
         self._planner.skips = lambda epoch: skips_of(self._parts_of(epoch, 1))
         self._maker = SequenceMaker(self._rows, self.form, self._bad.fresh(), self._planner.length_of)
         # The position of the last returned sequence of the pass in this process, at the beginning of its micro batch,
@@ -164,7 +164,7 @@ class LazyShardedSequences(RankIterable):
         self._counted: tuple[EpochPosition, SequenceWalk] | None = None
         self._reported = Stats()
         self._dropped = 0  # Rows in no sequence, of previous passes
-        self._tells = False  # Whether this process logs the first row that is too long
+        self._warns = False  # Whether this process logs the first row that is too long
 
     def __getstate__(self) -> dict[str, Any]:
         """Resolves the rank first: a spawned worker cannot query Megatron or torch.distributed."""
@@ -207,9 +207,9 @@ class LazyShardedSequences(RankIterable):
         for dataset in self._rows.datasets:
             dataset._entered(begun.epoch)
             enter_process(dataset.reader, rank)
-        self._tells = rank.dp_rank == 0 and number == 0
+        self._warns = rank.dp_rank == 0 and number == 0
         # The epoch is fixed here: another one may be set before the first sequence is requested.
-        return self._pass(walk, begun, rank, workers * micro, counts=self._tells)
+        return self._pass(walk, begun, rank, workers * micro, counts=self._warns)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raises TypeError: the number of sequences before an index depends on the lengths of all rows before it."""
@@ -240,16 +240,16 @@ class LazyShardedSequences(RankIterable):
 
     def _begun(self) -> EpochPosition:
         """Returns where passes over the current epoch begin."""
-        return self._stands if self._stands.epoch == self.epoch else EpochPosition(self.epoch)
+        return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch)
 
     def _parts_of(self, epoch: int, ranks: int) -> tuple[Part, ...]:
         """Returns the parts with which `ranks` ranks begin or continue in an epoch."""
-        if self._parts and epoch == self._stands.epoch:
+        if self._parts and epoch == self._start.epoch:
             return resumed_parts(self._parts, ranks, self._size, draws_per_step=self._each)
         return (begun_part(self._parts, epoch, ranks, self._size, self._each),)
 
     def _begin(self, position: EpochPosition, parts: tuple[Part, ...]) -> None:
-        self._stands, self._parts = position, parts
+        self._start, self._parts = position, parts
         self._handed_out = self._counted = None  # The run continues elsewhere, perhaps with other lengths
         self._dataset._numbers[WORKERS_READ] = 0
 
@@ -333,8 +333,8 @@ class LazyShardedSequences(RankIterable):
             most = total - left + (micro if left and self._at_end == "complete" else 0)
             top = f", at most {most} of the {total} in this epoch"
         if not least <= count <= most or (count - least) % micro:
-            said = f"consumed counts whole micro batches of dp_size * batch_size = {micro // self._size} * {self._size}"
-            raise ValueError(f"{self._where}: {said} sequences from {least} on{top}; got {count}")
+            step = f"in steps of dp_size * batch_size = {micro // self._size} * {self._size} sequences"
+            raise ValueError(f"{self._where}: consumed must be at least {least}{top}, {step}, got {count}")
         walk.let_go(whole)
         return EpochPosition(begun.epoch, whole, place, begun.within if whole == least else 0)
 
@@ -347,17 +347,17 @@ class LazyShardedSequences(RankIterable):
         drawn = position.consumed - sum(part.dp * part.draws for part in before)
         batches = -(-drawn // (last.dp * last.batch_size))
         parts = (*before, replace(last, draws=max(batches * last.batch_size, last.draws)))
-        rows = self._rows.told(position.epoch) if "blend" in facts else {}
+        rows = self._rows.recorded(position.epoch) if "blend" in facts else {}
         state = SequenceState(self._rows.name, facts, *where, lengths, parts, **rows)
         return state.to_dict() | position.extra_fields(ranks, self._size)
 
-    def _meet_too_long(self, row: int, epoch: int, tokens: int) -> None:
-        if self._tells or self._too_long == "raise":
+    def _on_too_long(self, row: int, epoch: int, tokens: int) -> None:
+        if self._warns or self._too_long == "raise":
             stream, sample = self._rows.place(row, epoch)
             longer = row_too_long(self._rows.readers[stream], sample, tokens, self.form, self._too_long)
             if self._too_long == "raise":
                 raise longer
-            self._tells = False
+            self._warns = False
             log.warning("%s; it is left out, and so are all longer rows", longer)
 
     def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:

@@ -221,7 +221,7 @@ class RunOrder(Order):
         step = course.dp * course.batch_size
         if self.num_samples < step and len(course.parts) == 1:
             product = f"{course.dp} * {course.batch_size} = {step}"
-            raise ValueError(f"num_samples is at least dp_size * batch_size = {product}, got {self.num_samples}")
+            raise ValueError(f"num_samples must be at least dp_size * batch_size = {product}, got {self.num_samples}")
         return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
 
 
@@ -235,7 +235,7 @@ def is_dealt(reader: StreamReader) -> bool:
         return False
 
 
-def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
+def warn_if_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
     """Logs a warning if the stream was dealt by cost and this order breaks up its steps."""
     if order.blended or (made := reader.dealt) is None:
         return

@@ -27,7 +27,7 @@ from lazyshard.format.records import Encoding
 from lazyshard.format.row import encode_row, values_in
 from lazyshard.memory import loads
 
-# The only key of the object that represents an array in a row; no other object of such a row has it
+# The only key of an object that represents an array in a row; reserved in streams with arrays
 ARRAY_KEY: Final = "$array"
 
 BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
@@ -56,7 +56,7 @@ _DESCRIBED: Final = re.compile(rb'(\{"\$array":\["[a-z0-9]+",\[[0-9,]*\],)([0-9]
 
 
 class PackedRow(NamedTuple):
-    """A row as it is published: its line with the newline, and its bytes in the side file."""
+    """A row in its published form: its line with the newline, and its bytes in the side file."""
 
     line: bytes
     arrays: bytes
@@ -93,7 +93,7 @@ def pack_row(row: object) -> PackedRow:
         return {ARRAY_KEY: [name, list(value.shape), offset]}
 
     line = encode_row(row, pack)
-    # A key with a quote in it is counted too, so a wrong count is checked closely.
+    # The count includes keys that merely contain the text of this one, so if it differs, check each object.
     if line.count(_KEY_IN_LINE) != count:
         refuse_array_key(row)
     return PackedRow(line, b"".join(parts))
@@ -105,7 +105,7 @@ def move_arrays(line: bytes, by: int) -> bytes:
 
 
 def may_hold_arrays(line: bytes) -> bool:
-    """Whether a line may contain an array or the reserved key; False is certain."""
+    """Returns whether a line may contain an array or the reserved key; False is certain."""
     return b"$array" in line or b"\\u" in line
 
 
@@ -142,7 +142,7 @@ def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -
     if dtype is None:
         raise _refused(key, f"a dtype of {', '.join(DTYPES)}", name)
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
-        raise _refused(key, f"a shape of at most {_MAX_DIMENSIONS} integers from 0 on", shape)
+        raise _refused(key, f"a shape of at most {_MAX_DIMENSIONS} integers of at least 0", shape)
     if not _is_count(offset) or offset % _ALIGNMENT:
         raise _refused(key, f"an offset that is a multiple of {_ALIGNMENT}", offset)
     # numpy multiplies the nonzero dimensions even if the array is empty.

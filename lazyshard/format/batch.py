@@ -1,6 +1,6 @@
-"""Checks many lines at once: as strictly as one by one, in a third of the time.
+"""Checks many lines together: as strictly as one by one, in a third of the time.
 
-Only parsing is done line by line. All other checks scan the text of all lines at once, with tests that may flag a
+Only parsing is done line by line. All other checks scan the text of all lines in one pass, with tests that may flag a
 valid row but never miss an invalid one; flagged rows are checked individually.
 
 A pack is a row of whole samples that are trained together, one after the other, with exactly these keys:
@@ -38,7 +38,7 @@ _NIBBLES: Final = np.uint64(0xF0F0F0F0F0F0F0F0)
 _DIGITS: Final = np.uint64(0x3030303030303030)
 # A number that does not fit into 64 bits has at least 19 digits. They fill two aligned words of 8 bytes, or one word
 # and at least 4 bytes on its two sides.
-_BESIDE: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
+_ADJACENT: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
 
 _Integers = npt.NDArray[np.int64]
 _Numbers = npt.NDArray[np.uint64]
@@ -194,9 +194,9 @@ def _long_numbers(text: npt.NDArray[np.uint8], words: _Integers) -> _Integers:
     """Returns the words that may belong to a number of 19 digits."""
     if not len(words):
         return words
-    beside = (text[np.clip(words[:, None] + _BESIDE, 0, len(text) - 1)] & 0xF0) == 0x30
+    adjacent = (text[np.clip(words[:, None] + _ADJACENT, 0, len(text) - 1)] & 0xF0) == 0x30
     followed = np.diff(words, append=-1) == 8
-    long: _Integers = words[followed | beside.all(axis=1)]
+    long: _Integers = words[followed | adjacent.all(axis=1)]
     return long
 
 

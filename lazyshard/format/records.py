@@ -131,8 +131,8 @@ def in_file(where: str, error: type[FormatInvalid] = FileInvalid) -> Iterator[No
         yield
     except (StateInvalid, VersionUnsupported) as found:
         kind = VersionUnsupported if isinstance(found, VersionUnsupported) else error
-        told = {"field": found.field, "expected": found.expected, "actual": found.actual}
-        raise kind(f"{where}: {found}", file=where, **told) from found.__cause__
+        fields = {"field": found.field, "expected": found.expected, "actual": found.actual}
+        raise kind(f"{where}: {found}", file=where, **fields) from found.__cause__
 
 
 @contextmanager
@@ -164,8 +164,8 @@ def of_format(value: Any, newest: int, what: str, expected: str = "an object") -
         raise refused("", expected, value, "None" if value is None and expected == "an object" else None)
     if (version := take(value, "format", integer(1, 2**31))) > newest:
         known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
-        told = f"{what} format {version}, but this release of lazyshard reads {known}; install a newer lazyshard"
-        raise VersionUnsupported(told, field="format", expected=str(newest), actual=str(version))
+        text = f"{what} format {version}, but this release of lazyshard reads {known}; install a newer lazyshard"
+        raise VersionUnsupported(text, field="format", expected=str(newest), actual=str(version))
     return value
 
 

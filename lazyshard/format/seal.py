@@ -5,7 +5,7 @@ positions in one atomic step, so no second file can disagree with it. Lifetime: 
 
 Seals of `lazyshard-producer` also record how rows were read, mixed and dealt, in the field `source` with the positions:
 how many rows were read and drawn from each source, and, in `recipe`, the settings with which rows were made, weighted
-and ordered. None of this is needed to read the stream: it is for people, and for warnings.
+and ordered. None of this is needed to read the stream: it is for display and for warnings.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ class Made:
         """
         recipe = _recipe(source)
         form = next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
-        told = recipe.get(form or "")
-        size = told.get("size") if isinstance(told, dict) else told
+        setting = recipe.get(form or "")
+        size = setting.get("size") if isinstance(setting, dict) else setting
         return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
 
 
-MAX_SOURCES: Final = 100  # As many as people can survey; larger mixtures are not reported
+MAX_SOURCES: Final = 100  # Larger mixtures are not reported: too long to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
     """
     if (weights := _recipe(source).get("weights")) is None:
         return ()
-    told: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
-    if not all(isinstance(one, list) and len(one) == len(weights) for one in told):
+    columns: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
+    if not all(isinstance(one, list) and len(one) == len(weights) for one in columns):
         return ()
-    rows = list(zip(*told, strict=True))
+    rows = list(zip(*columns, strict=True))
     if not 2 <= len(rows) <= MAX_SOURCES or not all(starmap(_can_be_mixed, rows)):
         return ()
     shared = math.fsum(weight for weight, _, _, ended in rows if not ended)
@@ -202,7 +202,7 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
 
 def _can_be_mixed(weight: Any, entry: Any, count: Any, ended: Any) -> bool:
     named = isinstance(entry, dict) and isinstance(entry.get("path"), str) and type(ended) is bool
-    return named and _is_number(weight, 1e100) and weight > 0 and _COUNT.fits(count)  # no sum of so many overflows
+    return named and _is_number(weight, 1e100) and weight > 0 and _COUNT.fits(count)  # their sum cannot overflow
 
 
 @dataclass(frozen=True, slots=True)

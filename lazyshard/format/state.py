@@ -353,11 +353,11 @@ class Cursor(_OfConsumer):
     chunks_before: Chunks  # the consumer has finished the chunks of the half-open range [0, chunks_before)
     # the numbers that determine which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
     plan: Annotated[dict[str, int], Kind("an object", lambda value: isinstance(value, dict))]
-    updated_at: Seconds  # for people: no decision depends on it
+    updated_at: Seconds  # for display: no decision depends on it
     # the state of the run in the newest of these checkpoints, None if unknown; it has the same stream and `consumed`
     state: Annotated[RunState | None, _RUN] = None
     owner: Annotated[str, _OWNER] = ""  # the run that writes the cursor, see `CursorToken`; "" if none does
-    # how the run blends the stream with others, for people; empty if it does not
+    # how the run blends the stream with others, for display; empty if it does not
     blend: Annotated[tuple[BlendShare, ...], _SHARES._replace(read=_read_shares)] = ()
 
     SUFFIX: ClassVar[str] = CURSOR_SUFFIX

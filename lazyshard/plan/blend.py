@@ -1,7 +1,7 @@
-"""Which of several streams gives the next sample, by weights that are constant or change during the run.
+"""Selects the stream of each sample of a blend, by weights that are constant or change during the run.
 
-The next sample comes from the stream that lags most behind its share: the one with the greatest
-``weight * max(n, 1) - drawn`` before draw n, the first of equals, as in Megatron Core's `BlendedDataset`
+The next sample is drawn from the stream that lags its share most: the one with the greatest
+``weight * max(n, 1) - drawn`` before draw n, the first one on a tie, as in Megatron Core's `BlendedDataset`
 (`build_blending_indices` in `megatron/core/datasets/helpers.cpp`)::
 
     weights  0.5 0.25 0.25      draws  0 1 2 0 | 0 1 2 0 | ...
@@ -32,7 +32,7 @@ _Integers = npt.NDArray[np.int64]
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
     """Returns the weights divided by their sum. Raises ValueError: a weight is not a finite number above 0."""
     if wrong := [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]:
-        raise ValueError(f"a weight is a finite number above 0, got {wrong[0]}")
+        raise ValueError(f"a weight must be a finite number above 0, got {wrong[0]}")
     total = sum(weights)
     if not 0 < total < math.inf:
         raise ValueError(f"weights need a finite sum above 0, got {list(weights)}")
@@ -58,7 +58,7 @@ def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[i
     """
     count = len(shares(weights))
     if longest is None:
-        # Shares are met within 1/32768; with many streams the period is halved, as each draw scans all of them.
+        # Shares are exact within 1/32768; with many streams the period is halved, as each draw scans all of them.
         longest = max(1 << 14 if count < 64 else 1 << 13, 8 * count)
     if count > longest:
         raise ValueError(f"a period of {longest} has no part for each of {count} streams")
@@ -98,7 +98,7 @@ class BlendTable:
         known = np.flatnonzero(self.parts)
         own = np.array(self.parts, dtype=np.int64)[known]
         later = known[_order(own, ahead=False)]
-        # The very first draw is of the largest stream. If later periods begin with it too, all periods are the same.
+        # The first draw is from the largest stream. If later periods begin with it too, all periods are the same.
         first = later if later[0] == known[own.argmax()] else known[_order(own, ahead=True)]
         # Later periods are repeated, so that `streams` rarely needs to concatenate.
         self._streams: list[int] = first.tolist() + later.tolist() * (1 + 4096 // self.period)

@@ -182,7 +182,7 @@ class Course:
     def done_before(self, position: int, total: int | None) -> int:
         """Returns N such that no sample below N is drawn in the same epoch after every lane has drawn [0, position).
 
-        An open window counts as needed as a whole; so do left-over samples, until the next epoch has begun.
+        An open window counts as needed completely; so do leftover samples, until the next epoch has begun.
         """
         begin = self.begin(total)
         if total is not None and position >= begin.length and (position > begin.length or not self.leftover(total)):
@@ -307,8 +307,8 @@ AtEnd = Literal["drop", "pad", "loop"]
 class Ending(NamedTuple):
     """The end of one epoch of a course, in which all lanes draw whole batches.
 
-    `left` are the samples that each lane still holds, `whole` is the same epoch, dealt from its beginning to as many
-    lanes.
+    `left` are the samples that each lane still holds, `whole` is the same epoch, dealt from its beginning to the same
+    number of lanes.
     """
 
     left: tuple[tuple[int, ...], ...]

@@ -154,7 +154,7 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What never changes in a run: the consecutive samples that a lane gets, and the shuffle.
+    """The rules that never change in a run: the consecutive samples that a lane gets, and the shuffle.
 
     `window` positions of a lane, a multiple of `unit`, are shuffled together; 0 draws in order.
     """
@@ -185,7 +185,7 @@ def named_unit(unit: str | int, samples_per_chunk: int, batch_size: int) -> int 
         return unit
     units = {"chunk": samples_per_chunk, "sample": 1, "batch": batch_size, "auto": None}
     if not isinstance(unit, str) or unit not in units:
-        raise ValueError(f"unit is one of {', '.join(UNIT_NAMES)} or a number from 1, got {unit!r}")
+        raise ValueError(f"unit must be one of {', '.join(UNIT_NAMES)} or a number of at least 1, got {unit!r}")
     return units[unit]
 
 

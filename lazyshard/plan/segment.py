@@ -71,7 +71,7 @@ class Segment:
     """The rest of one epoch, dealt to `dp` lanes; `total` is the end of the samples, None while the stream grows.
 
     `ended`, None at the beginning of an epoch: the previous segment, and how many positions each of its lanes had
-    drawn; a ValueError if it has fewer. The fresh deal begins with sample `start`, after the `carried` samples.
+    drawn (ValueError: it has fewer). The fresh deal begins with sample `start`, after the `carried` samples.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Segment:
         else:
             self.start = before.gaps.nth(before.start, opened * dp)
         self._lowest = before.done_before(draws)
-        # Are more samples skipped than before in the region of the carried samples?
+        # If more samples are skipped than before, some of the carried ones may be among them.
         if self.gaps.kept(self._lowest, self.start) != before.gaps.kept(self._lowest, self.start):
             samples = before.samples(*self._places_before(np.arange(self._rests.size, dtype=np.int64))).tolist()
             self._removed = [offset for offset, one in enumerate(samples) if one in self.gaps]
@@ -253,7 +253,7 @@ class Segment:
         return certain, (kept + self.carried) // self.dp
 
     def done_before(self, position: int) -> int:
-        """Returns N such that no sample below N is drawn after [0, position); open windows count as needed wholly."""
+        """Returns N such that no sample below N is drawn after [0, position); open windows count completely."""
         fresh = position - -(-self.carried // self.dp)
         if fresh < 0:
             return self._lowest

@@ -54,7 +54,7 @@ class Pack:
     size: int
 
     def __post_init__(self) -> None:
-        _settle(self, 1, "size")
+        _to_ints(self, 1, "size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Pad:
     token: int = 0
 
     def __post_init__(self) -> None:
-        _settle(self, 1, "size", "token")
+        _to_ints(self, 1, "size", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Split:
     def __post_init__(self) -> None:
         ids = [name for name in ("bos", "eos", "every_bos", "every_eos") if getattr(self, name) is not None]
         every = sum(name.startswith("every") for name in ids)
-        _settle(self, 1 + every, "size", *ids, "overlap")
+        _to_ints(self, 1 + every, "size", *ids, "overlap")
         if self.overlap not in (0, 1):
             raise ValueError(f"overlap must be 0 or 1, got {self.overlap}")
         if self.overlap and every:
@@ -126,7 +126,7 @@ class Split:
 Form = Pack | Pad | Split
 
 
-def _settle(form: Form, least: int, *names: str) -> None:
+def _to_ints(form: Form, least: int, *names: str) -> None:
     """Converts fields to ints. Raises TypeError: one is not an integer; ValueError: the size is below `least`."""
     for name in names:
         value = getattr(form, name)
@@ -136,7 +136,7 @@ def _settle(form: Form, least: int, *names: str) -> None:
             what = "a number of tokens" if name in ("size", "overlap") else "a token id"
             raise TypeError(f"{type(form).__name__}: {name} must be {what}, an int, got {value!r:.100}") from None
     if form.size < least:
-        raise ValueError(f"size must be a number of tokens from {least}, got {form.size}")
+        raise ValueError(f"size must be a number of tokens of at least {least}, got {form.size}")
 
 
 class Cut(NamedTuple):
@@ -172,7 +172,7 @@ def make_sequences(
 ) -> tuple[list[SplitSequence], Cut]:
     """Returns the sequences made of documents from `start` on, and the position at which the next call continues.
 
-    If no document follows (`last`), the rest becomes a sequence of its own; `begun` if sequences were made before.
+    If no document follows (`last`), the rest becomes a sequence of its own; `begun`: sequences were made before.
     """
     if isinstance(form, Split):
         return _split(lengths, form, start, last, begun)
@@ -224,7 +224,7 @@ class _Tokenised:
         self.total = self.starts[-1]
 
     def position(self, cut: Cut) -> int:
-        """Returns the token number of a cut. Raises ValueError: there is no such document, or it is shorter."""
+        """Returns the token number of a cut. Raises ValueError: the document does not exist, or is shorter."""
         document, offset = cut
         within = self.starts[document : document + 2] if document >= 0 else []
         if not within or not within[0] <= within[0] + offset <= within[-1]:
@@ -237,7 +237,7 @@ class _Tokenised:
         return Cut(document, at - self.starts[document])
 
     def begins(self, at: int) -> bool:
-        """Whether the sequence that begins there gets a BOS that belongs to no document."""
+        """Returns whether the sequence that begins there gets a BOS that belongs to no document."""
         return self._form.every_bos is not None and not (self._form.bos is not None and self.cut(at).offset == 0)
 
     def pieces(self, first: int, stop: int) -> tuple[Piece, ...]:
@@ -260,7 +260,7 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     is at most half full. Raises ValueError: a length is not from 1 to the capacity.
     """
     if capacity < 1:
-        raise ValueError(f"capacity must be a number of tokens from 1, got {capacity}")
+        raise ValueError(f"capacity must be a number of tokens of at least 1, got {capacity}")
     sizes = np.asarray(lengths, dtype=np.int64)
     if not len(sizes):
         return []
@@ -329,7 +329,9 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     if fields.get(LABELS) is not None:
         found[LABELS] = _numbers(LABELS, fields[LABELS], -MOST_ID - 1, "a label")
         if len(found[LABELS]) != len(found[INPUT_IDS]):
-            raise ValueError(f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected as many")
+            raise ValueError(
+                f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected equal numbers"
+            )
     return found
 
 

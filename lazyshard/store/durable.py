@@ -20,7 +20,7 @@ from lazyshard.errors import FileRefused
 
 NEW_FILE_MODE: Final = 0o666  # before the user's umask
 
-# Errors of filesystems without hard links; some also return the first one if the name exists
+# Errors of filesystems without hard links; some also report the first one (EPERM) if the name exists
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -167,7 +167,7 @@ def _link(source: Path, target: Path) -> bool:
 def open_own(path: Path, flags: int = os.O_CREAT) -> int:
     """Opens a file to read and to write in place, created if missing; returns its descriptor. Never blocks.
 
-    Raises FileRefused unless it is a plain file without a second name: writes must not reach foreign files or a pipe.
+    Raises FileRefused unless it is a plain file with one hard link: writes must not reach foreign files or a pipe.
     """
     way = "; check which program created it, then remove it"
     try:
@@ -180,7 +180,7 @@ def open_own(path: Path, flags: int = os.O_CREAT) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return fd
     os.close(fd)
-    kind = "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device"
+    kind = "one with several hard links" if stat.S_ISREG(found.st_mode) else "a named pipe or a device"
     raise refused(path, "a file", kind, way)
 
 
@@ -198,7 +198,7 @@ def remove(path: Path) -> None:
 def clear_folder(folder: Path) -> bool:
     """Removes all files in a folder, if it exists; returns whether something is left.
 
-    This may be a folder, or a file open here on a network filesystem. Raises NotADirectoryError: the folder is a link.
+    Folders are left, and on a network filesystem files that are open here. Raises NotADirectoryError: it is a link.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -225,18 +225,18 @@ def clear_folder(folder: Path) -> bool:
     return left
 
 
-def _let_go() -> None:
+def _close_inherited() -> None:
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
-    """Makes forked children close a descriptor that they inherit meanwhile."""
+    """Makes children that are forked in this context close the descriptor."""
     _held.add(fd)
     try:
         yield

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STALE_TRIES: Final = 5  # two are enough unless the file is replaced again at the same moment
 
-_TOO_LARGE: Final = "; the maximum for files of this name is smaller"
+_TOO_LARGE: Final = ", more than a file of this name may have"
 
 PART_BYTES: Final = 16 << 20  # objects are fetched in parts, so that memory use is bounded: 16 ms at 1 GB/s
 
@@ -168,19 +168,19 @@ class OpenFile:
 
     def read(self, start: int, size: int) -> bytes:
         """Reads `size` bytes from `start` on, usually in one system call; fewer at the end of the file."""
-        data = self._ask(os.pread, size, start)
-        while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
+        data = self._retry_if_stale(os.pread, size, start)
+        while len(data) < size and (part := self._retry_if_stale(os.pread, size - len(data), start + len(data))):
             data += part
         return data
 
     def read_into(self, memory: memoryview, start: int) -> int:
         """Reads bytes from `start` on into memory; returns how many. Raises as `read`."""
         done = 0
-        while done < len(memory) and (read := self._ask(os.preadv, [memory[done:]], start + done)):
+        while done < len(memory) and (read := self._retry_if_stale(os.preadv, [memory[done:]], start + done)):
             done += read
         return done
 
-    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
+    def _retry_if_stale(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
         """Calls `os.pread` or `os.preadv`; reopens the file and retries if the handle is stale."""
         for _ in range(STALE_TRIES):
             try:
@@ -396,7 +396,7 @@ def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def evict(files: Iterable[tuple[Path, os.stat_result]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
-    """Drops files, in order, until at most `most` bytes are used; returns how many are."""
+    """Drops files, in order, until at most `most` bytes are used; returns how many bytes are left."""
     for path, found in files:
         if taken <= most:
             break

@@ -40,7 +40,7 @@ AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 PART_SUFFIX: Final = ".part"
 _UNREAD: Final = 0
 
-_LOOK_S: Final = 0.02  # interval at which a waiting process checks whether another one has fetched the chunk
+_POLL_S: Final = 0.02  # interval at which a waiting process checks whether another one has fetched the chunk
 
 # A fetching process that gets no byte for this long has failed many times or was suspended; others stop waiting
 _STALLED_S: Final = 60.0
@@ -70,7 +70,7 @@ class Mirror:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         # Chunks opened last, to guess their distance; a part of a larger window has the same distance.
         self._recent: deque[int] = deque(maxlen=16)
-        self._wanted: list[int] = []  # chunks that the thread has not started to fetch
+        self._queue: list[int] = []  # chunks that the thread has not started to fetch
         self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class Mirror:
         found = self._get(chunk, ahead=False)
         assert found is not None
         self._recent.append(chunk)
-        self._wanted = guess_next(self._recent, self._ahead)
-        if self._wanted and not (self._thread is not None and self._thread.is_alive()):
+        self._queue = guess_next(self._recent, self._ahead)
+        if self._queue and not (self._thread is not None and self._thread.is_alive()):
             # A daemon: if the process ends during a fetch, another process fetches the chunk again.
             self._thread = threading.Thread(target=self._fetch_ahead, name="lazyshard-read-ahead", daemon=True)
             self._thread.start()
@@ -96,8 +96,8 @@ class Mirror:
         # Usually the chunk is not published yet. Opening it raises the same error.
         with contextlib.suppress(LazyShardError, OSError, IndexError):
             # `open` replaces the list when the reader advances: its next chunks are more urgent.
-            while self._wanted:
-                self.fetch(self._wanted.pop(0))
+            while self._queue:
+                self.fetch(self._queue.pop(0))
 
     def fetch(self, chunk: int) -> None:
         """Prefetches a copy, unless there is no room. Raises as `open`."""
@@ -119,7 +119,7 @@ class Mirror:
                 file = _file(part, os.O_CREAT)
             except BlockingIOError:
                 # Its process is about to read it, or another one is removing it: this takes only a moment.
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 continue
             except FileNotFoundError:
                 # A process that removes the last copy also removes the folder.
@@ -143,7 +143,7 @@ class Mirror:
                 return None
             if now - moved_at > _STALLED_S:
                 return self._alone(chunk)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _opened(self, chunk: int, copy: Path, *, read: bool) -> _Copy | None:
         """Opens an existing copy; None if there is no complete one. Raises BlockingIOError: it is locked."""
@@ -213,7 +213,7 @@ class Mirror:
             return self._parts(file, seal)
 
     def _alone(self, chunk: int) -> _Copy:
-        """Opens a chunk for this process only, as it is."""
+        """Opens a chunk for this process only, even if it does not match its seal."""
         seal, _ = self._seal(chunk)
         data, *side = [(open_file if _may_be(*one) else open_unread)(one[0]) for one in self._objects(seal)]
         self._check_identity()
@@ -233,7 +233,7 @@ def number_of(variable: str, default: int) -> int:
     """Returns the number in an environment variable. Raises ConfigInvalid: it is not a number."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
-        raise ConfigInvalid(f"{variable} must be a number from 0 on, got {text!r}")
+        raise ConfigInvalid(f"{variable} must be a number of at least 0, got {text!r}")
     return int(text)
 
 

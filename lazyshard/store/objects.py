@@ -61,7 +61,7 @@ class ObjectStore:
         patience_s: how many seconds to retry failed requests; None for `PATIENCE_VARIABLE`, or else `PATIENCE_S`.
 
     Attributes:
-        url: the given URL without credentials, for people, like the results of `name_of`.
+        url: the given URL without credentials, for messages, like the results of `name_of`.
         conditional: whether the store itself decides which of two conditional puts comes first, as S3 does; otherwise
             the condition is checked before the put.
 
@@ -78,9 +78,9 @@ class ObjectStore:
         self.conditional = url.partition("://")[0] in ("s3", "s3a")
         self._patience_s = _patience() if patience_s is None else patience_s
         self._url = url.rstrip("/")
-        self._told = 0.0  # start of the last call whose failures were logged; shared by threads
-        # By process. Those of a parent are kept: closing what a fork inherited would wait for a thread that exists only
-        # in the parent.
+        self._logged_call = 0.0  # start of the last call whose failures were logged; shared by threads
+        # Drivers by process. A fork keeps those of its parent: closing them would wait for a thread that exists only in
+        # the parent.
         self._systems: dict[int, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ObjectStore:
 
         def call(fs: Any, path: str) -> bytes:
             try:
-                return bytes(_ending(fs, stop - start, fs.cat_file, path, start=start, end=stop))
+                return bytes(_with_time_limit(fs, stop - start, fs.cat_file, path, start=start, end=stop))
             except Exception as error:
                 if _why_failed(error).status == 416:
                     return b""
@@ -115,8 +115,8 @@ class ObjectStore:
                 from fsspec.asyn import sync
 
                 bucket, key, _ = fs.split_path(path)
-                answer = _ending(fs, 0, fs.call_s3, "get_object", Bucket=bucket, Key=key)
-                return bytes(_ending(fs, _MOST_BYTES, sync, fs.loop, answer["Body"].read)), str(answer["ETag"])
+                answer = _with_time_limit(fs, 0, fs.call_s3, "get_object", Bucket=bucket, Key=key)
+                return bytes(_with_time_limit(fs, _MOST_BYTES, sync, fs.loop, answer["Body"].read)), str(answer["ETag"])
             data = bytes(fs.cat_file(path))
             return data, _tag(data)
 
@@ -137,7 +137,7 @@ class ObjectStore:
         found = self.request(name, "looking at", lambda fs, path: dict(fs.info(path)))
         at = found.get("LastModified", found.get("mtime", found.get("created")))
         if at is None:
-            raise OSError(errno.ENOTSUP, "The store does not tell when it was put", self.name_of(name))
+            raise OSError(errno.ENOTSUP, "The store does not report when the object was put", self.name_of(name))
         return float(at.timestamp() if hasattr(at, "timestamp") else at)
 
     def list(self, folder: str = "") -> dict[str, int]:
@@ -178,11 +178,13 @@ class ObjectStore:
             try:
                 if self.conditional:
                     bucket, key, _ = fs.split_path(path)
-                    _ending(fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition)
+                    _with_time_limit(
+                        fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition
+                    )
                     return True
                 if may(fs, path):
                     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                    _ending(fs, len(data), fs.pipe_file, path, data)
+                    _with_time_limit(fs, len(data), fs.pipe_file, path, data)
                     return True
             except Exception as error:
                 failure = _why_failed(error)
@@ -197,7 +199,7 @@ class ObjectStore:
     def delete(self, name: str) -> None:
         """Deletes an object if it exists."""
         with contextlib.suppress(FileNotFoundError):
-            self.request(name, "deleting", lambda fs, path: _ending(fs, 0, fs.rm_file, path))
+            self.request(name, "deleting", lambda fs, path: _with_time_limit(fs, 0, fs.rm_file, path))
 
     def _url_of(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
@@ -236,8 +238,8 @@ class ObjectStore:
     def _wait(self, pause: float, started: float, most: float, doing: str, words: str) -> None:
         """Waits before the next attempt of a call that has failed since `started`; it is given up after `most` s."""
         waited = time.monotonic() - started
-        if waited >= 10.0 and self._told < started:
-            self._told = started
+        if waited >= 10.0 and self._logged_call < started:
+            self._logged_call = started
             _log.warning("%s has failed for %.0f s (%s); retrying for %.0f s", doing, waited, words, most - waited)
         time.sleep(pause)
 
@@ -260,13 +262,13 @@ class ObjectStore:
 
 def _without_credentials(error: Exception, failure: _Failure, url: str) -> Exception:
     """Returns an error, replaced by one with a redacted message if its traceback would show credentials of a URL."""
-    told = "".join(traceback.format_exception(type(error), error, None))
-    if redact(told, url) == told:
+    text = "".join(traceback.format_exception(type(error), error, None))
+    if redact(text, url) == text:
         return error
     return OSError(failure.words) if isinstance(error, OSError) else RuntimeError(failure.words)
 
 
-def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _with_time_limit(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Makes a request that moves at most `size` bytes; raises TimeoutError if it takes too long."""
     if not fs.async_impl:
         return request(*arguments, **named)
@@ -288,7 +290,7 @@ def _patience() -> float:
     with contextlib.suppress(ValueError):
         if (found := float(text or PATIENCE_S)) >= 0:
             return found
-    raise ConfigInvalid(f"{PATIENCE_VARIABLE} must be a number of seconds from 0 on, got {text!r}")
+    raise ConfigInvalid(f"{PATIENCE_VARIABLE} must be a number of seconds of at least 0, got {text!r}")
 
 
 def _tag(data: bytes) -> str:
@@ -300,7 +302,7 @@ def _why_failed(error: BaseException, url: str = "") -> _Failure:
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    status, code = _answer(chain)
+    status, code = _response_of(chain)
     text = " ".join(str(error).split()) or type(error).__name__
     words = redact(text if not code or code in text else f"{code}: {text}", url)
     names, of_value = {type(one).__name__ for one in chain}, isinstance(error, ValueError)
@@ -333,7 +335,7 @@ def _why_failed(error: BaseException, url: str = "") -> _Failure:
     return _Failure("missing" if missing else "passing" if known else "unknown", words, "", status)
 
 
-def _answer(chain: list[BaseException]) -> tuple[int | None, str]:
+def _response_of(chain: list[BaseException]) -> tuple[int | None, str]:
     """Returns the status and the code of the store's response, as far as the errors contain them."""
     for one in chain:
         answer: Any = getattr(one, "response", None)

@@ -31,7 +31,7 @@ ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # a single stream is a blend
 _Numbers = npt.NDArray[np.int64]
 _Lengths = npt.NDArray[np.uint32]
 _Limit = int | None  # maximum number of samples, None for all
-_Meet = Callable[[int, int, int], None]
+_OnTooLong = Callable[[int, int, int], None]
 _Made = tuple[list[SplitSequence], Cut]
 
 
@@ -174,20 +174,22 @@ class PlannedWindow(NamedTuple):
 
 
 class SequencePlanner:
-    """Makes the sequences of any window; calls `meet` for the first row that is too long in each window.
+    """Makes the sequences of any window; calls `on_too_long` for the first row that is too long in each window.
 
     `skips` returns for an epoch which samples of the only stream are left out, each from a sequence number on.
     """
 
-    def __init__(self, rows: SequenceRows, form: Form, seed: int | None, where: str, meet: _Meet | None = None) -> None:
+    def __init__(
+        self, rows: SequenceRows, form: Form, seed: int | None, where: str, on_too_long: _OnTooLong | None = None
+    ) -> None:
         self.skips: Callable[[int], list[tuple[int, Gaps]]] = lambda epoch: []
         self._source, self._form, self._seed, self._where = rows, form, seed, where
-        self._meet_too_long = meet or (lambda row, epoch, tokens: None)
+        self._on_too_long = on_too_long or (lambda row, epoch, tokens: None)
 
     def plan(self, place: WindowPlace, epoch: int, skips: Sequence[tuple[int, Gaps]] | None = None) -> PlannedWindow:
         """Returns the sequences of a window, waiting until all of it is published or the rows have ended.
 
-        Raises what `meet` raises; StateMismatch: the rows have ended before the window; or as `lengths`.
+        Raises what `on_too_long` raises; StateMismatch: the rows have ended before the window; or as `lengths`.
         """
         size, first = self._source.rows, self.first_window(place)
         windows, skip = range(first, place.window + 1), place.position - first * self._source.rows
@@ -199,7 +201,7 @@ class SequencePlanner:
         if not isinstance(self._form, Split):
             fits = lengths <= self._form.size
             if not fits.all():
-                self._meet_too_long(int(rows[~fits][0]), epoch, int(lengths[~fits][0]))
+                self._on_too_long(int(rows[~fits][0]), epoch, int(lengths[~fits][0]))
             kept &= fits
         # A window that is not full is the last one. A full one may be, too: planning the next one shows it.
         last = len(self._source.lengths(place.window, epoch)) < size
@@ -246,7 +248,7 @@ class SequencePlanner:
             if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
                 raise self._beyond(consumed, f"the rest of the state says {place.before}")
             why = f"has other lengths of the rows from {place.position} on: use the original stream, or a new epoch"
-            raise misfit(self._where, why, "lengths", state.lengths, "others")
+            raise state_mismatch(self._where, why, "lengths", state.lengths, "others")
         if consumed > place.before and consumed > (planned := self.plan(place, epoch, skips_of(state.parts))).stop:
             ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
@@ -270,7 +272,7 @@ class SequencePlanner:
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
         why = f"has consumed {consumed} sequences of its epoch, but {reason}. Was the state changed, or the stream cut"
         way = "or restored from an older copy? Continue with both as they were saved, or start a new epoch"
-        return misfit(self._where, f"{why} {way}", "consumed", reason, consumed)
+        return state_mismatch(self._where, f"{why} {way}", "consumed", reason, consumed)
 
 
 def skips_of(parts: Sequence[Part]) -> list[tuple[int, Gaps]]:
@@ -370,7 +372,7 @@ class SequenceWalk:
                 self.places = [*self.places[-max(_PLACES, len(self._windows)) :], window.after]
 
 
-def misfit(where: str, why: str, field: str, expected: object, actual: object) -> StateMismatch:
+def state_mismatch(where: str, why: str, field: str, expected: object, actual: object) -> StateMismatch:
     """Returns the error for a state from which these rows cannot continue."""
     what, told = f"{where}: the state to continue from {why}", {"expected": str(expected), "actual": str(actual)}
     return StateMismatch(what, directory=where, field=field, **told)

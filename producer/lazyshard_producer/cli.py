@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns its exit code."""
     with Stop() as stop:
         try:
-            from lazyshard.cli.output import drop_what_nobody_reads
+            from lazyshard.cli.output import detach_broken_streams
             from lazyshard_producer.command import execute
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
@@ -27,5 +27,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"lazyshard-producer needs {missing}, {install}", file=sys.stderr)
             return 1
         code = execute(sys.argv[1:] if arguments is None else arguments, stop)
-        drop_what_nobody_reads()
+        detach_broken_streams()
         return code

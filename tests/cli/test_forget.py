@@ -64,7 +64,7 @@ def test_what_is_told_of_a_consumer(tmp_path: Path) -> None:
     reads(tmp_path, "new", 1, time.time())
     out = lazyshard("forget", tmp_path, "new", "--yes").stdout.splitlines()
     assert out[1] == "  checkpoint  none"
-    assert re.match(r"its last sign of life is \d+ s old", out[3])
+    assert re.match(r"it was last active \d+ s ago", out[3])
     assert consumers(tmp_path) == ["old run"]
     done = lazyshard("forget", tmp_path, "old run")
     assert (done.returncode, done.stderr.count("\n"), "--yes" in done.stderr) == (2, 1, True)
@@ -74,7 +74,7 @@ def test_what_is_told_of_a_consumer(tmp_path: Path) -> None:
     for name in ("a", "b"):
         checkpoint(bare, name, 1, 0, 0.0)
     done = lazyshard("forget", bare, "a", "--yes")
-    assert (done.returncode, "cannot tell which chunks" in done.stdout, consumers(bare)) == (0, True, ["b"])
+    assert (done.returncode, "cannot determine which chunks" in done.stdout, consumers(bare)) == (0, True, ["b"])
 
 
 class Typed(io.StringIO):

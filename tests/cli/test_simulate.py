@@ -61,7 +61,7 @@ def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
         assert producer.published.tolist() == [1.0, 2.0, 3.0]
     producer.tell(3, 50.0)
     # Held for 47 s, it looks every 2 s, and makes up for one second.
-    look = 3.0 + simulation.first_look(47.0)
+    look = 3.0 + simulation.first_check(47.0)
     assert 50.0 <= look < 52.0
     assert producer.published.tolist()[3:] == [look, look + 1.0]
     assert producer.begun.tolist()[3:] == [look, look]
@@ -118,9 +118,9 @@ def test_operations_are_counted() -> None:
     assert (files["processes"], files["nodes"]) == (2, 1)
     # Two opens for each of 16 chunks, which one rank reads.
     assert files["chunk_opens"] == 32
-    assert files["head_opens"] == 2 * timeline.looks + timeline.shared + 2 + disk.cursor_writes
+    assert files["head_opens"] == 2 * timeline.own_polls + timeline.shared + 2 + disk.cursor_writes
     # And a stat for each of them; the producer's come on top.
-    read = files["head_opens"] + 32 + 16 + timeline.asides
+    read = files["head_opens"] + 32 + 16 + timeline.deletion_polls
     assert files["metadata_a_second_and_node"] == pytest.approx(read / timeline.end_s)
     assert files["metadata_operations"] > read + 16 * simulation.PUBLISH_OPENS
 
@@ -291,4 +291,4 @@ def test_when_a_wait_is_found_to_be_over(missing: int, period: float, share: flo
     assert 0 <= found.late_s <= min(5.0, max(0.005, 0.1 * max(waited + period, blind))) + 0.05
     assert found.own >= 1
     # And when a producer that is held looks again.
-    assert waited - 1e-6 <= simulation.first_look(waited) <= waited + 2.0 + 1e-6
+    assert waited - 1e-6 <= simulation.first_check(waited) <= waited + 2.0 + 1e-6

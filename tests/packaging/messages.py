@@ -35,7 +35,7 @@ OTHER: Final = "parts"  # What texts stand under that are neither: parts of mess
 
 HOLE: Final = "{}"
 
-_TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
+_TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "warn_once", "_warn_once", "notice"})
 
 
 def words(node: ast.expr) -> str | None:

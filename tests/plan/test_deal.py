@@ -72,7 +72,7 @@ def test_what_a_unit_stands_for_and_a_window_has_whole_units() -> None:
     assert [named_unit(unit, 100, 8) for unit in units] == [100, 1, 8, 1, 250, None]
     others: list[Any] = ["row", "", "8", 0, -1, True, 1.0, None, ["chunk"]]
     for unit in others:
-        refusal_of(ValueError, "unit is one of chunk, sample, batch, auto", named_unit, unit, 100, 8)
+        refusal_of(ValueError, "unit must be one of chunk, sample, batch, auto", named_unit, unit, 100, 8)
     assert [window_positions(2, 100, unit) for unit in (100, 1, 8, 7, 1000)] == [200, 200, 200, 203, 1000]
     assert window_positions(0, 100, 7) == 0
     assert Gaps([(5, 7), (1, 3), (3, 4), (6, 9)]).ranges == ((1, 4), (5, 9))

@@ -72,7 +72,7 @@ def test_what_a_filter_leaves_out_is_told(rows: Path, capsys: pytest.CaptureFixt
         (("--pack", 9, *ASKED[2:]), 2, "pack (was 8, now 9)"),
         (ASKED[2:], 2, "pack (was 8, now None), length_field (was 'length', now None)"),
         ((*ASKED, "--balance", 2), 2, "balance (was None, now 2)"),
-        ((*ASKED, "--samples-per-chunk", 5), 5, "asked for 5. Use 4"),
+        ((*ASKED, "--samples-per-chunk", 5), 5, "got 5. Use 4"),
         (("--pack", 8), 5, "its rows are encoded"),
         (("--pack", 8, "--encode", f"{ENCODERS}:counted"), 5, f"function is '{ENCODERS}:as_told' there and"),
     ],

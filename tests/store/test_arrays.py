@@ -15,7 +15,7 @@ from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
-from lazyshard_producer.shipping.store import Spool, look, restore
+from lazyshard_producer.shipping.store import Spool, read_stream, restore
 from lazyshard_producer.stop import Stop
 from tests.store.producing import taken
 from tests.store.server import Server
@@ -86,7 +86,7 @@ class Shipping:
     def __init__(self, url: UrlPath, root: Path) -> None:
         self.store = taken(url, 5.0)
         self.spool = Spool(root, self.store.url)
-        self.shelf = Shipper(self.store, self.spool, look(self.store, None), 1 << 30, Stop(), print)
+        self.shelf = Shipper(self.store, self.spool, read_stream(self.store, None), 1 << 30, Stop(), print)
 
     def ship(self, chunks: int) -> None:
         assert self.shelf.settle(chunks, lambda text: None)
@@ -119,16 +119,16 @@ def test_side_file_is_put_and_deleted_with_its_chunk(server: Server, bucket: Url
 def test_spool_is_made_of_the_store_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
     produce(shipping.spool.stream, 4, end=False)
     shipping.ship(2)
-    found = look(shipping.store, 2)
+    found = read_stream(shipping.store, 2)
     assert not found.unsealed
     restore(shipping.store, found, tmp_path / "restored")
     assert {arrays_name(1), chunk_name(1), seal_name(1)} <= set(names(tmp_path / "restored"))
     produce(tmp_path / "restored", 6)
     assert not verify(tmp_path / "restored").findings
     shipping.store.put(arrays_name(2), b"of a chunk that was never sealed")
-    assert look(shipping.store, 2).unsealed == [arrays_name(2)]
+    assert read_stream(shipping.store, 2).unsealed == [arrays_name(2)]
     shipping.store.delete(arrays_name(0))
-    refusal_of(ChunkMissing, arrays_name(0), look, shipping.store, 2)
+    refusal_of(ChunkMissing, arrays_name(0), read_stream, shipping.store, 2)
 
 
 def test_side_file_of_a_killed_producer_is_replaced_and_a_sealed_one_stays(shipping: Shipping, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lazyshard.store.files import UrlPath
 from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading
 from lazyshard_producer.shipping.shipper import Shipper
-from lazyshard_producer.shipping.store import Spool, look
+from lazyshard_producer.shipping.store import Spool, read_stream
 from lazyshard_producer.stop import Stop
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import rows
@@ -100,7 +100,7 @@ class Deleting:
         publish(spool.stream, url, 4 * PER_CHUNK, PER_CHUNK, end=False)
         self.url = url
         self.store = store = taken(url)
-        self.shelf = Shipper(store, spool, look(store, PER_CHUNK), 1 << 30, Stop(), print)
+        self.shelf = Shipper(store, spool, read_stream(store, PER_CHUNK), 1 << 30, Stop(), print)
 
     def want(self, chunks: int) -> None:
         self.shelf.retire(chunks, self.shelf.announced, lambda: None)

@@ -11,7 +11,7 @@ import pytest
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.records import seal_name
 from lazyshard.store.files import UrlPath
-from lazyshard_producer.shipping.store import look
+from lazyshard_producer.shipping.store import read_stream
 from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import Run, check_ended, chunk_names, ids, objects, taken, until
 from tests.store.streams import publish
@@ -138,7 +138,7 @@ def test_a_gap_is_refused(bucket: UrlPath, tmp_path: Path) -> None:
     store = taken(bucket)
     store.delete(seal_name(1))
     with pytest.raises(StreamInvalid, match=seal_name(1)) as caught:
-        look(store, 3)
+        read_stream(store, 3)
     assert (caught.value.directory, caught.value.chunk) == (str(bucket), 1)
 
 

@@ -19,7 +19,7 @@ from lazyshard_swift.ms_swift import caution, is_megatron, notice
 
 OnEnd = Literal["stop", "repeat"]
 
-# Types that encode in advance, read each sample once, and take their batches from the ordinary data loader.
+# Types for which ms-swift encodes in advance, reads each sample once, and uses the ordinary data loader.
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
 _TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
 
@@ -49,7 +49,7 @@ class _Ours:
     neighbouring samples of the stream are drawn, in steps of one sample of a data-parallel rank. The window is three
     times as many samples, in whole chunks.
 
-    sharded_lazy_unit: What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or
+    sharded_lazy_unit: Unit dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or
     auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run that continues from a
     checkpoint keeps its unit. Units smaller than a chunk are for streams with fewer chunks than ranks.
 
@@ -193,7 +193,7 @@ def _of_data(given: _Given) -> _Problems:
     if given("use_flash_ckpt"):
         yield "use_flash_ckpt", "true does not report when a checkpoint is durable: omit it"
     if given("auto_find_batch_size"):
-        yield "auto_find_batch_size", "true changes during the run which sample comes next: omit it"
+        yield "auto_find_batch_size", "true changes the batch size, and so the next samples, during the run: omit it"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
         yield "ignore_data_skip", "true would train the same samples again: omit it, or add --resume_only_model"
 
@@ -233,7 +233,10 @@ def _of_values(given: _Given) -> _Problems:
     if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
         yield "sharded_lazy_max_wait", f"{wait:g} must end {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
     if given("sharded_lazy_on_end") not in get_args(OnEnd):
-        yield "sharded_lazy_on_end", f"is one of {', '.join(get_args(OnEnd))}, got {given('sharded_lazy_on_end')!r}"
+        yield (
+            "sharded_lazy_on_end",
+            f"must be one of {', '.join(get_args(OnEnd))}, got {given('sharded_lazy_on_end')!r}",
+        )
     checks: dict[str, Callable[[Any], object]] = {"consumer": check_consumer, "skip": parse_skips, "unit": parse_unit}
     checks |= {"encode_cache_size": lambda size: EncodeCache(directory, size), "on_bad_sample": BadRows}
     checks |= dict.fromkeys(("shuffle_distance", "samples_per_chunk"), lambda count: check_field("it", count, 1))

@@ -1,7 +1,7 @@
 """Saves a `Position` as ``checkpoint-N/lazyshard.json``, and the cursor once the checkpoint is durable.
 
 The file is written atomically, before the rest of the checkpoint. Format 1, which does not record changes of the number
-of ranks, is still read. One process owns the cursor of a run until it exits: a lock keeps out a second run of the same
+of ranks, is still read. One process owns the cursor of a run until it exits: a lock excludes a second run of the same
 name. Global rank 0 writes for all, and broadcasts what it finds.
 """
 
@@ -133,7 +133,7 @@ def parse(data: bytes, file: str) -> Position:
         return _with_state(position, RunState.from_dict(state, file, within=within), blend)
     except (LazyShardError, ValueError) as cause:
         why = str(cause).removeprefix(f"{file}: ")
-        raise PositionInvalid(f"{file}: {why}; use an older one, or start anew from the weights", file=file) from cause
+        raise PositionInvalid(f"{file}: {why}; use an older one, or start over from the weights", file=file) from cause
 
 
 def _only_part(position: Position) -> RunState:
@@ -192,7 +192,7 @@ def is_first() -> bool:
 class Checkpoints:
     """Keeps the positions and the cursor of a run. Only global rank 0 writes.
 
-    The cursor tells the producer which chunks are no longer needed, so it never passes the oldest existing checkpoint
+    The cursor reports which chunks the run no longer needs, so it never passes the oldest existing checkpoint
     of the run. If it cannot be written, that is logged and not raised: training does not depend on it.
     """
 
@@ -202,7 +202,7 @@ class Checkpoints:
         self.last_step, self._fenced = -1, False
 
     def register(self) -> None:
-        """Sets the cursor to this run's start, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
+        """Sets the cursor to this run's start, even backwards. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
         try:
             if is_first():
@@ -329,7 +329,7 @@ def resume_checkpoint(args: Any) -> str | None:
 
 
 def _check_whole(checkpoint: str, option: str) -> None:
-    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer might start anew from it."""
+    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer might start over from it."""
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
         return
@@ -338,7 +338,7 @@ def _check_whole(checkpoint: str, option: str) -> None:
     newest = max(whole)[1] if whole else None
     way_out = f"use the newest complete one of this run, --{option} {newest}"
     if newest is None:
-        way_out = f"this run has no complete one: start anew, without --{option}"
+        way_out = f"this run has no complete one: start over, without --{option}"
     raise not_resumed(checkpoint, f"its save was interrupted: {way_out}", newest)
 
 

@@ -69,5 +69,5 @@ def _verdict(version: str | None, needed: Sequence[str]) -> tuple[str, bool]:
     if ms_swift.is_too_old(version):
         return f"refuses the option: needs ms-swift {ms_swift.needed()}", False
     if not ms_swift.is_supported(version):
-        return f"may run: not tested with ms-swift {version}; it stops at once if a hook does not fit", False
+        return f"may run: not tested with ms-swift {version}; it stops immediately if a hook does not fit", False
     return "runs: every rank reads its own chunks", True

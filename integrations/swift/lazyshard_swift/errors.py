@@ -135,7 +135,7 @@ def _ours(error: BaseException) -> library.LazyShardError | None:
 
 
 def _say(error: BaseException) -> int | None:
-    code, ours, told = code_of(error), _ours(error), "interrupted"
+    code, ours, line = code_of(error), _ours(error), "interrupted"
     if code is None:
         return None
     if ours is not None:
@@ -144,10 +144,10 @@ def _say(error: BaseException) -> int | None:
             # An error from a DataLoader worker is a traceback that ends with it.
             text = text.partition(name)[2]
         # The library's message names its own argument.
-        told = "error: " + text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
+        line = "error: " + text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
     who = f"lazyshard: rank {os.environ['RANK']}" if "RANK" in os.environ else "lazyshard"
     # torch.distributed replaces sys.stderr by a buffer while it calls us, and loses it when we exit.
-    print(f"\n{who}: {told} (exit code {code})", file=sys.__stderr__, flush=True)
+    print(f"\n{who}: {line} (exit code {code})", file=sys.__stderr__, flush=True)
     return code
 
 

@@ -51,13 +51,13 @@ def folder() -> Path | None:
 
 def version() -> str | None:
     """Returns the version of ms-swift, of the distribution or else of a checkout; None if there is none."""
-    told, place = distribution_version(DISTRIBUTION), folder()
-    if told is None and place is not None:
+    found, place = distribution_version(DISTRIBUTION), folder()
+    if found is None and place is not None:
         # A checkout on PYTHONPATH has no metadata; OpenStack's package of the same name has no such file.
         with contextlib.suppress(OSError, ValueError):
             text = (place / "version.py").read_text(encoding="utf-8")
-            told = (re.findall(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE) or [None])[0]
-    return told
+            found = (re.findall(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE) or [None])[0]
+    return found
 
 
 def distribution_version(name: str) -> str | None:

@@ -57,13 +57,13 @@ _CACHE: Final = "sharded_lazy_encode_cache"
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
     """Opens the streams of the arguments, waiting for missing ones. A collective."""
-    attend()
+    show_logs()
     if getattr(args, "packing", False):
         # The template then accepts lists of encoded rows, as from `PackingDataset`.
         template.packing = template.padding_free = True
     rank, most = data_parallel_rank(args), rows.packing_length(args)
     own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
-    streams = tuple(_look(args, directory, rank, own) for directory in args.dataset)
+    streams = tuple(_open_stream(args, directory, rank, own) for directory in args.dataset)
     streams, facts = _blended(args, streams, rank, own) if len(streams) > 1 else (streams, streams[0])
     encode = rows.encoders(args.dataset, template, rows.encoder_of(args, template, most), most)
     lengths, digest = None, None
@@ -73,7 +73,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         else:
             from swift.trainers.mixin import BatchSamplerShard as Sampler
         lengths, digest = read_lengths(streams[0], own, Sampler)
-        lost = "`lazyshard trace` cannot tell what was trained, all chunks are kept, ranks and batches cannot change"
+        lost = "`lazyshard trace` cannot show what was trained, all chunks are kept, ranks and batches cannot change"
         notice(f"--group_by_length true: ms-swift's sampler reads the whole stream in its own order: {lost}")
     plan = decide(args, streams, facts, rank, digest)
     bad_rows = BadRows(args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"))
@@ -89,7 +89,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     return stream
 
 
-def attend() -> None:
+def show_logs() -> None:
     """Makes the library's own log messages visible on every rank, unless the program has set up logging."""
     logger = logging.getLogger("lazyshard")
     if not logger.hasHandlers():
@@ -161,7 +161,7 @@ def _content(name: str) -> str:
     return name
 
 
-def _look(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
+def _open_stream(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
     """Opens a stream, waiting for it if it is missing, and agrees on its facts with all ranks. A collective."""
     # An empty or missing directory may still become a stream.
     with contextlib.suppress(FileNotFoundError if is_url(directory) else OSError):
@@ -196,7 +196,7 @@ def check_retired(plan: RunPlan) -> None:
         retired = 0 if stream_id is None else read_retired(stream_path(one.directory), stream_id)
         gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
         if retired and saved is not None and plan.layout != "strided":
-            why = "ms-swift's shuffle may draw any of them: start anew from the weights, or produce with --retain all"
+            why = "ms-swift's shuffle may draw any of them: start over from the weights, or produce with --retain all"
             raise not_resumed(plan.checkpoint, f"{gone}, and {why}", "all chunks", f"those from {retired} on")
         if retired and state_of(saved, one.name) is None:
             raise refused("dataset", f"{gone}: resume, or produce with --retain all or --consumers {plan.consumer}")
@@ -287,7 +287,7 @@ def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, train
     grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
     if saved is not None and (saved.layout == GROUPED) != grouped:
         was = "without --group_by_length true: omit it" if grouped else "with --group_by_length true: keep it"
-        raise ResumeRefused(f"the checkpoint was trained {was}, or start anew from its weights", expected=saved.layout)
+        raise ResumeRefused(f"the checkpoint was trained {was}, or start over from its weights", expected=saved.layout)
     if grouped:
         return GROUPED, 0
     asked = args.sharded_lazy_shuffle_window
@@ -366,7 +366,7 @@ def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan
         if new and plan.layout != "strided":
             raise ValueError("ms-swift's own shuffle draws every sample: omit --data_sharding")
         if saved is None and any(kind == "steps" for kind, *_ in new.values()):
-            raise ValueError("this run starts anew and has no steps yet: name samples or chunks")
+            raise ValueError("this run has no checkpoint to resume, so no steps yet: name samples or chunks")
         state = without(plan.state, list(new.values()), plan.total, published)
     except ValueError as cause:
         raise refused("sharded_lazy_skip", f"{skip!r}: {cause}") from cause
@@ -409,6 +409,6 @@ def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Leng
     found = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
     found.update(np.array(list(made), "<i8").tobytes())
     if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
-        why = "rank 0 has other lengths: do the nodes have different versions of ms-swift, transformers or torch?"
+        why = "rank 0 has different lengths: do the nodes have different versions of ms-swift, transformers or torch?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
     return tokens, mine

@@ -43,8 +43,8 @@ from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
 
-# Facts that may differ, in addition to what is done to rows before the template gets them; by the fact "form", which
-# says how the producer has cut or padded rows. The length of a row before the cut is irrelevant.
+# Facts that may differ: those of ms-swift's preprocessing, which encoded rows no longer need; and others by the fact
+# "form", how the producer has split or padded rows. For split rows the limit of a row's length is irrelevant.
 _OF_ROWS: Final = ("columns", "auto_columns")
 _LEFT_OUT: Final = {"split": ("form", "max_length", "truncation_strategy", *_OF_ROWS), "pad": ("form", *_OF_ROWS)}
 
@@ -345,8 +345,8 @@ def fingerprint(template: Any) -> dict[str, Any]:
         "tokenizer": digest(_tokenizer(template)),
         "processor": digest(made) if made else None,
     }
-    told = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES.split()}
-    return facts | {name: value if type(value) in PLAIN else str(value) for name, value in told.items()}
+    attributes = {name.removeprefix("_"): getattr(template, name, None) for name in _ATTRIBUTES.split()}
+    return facts | {name: value if type(value) in PLAIN else str(value) for name, value in attributes.items()}
 
 
 def _is_text(value: Any) -> bool:
@@ -376,8 +376,8 @@ def _tokenizer(template: Any) -> Any:
         added = {str(number): str(token) for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         return {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab(), "added": added, "chat": chat}
     # Padding and truncation of the last batch are state, not rules.
-    told = orjson.loads(backend.to_str()).items()
-    rules = {name: value for name, value in told if name not in ("padding", "truncation")}
+    parts = orjson.loads(backend.to_str()).items()
+    rules = {name: value for name, value in parts if name not in ("padding", "truncation")}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     return {"rules": rules, "special": special, "chat": chat}
 

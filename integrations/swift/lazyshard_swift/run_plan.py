@@ -176,7 +176,7 @@ class RunPlan(Position):
         text = f"continues after {self.consumed} samples, in step {self.step + 1}"
         was, now = (f"{one.dp_size} ranks with micro batches of {one.batch_size}" for one in (before, self))
         if was != now:
-            text += f"; on {now}, before {was}: the rest of the epoch is dealt anew, each sample once"
+            text += f"; on {now}, before {was}: the rest of the epoch is dealt again, each sample once"
         text += "; the trainer treats the rest of the run as one epoch" if self.one_pass else ""
         return text + (f"; not trained: {', '.join(self.skipped)}" if self.skipped else "")
 
@@ -205,7 +205,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
 
     Ranks, micro batch and steps may differ, unless ms-swift's sampler sets the order.
     """
-    there, this, anew = position.directory, now.directory, "start on this one anew from the weights alone"
+    there, this, anew = position.directory, now.directory, "start over on this one from the weights alone"
     if (position.blend is None) != (now.stream != BLENDED):
         kind = "the stream in" if position.blend is None else "a blend of"
         raise not_resumed(checkpoint, f"it was trained on {kind} {there}: use the same --dataset", there, this)
@@ -221,7 +221,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
         "unit": "omit --sharded_lazy_unit, or the order would differ",
         "layout": "the order would differ; keep --data_sharding as it was",
         **({} if position.layout == "strided" else dict.fromkeys(("dp_size", "batch_size", "epoch_samples"), own)),
-        "grouping": f"its samples had other lengths, or ms-swift, transformers or torch changed: {anew}",
+        "grouping": f"its samples had different lengths, or ms-swift, transformers or torch changed: {anew}",
     }
     for what, way_out in ways_out.items():
         was, here = getattr(position, what), getattr(now, what)
@@ -245,7 +245,7 @@ def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int |
         if total is None and run_parts.course_of(state).needed(last) > published:
             way_out = "continue from a checkpoint right before the steps to exclude, or name samples"
             raise ValueError(f"the samples of the steps before {stop} are not published yet: {way_out}")
-        # The steps of the run as it is, before any exclusion.
+        # The steps of the run so far, before these exclusions.
         samples += run_parts.ranges_of_steps(state, start, stop, total)
     return replace(after, parts=run_parts.parts_without(after.parts, samples))
 

@@ -37,9 +37,9 @@ Lengths: TypeAlias = npt.NDArray[np.uint32]
 Options: TypeAlias = dict[str, Any]  # keyword arguments of the data set of one stream
 
 ENDLESS: Final = 2**50  # Number of indices of a data set that repeats from epoch to epoch
-TOLD_EVERY_S: Final = 60.0  # Interval at which the progress is logged
-_LOOK_S: Final = 5.0  # How long a chunk that a checkpoint continues with may stay invisible
-_COMING_S: Final = 30.0  # Ranks that wait for the same samples give up within seconds of each other
+LOG_EVERY_S: Final = 60.0  # Interval at which the progress is logged
+_VISIBLE_S: Final = 5.0  # How long a chunk that a checkpoint continues with may stay invisible
+_ARRIVAL_S: Final = 30.0  # Ranks that wait for the same samples give up within seconds of each other
 _POLL_S: Final = 0.5
 _SAVE_S: Final = 1800.0  # Time for a rank that has given up to save a checkpoint together with all others
 
@@ -106,7 +106,7 @@ class StepGate:
     def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
         """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together."""
         timer = errors.end_within(_SAVE_S, error)
-        if not all_come(f"gave up before {stop}"):
+        if not all_arrive(f"gave up before {stop}"):
             # A rank that received the data at the last moment trains, and waits for the others in its first collective.
             timer.cancel()
             return False
@@ -130,26 +130,26 @@ class StepGate:
         return too_short(where, samples, f"{why}. Use a smaller global batch, or --sharded_lazy_on_end repeat")
 
 
-def all_come(key: str) -> bool:
+def all_arrive(key: str) -> bool:
     """Returns whether every rank calls this with this key within some seconds; no collective, which might hang."""
     if not checkpoints.several():
         return True
     try:
         store = dist.distributed_c10d._get_default_store()
-        return _all_come(store, f"lazyshard/{key}", dist.get_world_size(), _COMING_S)
+        return _all_arrive(store, f"lazyshard/{key}", dist.get_world_size(), _ARRIVAL_S)
     except (AttributeError, RuntimeError, ValueError):
         # The process that holds the store has ended, or there is none.
         return False
 
 
-def _all_come(store: Any, key: str, ranks: int, patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    came = store.add(f"{key}/came", 1)
-    while came < ranks and time.monotonic() < deadline:
+def _all_arrive(store: Any, key: str, ranks: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    arrived = store.add(f"{key}/arrived", 1)
+    while arrived < ranks and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        came = store.add(f"{key}/came", 0)
+        arrived = store.add(f"{key}/arrived", 0)
     # The first rank decides, also for ranks that arrive at the same moment.
-    return bool(store.compare_set(f"{key}/decision", "", "all" if came >= ranks else "not all") == b"all")
+    return bool(store.compare_set(f"{key}/decision", "", "all" if arrived >= ranks else "not all") == b"all")
 
 
 class TrainStream(Dataset[Any]):
@@ -159,7 +159,7 @@ class TrainStream(Dataset[Any]):
     """
 
     def __init__(self, plan: RunPlan, encode: Sequence[Encode], own: Options, lengths: Lengths | None = None) -> None:
-        self._told_at, self._cache = time.monotonic(), own["cache"].directory
+        self._logged_at, self._cache = time.monotonic(), own["cache"].directory
         self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
         whole: dict[str, Any] = {"batch_size": plan.batch_size, "num_samples": ENDLESS}
         order = Order("chunk", "strided", plan.window, plan.seed)
@@ -225,27 +225,27 @@ class TrainStream(Dataset[Any]):
             order = f"dealt in units of {plan.unit} samples, {order}"
         return f"TrainStream({', '.join(shown)}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
 
-    def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
+    def log_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Logs how many of the published samples were trained, at most once per interval unless `at_once`."""
         now = time.monotonic()
-        if not checkpoints.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
+        if not checkpoints.is_first() or not (at_once or now - self._logged_at >= LOG_EVERY_S):
             return
-        self._told_at = now
+        self._logged_at = now
         # The gate reads it again, and handles errors.
         with contextlib.suppress(LazyShardError, OSError):
             published = sum(one.samples for one in self.gate.published())
             more = ", in several epochs" if consumed > published else ""
             notice(f"trained {consumed} of {published} published samples{more}")
 
-    def tell_cache(self) -> None:
+    def log_cache(self) -> None:
         """Logs, at the end of a training, how many samples of this rank were cached, if there is a cache."""
         if self._cache is not None:
             stats = [dataset.stats() for dataset in members(self._dataset)]
             encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
             left = sum(one.not_cached for one in stats)
             more = f"; {left} of the encoded ones could not be cached" if left else ""
-            told = f"this rank encoded {encoded} rows and found {found} in the cache{more}"
-            notice(f"--sharded_lazy_encode_cache {self._cache}: {told}")
+            counts = f"this rank encoded {encoded} rows and found {found} in the cache{more}"
+            notice(f"--sharded_lazy_encode_cache {self._cache}: {counts}")
 
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains, if it is already published; never waits."""
@@ -267,7 +267,7 @@ class TrainStream(Dataset[Any]):
         if plan.checkpoint is None or saved is None:
             anew = "megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true"
             why = f"{consumed} samples were trained, but there is no lazyshard.json next to the weights"
-            raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: start anew from the weights ({anew})")
+            raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: start over from the weights ({anew})")
         if consumed != saved.consumed:
             why = f"its lazyshard.json has {saved.consumed} samples in {saved.step} steps, the trainer {consumed} in"
             raise not_resumed(plan.checkpoint, f"{why} {step}: is it from another run?", saved.consumed, consumed)
@@ -284,12 +284,12 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
     reader, space = dataset.reader, dataset._space()
     size, published = reader.samples_per_chunk, reader.refresh().samples
     # Up to the end of the current window.
-    course, stands = space.course, space.stands
-    left = min(course.rules.span, max(1, course.drawable(course.needed(stands)) - stands))
+    course, start = space.course, space.start
+    left = min(course.rules.span, max(1, course.drawable(course.needed(start)) - start))
     drawn = [dataset.draw(index) for index in space.lane_indices()[:left] if space.ready(index)]
     chunks = {one.sample // size for one in drawn if not (stop_at_end and one.epoch)}
     # They were published long ago, so the grace period for new chunks does not apply.
-    with changed(reader, max_wait=min(_LOOK_S, reader.max_wait)):
+    with changed(reader, max_wait=min(_VISIBLE_S, reader.max_wait)):
         for number in sorted(chunk for chunk in chunks if chunk * size < published):
             try:
                 reader.chunk(number)
@@ -299,7 +299,7 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
-    """Loads the plan's state into the data sets, unless they begin anew."""
+    """Loads the plan's state into the data sets, unless the run is new."""
     goes_on = plan.layout == "strided" and (plan.saved is not None or plan.skipped)
     begun: RunState | BlendState | None = plan.state if goes_on else None
     if plan.blended:

@@ -55,7 +55,7 @@ class _Callback:
         """Returns the samples and the steps that were trained since the run began."""
         return self.trainer.state.consumed_train_samples, self.trainer.state.iteration
 
-    def tell_stop(self, planned: int) -> None:
+    def log_stop(self, planned: int) -> None:
         """Logs why the run has stopped before the planned number of steps, and the checkpoint, if there is one."""
         (consumed, step), gate = self.counts(), self.stream.gate
         why, left = "no data arrived in time", ""
@@ -80,7 +80,7 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
         # Every rank has written its part.
         barrier()
         run.checkpoints.commit()
-    run.stream.tell_progress(consumed, at_once=True)
+    run.stream.log_progress(consumed, at_once=True)
     return result
 
 
@@ -94,7 +94,7 @@ class _HuggingFaceCallback(_Callback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         consumed, step = self.counts()
-        self.stream.tell_progress(consumed)
+        self.stream.log_progress(consumed)
         # The trainer's own epoch is the rest of the run; the trainer handles the end of that itself.
         if self.plan.one_pass and step < state.max_steps and self.plan.ends_epoch(consumed):
             control.should_save = control.should_save or args.save_strategy == "epoch"
@@ -107,10 +107,10 @@ class _HuggingFaceCallback(_Callback):
             control.should_save = control.should_save or missing
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        self.stream.tell_cache()
+        self.stream.log_cache()
         if self.stream.gate.stopped:
             # The checkpoint is saved by now.
-            self.tell_stop(state.max_steps)
+            self.log_stop(state.max_steps)
             self.stream.gate.end()
 
 
@@ -226,10 +226,10 @@ class _MegatronCallback(_Callback):
         stop = first + plan.global_batch // plan.dp_size
         if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(step)):
             raise _Stopped
-        self.stream.tell_progress(consumed)
+        self.stream.log_progress(consumed)
 
     def on_train_end(self, *rest: Any, **options: Any) -> None:
-        self.stream.tell_cache()
+        self.stream.log_cache()
 
 
 def _attach(trainer: Any, stream: TrainStream) -> _MegatronCallback:
@@ -291,4 +291,4 @@ def _finish(run: _MegatronCallback, module: Any) -> None:
         trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
-    run.tell_stop(planned)
+    run.log_stop(planned)

@@ -22,14 +22,14 @@ from typing import Any, Final
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, count
 from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
-from lazyshard_producer.following.listing import Clock, DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.listing import Clock, DirectoryListing, DirectoryWatch, NameRules, Scan, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
 from lazyshard_producer.sources.lines import LineSplitter
 from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source, open_regular, refuse_source
 
-# Unfinished files, whose size a network share may report late, and finished files that are checked in each look
-_LOOKS: Final = 100
+# Files checked in each scan: unfinished ones, whose size a network share may report late, and as many finished ones
+_RECHECKED: Final = 100
 
 _log = logging.getLogger("lazyshard")
 
@@ -57,7 +57,7 @@ class FollowedDirectory(Source):
         self._current: str | None = None  # the complete file that is being read
         self._ending: Completion | None = None
         self._next = 0  # index of the next file to be read regardless of its size
-        self._asked = self._marker_seen = self._last = False
+        self._end_requested = self._marker_seen = self._last = False
         self._reach()
         for name, state in known.files.items():
             file = self._open(name, state)
@@ -65,7 +65,7 @@ class FollowedDirectory(Source):
                 try:
                     file.check()
                 except SourceRefused as error:
-                    self._gone(name, file, error)
+                    self._handle_missing(name, file, error)
         self._begin()
 
     def read(self) -> Rows | None:
@@ -76,7 +76,7 @@ class FollowedDirectory(Source):
                 found = self._replay()
                 self._begin()
             else:
-                self._look()
+                self._scan()
                 if not self._turns and not self._backlog:
                     return None if self._last else Rows()
                 found = self._step()
@@ -88,7 +88,7 @@ class FollowedDirectory(Source):
         return Rows()
 
     def wait(self, seconds: float) -> None:
-        """Waits until something happens in the directory or the next look is due, at most `seconds`."""
+        """Waits until something happens in the directory or the next scan is due, at most `seconds`."""
         if not (self._plan or self._turns or self._backlog or self._last):
             self._watch.wait(seconds)
 
@@ -103,7 +103,7 @@ class FollowedDirectory(Source):
 
     def end(self) -> None:
         """Requests the end: the existing files are still read; of incomplete files only the complete lines."""
-        self._asked = True
+        self._end_requested = True
 
     def close(self) -> None:
         """Closes all files and the watch. May be called twice."""
@@ -162,7 +162,7 @@ class FollowedDirectory(Source):
         try:
             rows = self._rows(name, file)
         except SourceRefused as error:
-            self._gone(name, file, error)
+            self._handle_missing(name, file, error)
             return None
         if file.finished:
             self._finish(name, file, file.end)
@@ -171,7 +171,7 @@ class FollowedDirectory(Source):
         elif name == self._current:
             self._current = None
         if file.seen > file.size:
-            file.size, file.still_since = file.seen, self._clock()
+            file.size, file.unchanged_since = file.seen, self._clock()
         return rows
 
     def _rows(self, name: str, file: PlainFile | PackedFile, until: FilePosition | None = None) -> Rows | None:
@@ -179,60 +179,60 @@ class FollowedDirectory(Source):
         piece = file.read(until)
         return None if piece is None or piece.end == piece.begin else self._ledger.add_piece(name, piece)
 
-    def _look(self) -> None:
-        """Looks at the directory if a look is due, and detects its end."""
-        # Only a look that begins after the end marker appeared sees all files that precede the marker.
-        last = self._asked or self._marker_seen
+    def _scan(self) -> None:
+        """Scans the directory if a scan is due, and detects its end."""
+        # Only a scan that begins after the end marker appeared sees all files that precede the marker.
+        last = self._end_requested or self._marker_seen
         if self._last or not (last or self._watch.due()):
             return
-        self._watch.look()
-        now, look = self._clock(), self._listing.look(self._files)
-        changed, self._marker_seen = self._take_up(look, now), look.ended
+        self._watch.begin_scan()
+        now, scan = self._clock(), self._listing.scan(self._files)
+        changed, self._marker_seen = self._take_up(scan, now), scan.ended
         by = self._settings.finished_by
         # A file that is complete by its name but does not end with a newline may still be being written.
         still_s = 1.0 if by == "rename" else self._settings.idle_s
-        if last and (self._asked or self._marker_seen):
+        if last and (self._end_requested or self._marker_seen):
             self._last = True
-            self._ending = Completion.FINAL if self._marker_seen else Completion.ASKED
+            self._ending = Completion.FINAL if self._marker_seen else Completion.REQUESTED
         for name, file in list(self._files.items()):
-            done = self._is_marked(name, look) if by == "marker" else now - file.still_since >= still_s
+            done = self._is_marked(name, scan) if by == "marker" else now - file.unchanged_since >= still_s
             if self._last or (done and name not in self._turns):
                 self._complete(name, file, done)
         # Read some unfinished files regardless of their size, and check whether finished files have grown.
-        names = list(islice(self._files, self._next, self._next + _LOOKS))
-        self._next = self._next + _LOOKS if len(names) == _LOOKS else 0
+        names = list(islice(self._files, self._next, self._next + _RECHECKED))
+        self._next = self._next + _RECHECKED if len(names) == _RECHECKED else 0
         for name in names:
             self._take_turn(name)
-        for name, size in self._listing.look_again(_LOOKS):
+        for name, size in self._listing.check_finished(_RECHECKED):
             if name not in self._files:
-                self._grown(name, size)
-        self._watch.looked(changed)
+                self._handle_growth(name, size)
+        self._watch.end_scan(changed)
 
-    def _take_up(self, look: Look, now: float) -> bool:
-        """Processes the result of a look; returns whether there is anything new."""
-        changed = bool(look.new or look.grown)
-        for name, size in look.new.items():
-            if self._settings.finished_by == "rename" or self._is_marked(name, look):
-                self._put_off(name)
+    def _take_up(self, scan: Scan, now: float) -> bool:
+        """Processes the result of a scan; returns whether there is anything new."""
+        changed = bool(scan.new or scan.grown)
+        for name, size in scan.new.items():
+            if self._settings.finished_by == "rename" or self._is_marked(name, scan):
+                self._enqueue(name)
             else:
                 file = self._open(name, FilePosition())
                 file.size, file.begun = size, not is_packed(name)
                 self._take_turn(name)
-        for name, size in look.grown.items():
-            self._grown(name, size)
-        for name, size in look.sizes.items():
+        for name, size in scan.grown.items():
+            self._handle_growth(name, size)
+        for name, size in scan.sizes.items():
             file = self._files[name]
             if size != file.size:
                 changed = True
-                file.size, file.still_since = size, now
+                file.size, file.unchanged_since = size, now
                 self._take_turn(name)
-        there = look.sizes.keys() | look.new.keys()
+        there = scan.sizes.keys() | scan.new.keys()
         for name in [name for name, file in self._files.items() if not file.begun and name not in there]:
             del self._files[name]
         return changed
 
-    def _is_marked(self, name: str, look: Look) -> bool:
-        return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
+    def _is_marked(self, name: str, scan: Scan) -> bool:
+        return self._settings.finished_by == "marker" and (name in scan.marked or "" in scan.marked)
 
     def _complete(self, name: str, file: PlainFile | PackedFile, done: bool) -> None:
         """Schedules a complete file to be read to its end: now if it is begun, else after the backlog.
@@ -245,16 +245,16 @@ class FollowedDirectory(Source):
             self._take_turn(name)
             return
         del self._files[name]
-        if done or self._ending is not Completion.ASKED:
-            self._put_off(name)
+        if done or self._ending is not Completion.REQUESTED:
+            self._enqueue(name)
         else:
             _log.warning("%s is skipped: it is not complete", self._path(name))
 
-    def _put_off(self, name: str) -> None:
+    def _enqueue(self, name: str) -> None:
         self._listing.settled.add(name)
         self._backlog.append(name)
 
-    def _grown(self, name: str, size: int) -> None:
+    def _handle_growth(self, name: str, size: int) -> None:
         """Reads on in a finished file that has grown, or refuses it."""
         if self._settings.finished_by != "idle" or is_packed(name):
             known = self._listing.finished.get(name)
@@ -263,7 +263,7 @@ class FollowedDirectory(Source):
         self._begun(name)
         self._take_turn(name)
 
-    def _gone(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
+    def _handle_missing(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
         """Handles a file that is missing before it was read to its end; raises any other error."""
         if not isinstance(error.__cause__, FileNotFoundError):
             raise error
@@ -323,12 +323,12 @@ def list_unread(
     known.apply_all(known.plan, plain_name(settings.path))
     begun, finished = known.files, known.finished
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
-    look = DirectoryListing(settings.path, rules, finished).look(begun)
-    read = {name: begun[name].offset for name in look.sizes if not is_packed(name)} | dict.fromkeys(look.new, 0)
-    read |= {name: ended.offset for name in look.grown if (ended := finished.get(name)) is not None}
+    scan = DirectoryListing(settings.path, rules, finished).scan(begun)
+    read = {name: begun[name].offset for name in scan.sizes if not is_packed(name)} | dict.fromkeys(scan.new, 0)
+    read |= {name: ended.offset for name in scan.grown if (ended := finished.get(name)) is not None}
     unread = []
     for name, size in sorted(read.items()):
-        path, there = os.path.join(settings.path, name), (look.sizes | look.new | look.grown)[name]
+        path, there = os.path.join(settings.path, name), (scan.sizes | scan.new | scan.grown)[name]
         if there > size and (is_packed(name) or _holds_row(path, size, max_row_bytes)):
             unread.append((path, size, there))
     return unread

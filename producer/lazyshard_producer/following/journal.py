@@ -48,7 +48,7 @@ _BYTES: Final = "\0"
 # A new journal is begun at twice the size of the state at the journal's start, but not below this size
 _LONG_BYTES: Final = 1 << 19
 
-# A replaced journal is deleted after this many further entries: by then a seal names the new one
+# A replaced journal is deleted after this many further entries: then a seal names the new one
 _KEPT_ENTRIES: Final = 16
 
 
@@ -192,7 +192,7 @@ def named_journals(source: Any) -> set[str]:
 
 
 def is_journal_name(name: str) -> bool:
-    """Whether a name has the form of a journal's. Other names must not become paths, since journals are deleted."""
+    """Returns whether a name has the form of a journal's. Other names must not become paths that are deleted."""
     return re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl", name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Listing of a followed directory: the meaning of its names, a look at all entries, and the time of the next look.
+"""Listing of a followed directory: the meaning of its names, a scan of all entries, and the time of the next scan.
 
 A name is remembered forever by its XXH3 (64 bits), because a deleted file may reappear and must not be read twice.
 Among a million names two share a digest with a probability of 3 in 10^8; the second would be refused if larger.
@@ -50,7 +50,7 @@ class NameRules:
         self._marks = re.compile(re.escape(marker).replace(re.escape("{name}"), "(.+)", 1), re.DOTALL)
 
     def is_data(self, name: str) -> bool:
-        """Whether a file of this name contains rows."""
+        """Returns whether a file of this name contains rows."""
         plain = name.removesuffix(PACKED[0]).removesuffix(PACKED[1])
         passed_over = name.startswith(".") or name.endswith(_TEMPORARY) or name == self.end_marker
         return not passed_over and any(map(self._data.match, (name, plain))) and self.data_of(name) is None
@@ -65,7 +65,7 @@ class NameRules:
 
 
 def is_packed(name: str) -> bool:
-    """Whether a file of this name is compressed."""
+    """Returns whether a file of this name is compressed."""
     return name.endswith(PACKED)
 
 
@@ -151,8 +151,8 @@ def _key(name: str) -> int:
 _log = logging.getLogger("lazyshard")
 
 
-class Look(NamedTuple):
-    """The result of a look: sizes are in bytes, by file name."""
+class Scan(NamedTuple):
+    """The result of a scan: sizes are in bytes, by file name."""
 
     new: dict[str, int]  # sizes of data files that are neither settled, watched nor finished
     grown: dict[str, int]  # sizes of files that were read to their end at a smaller size
@@ -162,7 +162,7 @@ class Look(NamedTuple):
 
 
 class DirectoryListing:
-    """Looks at a directory; `finished` are its files that were read to their end."""
+    """Scans a directory; `finished` are the files that were read to their end."""
 
     def __init__(self, path: str, rules: NameRules, finished: FinishedFiles) -> None:
         self.finished: Final = finished
@@ -178,7 +178,7 @@ class DirectoryListing:
         self._recent.append(name)
         self.settled.add(name)
 
-    def look(self, watched: Container[str]) -> Look:
+    def scan(self, watched: Container[str]) -> Scan:
         """Lists the directory. `watched` files are reported with their sizes, and are not new."""
         before, self.settled = self.settled, set()
         found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
@@ -199,9 +199,9 @@ class DirectoryListing:
         found = dict(sorted(found.items()))
         new, grown = ({name: found[name] for name in names} for names in self.finished.compare(found))
         self.settled |= found.keys() - new.keys()
-        return Look(new, grown, sizes, marked, ended)
+        return Scan(new, grown, sizes, marked, ended)
 
-    def look_again(self, count: int) -> Iterator[tuple[str, int]]:
+    def check_finished(self, count: int) -> Iterator[tuple[str, int]]:
         """Checks `count` finished files, and those finished last; yields files that have grown, with their sizes."""
         names = list(islice(self.settled, self._next, self._next + count))
         self._next = self._next + count if len(names) == count else 0
@@ -235,7 +235,7 @@ Clock: TypeAlias = Callable[[], float]
 
 
 class DirectoryWatch(Waker):
-    """Schedules looks at a directory, with back-off while nothing changes.
+    """Schedules scans of a directory, with back-off while nothing changes.
 
     Polling is needed because watchdog (inotify) never reports writes of other machines, and reports a write to an open
     file only when the file is closed.
@@ -247,20 +247,20 @@ class DirectoryWatch(Waker):
         self._began = self._earliest = self._latest = clock()
 
     def due(self) -> bool:
-        """Whether a look is due."""
+        """Whether a scan is due."""
         now = self._clock()
         return now >= self._latest or (self._woken.is_set() and now >= self._earliest)
 
-    def look(self) -> None:
-        """Called when a look begins: events from now on cause another look."""
+    def begin_scan(self) -> None:
+        """Called when a scan begins: events from now on cause another scan."""
         self._woken.clear()
         self._began = self._clock()
 
-    def looked(self, changed: bool) -> None:
-        """Called when a look is over; `changed` says whether it found anything new."""
+    def end_scan(self, changed: bool) -> None:
+        """Called when a scan has ended; `changed` says whether it found anything new."""
         now = self._clock()
         self._pause = FIRST_PAUSE_S if changed else min(2.0, 1.5 * self._pause)
-        # A look at a directory of 100,000 files takes 0.1 s or more; looks take at most a tenth of the time.
+        # A scan of 100,000 files takes 0.1 s or more; scans take at most a tenth of the time.
         rest = 10.0 * (now - self._began)
         self._earliest, self._latest = now + rest, now + max(rest, self._pause)
 
@@ -270,12 +270,12 @@ class DirectoryWatch(Waker):
         self._latest = min(self._latest, max(self._earliest, self._clock() + FIRST_PAUSE_S))
 
     def wait(self, seconds: float) -> None:
-        """Waits until a look is due, at most `seconds`."""
+        """Waits until a scan is due, at most `seconds`."""
         if not self._tried:
             self._start()
         until = min(self._clock() + seconds, self._latest)
         if self._woken.wait(max(0.0, until - self._clock())):
-            # An event arrived, but perhaps too soon after the last look.
+            # An event arrived, but perhaps too soon after the last scan.
             time.sleep(max(0.0, min(until, self._earliest) - self._clock()))
 
     def close(self) -> None:

@@ -31,12 +31,13 @@ class FollowedLines(NamedTuple):
 class Completion(Enum):
     """Why a file counts as complete, which decides about its last line and about growth."""
 
-    # A last line without newline is postponed (SETTLING), read (FINAL, IDLE), or read if it is a row (ASKED). Growth is
-    # refused (SETTLING, FINAL), means that the file was not complete (IDLE), or is read up to the end (ASKED).
+    # A last line without newline is postponed (SETTLING), read (FINAL, IDLE), or read if it is a row (REQUESTED).
+    # Growth is refused (SETTLING, FINAL), means that the file was not complete (IDLE), or is read up to the end
+    # (REQUESTED).
     SETTLING = "the file has its name"
     FINAL = "the file has its name or its marker, or the directory has its end marker"
     IDLE = "the file has not grown for a while"
-    ASKED = "the run is to end"
+    REQUESTED = "the run is to end"
 
 
 class _FollowedFile:
@@ -49,7 +50,10 @@ class _FollowedFile:
         self.finished = False  # read to its end
         self.at_end = False  # the last read reached the present end
         self.diverged = False  # differs from what an earlier run has read here; the present contents are read
-        self.size, self.still_since = state.seen, now  # at the last look, and the first (monotonic) time of that size
+        self.size, self.unchanged_since = (
+            state.seen,
+            now,
+        )  # at the last scan, and the first (monotonic) time of that size
         self._path, self._max_row_bytes = path, max_row_bytes
 
 
@@ -62,13 +66,13 @@ class PlainFile(_FollowedFile):
         self._splitter: LineSplitter | None = None  # may be in the middle of a line
         # The first bytes of the file, if known, and the last bytes that were fed to the splitter: at most 4 KiB each.
         self._head = self._before = b""
-        self._looked = state.offset  # no newline between `state` and here
+        self._scanned = state.offset  # no newline between `state` and here
         self._end: int | None = None  # size at which the file was considered complete
 
     @property
     def seen(self) -> int:
         """The known size in bytes."""
-        return max(self.state.seen, self._looked)
+        return max(self.state.seen, self._scanned)
 
     @property
     def end(self) -> int:
@@ -95,7 +99,7 @@ class PlainFile(_FollowedFile):
                 # The file was truncated after the lines that were read.
                 if self._end is not None:
                     raise source.refuse_truncated(self._path, self._end, status.st_size)
-                self._splitter, self._looked = None, self.state.offset
+                self._splitter, self._scanned = None, self.state.offset
                 self.state = self.state._replace(seen=max(status.st_size, self.state.offset))
             if self._splitter is None:
                 if until is None and self.completion is None and not self._has_line_end(fd):
@@ -111,12 +115,12 @@ class PlainFile(_FollowedFile):
 
     def _has_line_end(self, fd: int) -> bool:
         """Reads at most 1 MiB of appended bytes; returns whether a line may be complete now."""
-        data = os.pread(fd, PIECE_BYTES, self._looked)
-        if not data and os.fstat(fd).st_size < self._looked:
+        data = os.pread(fd, PIECE_BYTES, self._scanned)
+        if not data and os.fstat(fd).st_size < self._scanned:
             self._check_part(fd)
-            self._looked = self.state.offset  # only an unread line was truncated
+            self._scanned = self.state.offset  # only an unread line was truncated
         self.at_end, found = len(data) < PIECE_BYTES, b"\n" in data
-        self._looked += 0 if found else len(data)
+        self._scanned += 0 if found else len(data)
         return found
 
     def _read_on(self, fd: int, splitter: LineSplitter, until: FilePosition | None) -> FollowedLines:
@@ -140,7 +144,7 @@ class PlainFile(_FollowedFile):
             return at._replace(seen=fed, head=known, tail=digest(text[max(0, stop - FINGERPRINT_BYTES) : stop]))
 
         at = splitter.position
-        self._before, self._looked = text[-FINGERPRINT_BYTES:], fed
+        self._before, self._scanned = text[-FINGERPRINT_BYTES:], fed
         self.state = begin if at == begin.place else of(at)
         if until is not None:
             if self.state.offset >= until.offset:
@@ -164,8 +168,8 @@ class PlainFile(_FollowedFile):
             # In changed text this would be a truncated line.
             taken = until.open_end and not self.diverged and digest(self._before) == until.tail
             self.diverged = not taken
-        asked = self.completion is Completion.ASKED
-        return splitter.finish(only_row=not taken) if taken or asked else Rows()
+        requested = self.completion is Completion.REQUESTED
+        return splitter.finish(only_row=not taken) if taken or requested else Rows()
 
     def _check_part(self, fd: int) -> bytes:
         """Checks the part that was read; returns its last bytes, at most 4 KiB."""

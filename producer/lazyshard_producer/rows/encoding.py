@@ -37,7 +37,7 @@ from lazyshard_producer.sources.source import bad_row, load_extra
 _SHOWN: Final = 60  # characters of a key or a value in messages
 MAX_TOKENS: Final = 2**32 - 1  # the largest length that a seal can store
 _MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # deepest nesting of a row in a pack, limited by readers
-_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")  # keys of further values for each token
+_PER_TOKEN: Final = ("loss_mask", "loss_scale", "token_type_ids")  # keys of other values per token
 
 
 def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> EncodedRow:
@@ -122,14 +122,14 @@ def load_encoder(settings: Settings) -> tuple[Callable[[dict[str, Any]], Any], E
         return function, check_encoding(_formed(encoding, settings))
     name, function = str(settings.encode), load_function(str(settings.encode), "--encode")
     own = _formed({"kind": "function", "function": name}, settings)
-    told = getattr(function, "fingerprint", {})
-    if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
+    given = getattr(function, "fingerprint", {})
+    if isinstance(given, Mapping) and (taken := [fact for fact in own if fact in given]):
         reason = f"its fingerprint contains {taken[0]!r}, a name that lazyshard uses itself; choose another name"
         raise _setting("--encode", f"{name}: {reason}")
     try:
-        return function, check_encoding({**told, **own}, f"the attribute fingerprint of {name}")
+        return function, check_encoding({**given, **own}, f"the attribute fingerprint of {name}")
     except TypeError as cause:
-        reason = f"its fingerprint must be a dict of plain values, got {name_value(told, 2 * _SHOWN)}"
+        reason = f"its fingerprint must be a dict of plain values, got {name_value(given, 2 * _SHOWN)}"
         raise _setting("--encode", f"{name}: {reason}") from cause
     except ValueError as cause:
         raise _setting("--encode", str(cause)) from cause
@@ -160,7 +160,7 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
     `row` is used if the row is not encoded; `line` is the row as it would be published without splitting.
     """
     fields = document_of(line) if isinstance(line, EncodedRow) else row
-    tokens = _tokens("--split", fields, _BESIDE)
+    tokens = _tokens("--split", fields, _PER_TOKEN)
     if isinstance(line, EncodedRow):
         # Arrays of images, for example: without them their placeholder tokens would be trained alone.
         replaced = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # sequences have their own
@@ -181,7 +181,7 @@ def document_of(row: EncodedRow) -> dict[str, Any]:
 def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
     """Returns a row with padded tokens, a mask and its length, and its number of tokens; see `read_document`."""
     fields = document_of(line) if isinstance(line, EncodedRow) else row
-    tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
+    tokens = _tokens("--pad", fields, (*_PER_TOKEN, POSITION_IDS))
     count = len(tokens[INPUT_IDS])
     if count > settings.size:
         raise bad_row(f"--pad: {count} tokens, more than the {settings.size} to which rows are padded")
@@ -192,7 +192,7 @@ def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tup
 def write_tokens(
     tokens: Mapping[str, npt.NDArray[np.int64]], length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
 ) -> bytes | EncodedRow:
-    """Returns a row with these tokens as it is published, with the other fields of `of`."""
+    """Returns the published form of a row with these tokens and the other fields of `of`."""
     row: dict[str, Any] = {**(of or {})}  # tokens as int32: `tokens_of` has checked that they fit
     row |= {name: values.astype(np.int32) if arrays else values.tolist() for name, values in tokens.items()}
     row["length"] = length

@@ -56,9 +56,9 @@ class Pipeline:
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, [source.path for source in sources])
-        form, described, told = form_of(settings), describe(settings), None
+        form, described, changed = form_of(settings), describe(settings), None
         if committed is not None:
-            start, told = _same_recipe(start, described)
+            start, changed = _same_recipe(start, described)
         makers: Maker | Workers | None = None
         made = (settings.columns, settings.where, settings.transform, settings.encode, settings.measure)
         if any(made) or by_length(settings) or settings.shuffle or settings.split or settings.pad:
@@ -77,9 +77,9 @@ class Pipeline:
             mixer = Mixer(settings, start, context, makers is not None, watchdog, warn, refusals, described)
             stack.callback(mixer.close)
             self.close: Final = stack.pop_all().close
-        if told is not None:
+        if changed is not None:
             # After importing the functions: if that fails, the run does not continue.
-            warn(f"from here on rows are made or ordered differently: {told}")
+            warn(f"from here on rows are made or ordered differently: {changed}")
         self.mixer: Final = mixer
         self.read: Callable[[], Batch | None] = partial(_read_batch, mixer)
         """Returns the next rows, None at the end; raises as `Mixer.read` and `Refusals.take` do."""
@@ -139,20 +139,20 @@ def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]
 def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosition, str | None]:
     """Returns the start, and the changed settings of the recipe in words, None if unchanged. Raises SettingInvalid."""
     before = start.recipe
-    if not (told := changes(before, described)):
+    if not (changed := changes(before, described)):
         return start, None
-    names = ", ".join(told.values())
+    names = ", ".join(changed.values())
     # If a source row makes several rows, or a buffer several packs, stripes may share a source row or buffer.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
-    if start.skip and (told.keys() != {"weights"} or goes_over):
+    if start.skip and (changed.keys() != {"weights"} or goes_over):
         why = f"the last chunk ends within rows that were made with other settings: {names}"
-        option = f"--{next(iter(told)).replace('_', '-')}"
+        option = f"--{next(iter(changed)).replace('_', '-')}"
         raise SettingInvalid(f"{why}; use the previous settings, or choose another --out", option=option)
     was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"
         why = f"the stream holds {_KINDS[was]} and cannot continue with {_KINDS[now]}"
         raise SettingInvalid(f"{option}: {why}; use the previous settings, or choose another --out", option=option)
-    if "weights" in told and not start.skip:
+    if "weights" in changed and not start.skip:
         start = replace(start, drawn=(0,) * len(start.drawn))
     return start, names

@@ -24,11 +24,11 @@ from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import Context, Position, RowOrigin, Rows, Source
 
-Line: TypeAlias = bytes | EncodedRow  # A row as it is published: a line of JSON with its newline, or an encoded row
+Line: TypeAlias = bytes | EncodedRow  # A row in its published form: a line of JSON with its newline, or an encoded row
 
 
 def by_length(settings: Settings) -> bool:
-    """Whether rows are packed or balanced by their lengths."""
+    """Returns whether rows are packed or balanced by their lengths."""
     return settings.pack > 0 or settings.balance is not None
 
 
@@ -166,11 +166,11 @@ class Mixer:
                 self._leave_unit()
             if self._again is None and not self._in_unit:
                 for finished in tuple(self._unsure):
-                    self._look_again(finished)
+                    self._check_growth(finished)
             if not self._active and not self._unsure:
                 return None
             if not self._active and self._again is None:
-                if not self._look_again(self._unsure[0]):
+                if not self._check_growth(self._unsure[0]):
                     return self._nothing(self._unsure[0])
             elif not self._active:
                 # The first source with remaining rows was finished and has grown: it rejoins.
@@ -271,7 +271,7 @@ class Mixer:
             finished, self._unsure = [False] * len(finished), []
         self._set_shares(self._weights, drawn, finished)
 
-    def _look_again(self, index: int) -> bool:
+    def _check_growth(self, index: int) -> bool:
         """Checks whether a finished source has grown; returns False if that is not known yet."""
         one = self._inputs[index]
         ended = one.next == one.stop and not self._read(index)

@@ -35,7 +35,7 @@ from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
 
 class MadeOfRow(NamedTuple):
-    """The rows made of one row as they are published, or why it was refused; `duplicate`: it contained a key twice.
+    """The published rows made of one row, or why it was refused; `duplicate`: it contained a key twice.
 
     `tokens`: the length of each; empty if lengths are not needed.
     """
@@ -103,7 +103,7 @@ class Maker:
         return made
 
     def _encode(self, made: Any, line: Line) -> Line:
-        """Returns a row made of a line as it is published, except for splitting, padding and measuring."""
+        """Returns the published form of a row made of a line, before splitting, padding and measuring."""
         if self._transform is None and not self._columns and self._encoder is None:
             if isinstance(line, EncodedRow):
                 return line.line if not self._arrays and (self._split or self._padding) else line
@@ -127,7 +127,7 @@ class Maker:
         return self._encode(check_row(line if isinstance(line, bytes) else line.line), line)
 
     def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, int | None]:
-        """Returns a row as it is published, and its length if needed, else None."""
+        """Returns the published form of a row, and its length if needed, else None."""
         if self._split:
             return read_document(row, line)
         if self._padding is not None:

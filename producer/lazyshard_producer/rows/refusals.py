@@ -245,8 +245,8 @@ def summary_json(summary: QuarantineSummary) -> str:
 def _decode(line: bytes) -> bytes | None:
     try:
         entry: Any = loads(line)
-        told = isinstance(entry["source"], str) and isinstance(entry["reason"], str) and type(entry["line"]) is int
+        valid = isinstance(entry["source"], str) and isinstance(entry["reason"], str) and type(entry["line"]) is int
         row: bytes = entry["row"].encode() if "row" in entry else pybase64.b64decode(entry["row_base64"], validate=True)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    return row if told else None
+    return row if valid else None

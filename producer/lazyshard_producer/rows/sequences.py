@@ -37,7 +37,7 @@ from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
 
-# Most bytes of all rows in a pack, so that readers accept the pack, which is longer than its rows.
+# Maximum bytes of all rows in a pack, so that readers accept the pack, which is longer than its rows.
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
 _MOST: Final = 64  # sequences that are made at a time: a book has thousands
 
@@ -191,7 +191,7 @@ def _make(
                 if span is None or not span.lines:
                     break
             lines = span.lines[first : first + makers.rows]
-            watchdog.ask(partial(_told, span, first))
+            watchdog.ask(partial(_describe, span, first))
             try:
                 under_way.append((span, first, makers.submit(lines, number)))
             finally:
@@ -204,7 +204,7 @@ def _make(
         yield None
 
 
-def _told(span: SourceSpan, index: int) -> str:
+def _describe(span: SourceSpan, index: int) -> str:
     place = span.place(index)
     return f"running the functions for rows at {place.file}:{place.line}"
 

@@ -25,7 +25,7 @@ from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.shipping.shipper import Shipper, is_same_chunk
-from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look, next_owner, restore
+from lazyshard_producer.shipping.store import Found, Spool, StreamStore, next_owner, read_stream, restore
 from lazyshard_producer.stop import Stop
 
 
@@ -50,7 +50,7 @@ def open_shelf(
         return stop.requested is not None
 
     store = _open_store(settings.out, settings.store_patience_s, kept, pause)
-    found = look(store, settings.samples_per_chunk)
+    found = read_stream(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
         with _copied(store, found, ended=True) as folder:
             yield Shelf(folder)
@@ -62,7 +62,7 @@ def open_shelf(
         warn(f"{settings.out}: this store does not support conditional puts; {alone}")
     with contextlib.closing(Spool(root, store.url)) as spool:
         token = _take(store, spool, warn)
-        found = look(store, settings.samples_per_chunk)
+        found = read_stream(store, settings.samples_per_chunk)
         if not _goes_with(spool, store, found, warn):
             spool.clear()
             spool.note_tokens(token)
@@ -82,7 +82,7 @@ def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
         yield place
         return
     store = _open_store(place, 10.0, "Nothing was changed", threading.Event().wait)
-    with _copied(store, look(store, samples_per_chunk)) as folder:
+    with _copied(store, read_stream(store, samples_per_chunk)) as folder:
         yield str(folder)
 
 
@@ -120,7 +120,7 @@ def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> str:
 
 
 def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[str], None]) -> bool:
-    """Whether a spool matches the store, or holds all chunks that follow those in the store."""
+    """Returns whether a spool matches the store, or holds all chunks that follow those in the store."""
     if not spool.stream.is_dir():
         return False
     try:
@@ -142,12 +142,12 @@ def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[s
 
 
 def _is_finished(store: StreamStore, found: Found) -> bool:
-    """Whether all steps that follow the end are done."""
+    """Returns whether all steps that follow the end are done."""
     assert found.end is not None
     try:
         head = Head.decode(store.find(HEAD) or b"")
     except LazyShardError:
         return False
-    told = head.ended and head.chunks == found.end.chunks == found.listing.sealed
+    complete = head.ended and head.chunks == found.end.chunks == found.listing.sealed
     journals = set(store.names(DIRECTORY)) - named_journals(found.end.source)
-    return told and not found.listing.leftovers and not found.unsealed and not journals
+    return complete and not found.listing.leftovers and not found.unsealed and not journals

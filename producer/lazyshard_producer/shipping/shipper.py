@@ -36,7 +36,7 @@ from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import count
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Hold, Shelf, Stock, Tell
-from lazyshard_producer.shipping.store import Found, Spool, StreamStore, look
+from lazyshard_producer.shipping.store import Found, Spool, StreamStore, read_stream
 from lazyshard_producer.stop import GivenUp, Stop
 
 HEAD_S: Final = 0.5  # shortest interval between puts of the head: each is two requests, and readers poll less often
@@ -71,7 +71,7 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
 
 
 def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
-    """Whether two seals have the same rows and the same position, whatever their times."""
+    """Returns whether two seals have the same rows and the same position; their times may differ."""
     try:
         first, second = (replace(Seal.decode(seal, chunk), sealed_at=0.0).encode() for seal in (one, other))
     except FormatInvalid:
@@ -114,13 +114,13 @@ class Shipper(Shelf):
         for chunk in range(first, found.listing.sealed):
             self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
         self._leftovers = [*found.listing.leftovers]  # names below the watermark that are still to be deleted
-        self._marked = self._wanted = first
+        self._marked = self._retire_before = first
         self._pulled_at = self._refused_at = self._head_at = float("-inf")
         self._manifest, self._has_end = found.manifest, found.end is not None
         self._head: bytes | None = None
         self._put: dict[str, int] = {}  # sizes of the uploaded journals and refused rows
         self._failure: BaseException | None = None
-        self._asked = self._closing = self._complete = self._settled = False
+        self._pull_requested = self._closing = self._complete = self._settled = False
         self._lock, self._news, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
 
@@ -134,12 +134,12 @@ class Shipper(Shelf):
 
     def consumers(self, published: int) -> tuple[Consumer, ...]:
         """Returns the consumers as last copied, and requests a new copy."""
-        self._asked = True
+        self._pull_requested = True
         return super().consumers(published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
         """Requests a deletion; the thread does it soon, after reading the consumers again."""
-        self._wanted = max(self._wanted, min(chunks_before, published - 1))
+        self._retire_before = max(self._retire_before, min(chunks_before, published - 1))
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
         """Returns the sizes of the chunks [first, stop), always exact."""
@@ -336,7 +336,7 @@ class Shipper(Shelf):
         if End.decode(data).chunks != self.shipped:
             # The last chunk has not been announced yet.
             return
-        self.store.remove(*look(self.store, None).unsealed)
+        self.store.remove(*read_stream(self.store, None).unsealed)
         # Journals record which files of followed directories are in the stream.
         self.spool.keep_journals()
         self._put_journals()
@@ -378,10 +378,10 @@ class Shipper(Shelf):
 
     def go_on(self) -> None:
         """Does a part of the pending copies and deletions."""
-        if self._asked and time.monotonic() - self._pulled_at >= PULL_S:
-            self._asked = False
+        if self._pull_requested and time.monotonic() - self._pulled_at >= PULL_S:
+            self._pull_requested = False
             self.pull()
-        if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
+        if self._retire_before > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
         # Only a few before the next chunk is uploaded: each is two requests.
         left, self._leftovers = self._leftovers[:16], self._leftovers[16:]
@@ -397,8 +397,8 @@ class Shipper(Shelf):
     def _mark(self) -> None:
         self.pull()
         done = [consumer.chunks_before for consumer in list_consumers(self.directory, self.shipped)]
-        target = min(self._wanted, self.shipped - 1, min(done, default=0))
-        if target < self._wanted:
+        target = min(self._retire_before, self.shipped - 1, min(done, default=0))
+        if target < self._retire_before:
             # Retried later, since the caller counts the deletion as done. A cursor may be ahead of the known chunks.
             self._refused_at = time.monotonic()
         if target > self._marked and self._manifest is not None:

@@ -172,14 +172,12 @@ class Found:
         return [name for names in kinds for chunk, name in sorted(names.items()) if chunk not in self.listing.seals]
 
 
-def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
+def read_stream(store: StreamStore, samples_per_chunk: int | None) -> Found:
     """Reads the state of a stream. Raises StreamMismatch for another `samples_per_chunk`; None accepts any."""
     url, data = store.url, store.find(MANIFEST)
     manifest = None if data is None else records.Manifest.decode(data, store.name_of(MANIFEST))
     if manifest is not None and samples_per_chunk not in (None, size := manifest.samples_per_chunk):
-        what = (
-            f"{url}: the stream has {size} samples per chunk, asked for {samples_per_chunk}; the number cannot change"
-        )
+        what = f"{url}: the stream has {size} samples per chunk, which never changes; got {samples_per_chunk}"
         expected, actual = str(samples_per_chunk), str(size)
         raise StreamMismatch(f"{what}. Use {size}, or another place", directory=url, expected=expected, actual=actual)
     sizes = store.names()

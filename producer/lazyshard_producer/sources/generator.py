@@ -27,7 +27,7 @@ from lazyshard_producer.sources import source
 from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, line_size, refuse_source, too_long
 
 AHEAD_ROWS: Final = 1024
-"""Most rows that the thread is ahead, and never more than a chunk, so that costly rows are not made too early."""
+"""Maximum rows that the thread reads ahead, and never more than a chunk: costly rows are not made too early."""
 
 CLOSE_S: Final = 2.0  # how long `close` waits for the function: enough for a clean end, not for a hanging call
 
@@ -75,10 +75,10 @@ class GeneratorSource(Source):
         self._given_bytes = 0
         self._failure: BaseException | None = None
         self._finished = self._stopping = False
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
 
     def read(self) -> Rows | None:
-        """Returns the rows available now, None when the function has no more."""
+        """Returns the rows available now, None when the function has ended."""
         self._begin()
         with self._changed:
             rows, self._given, self._given_bytes = self._given, [], 0
@@ -101,7 +101,7 @@ class GeneratorSource(Source):
 
     def waits_for(self) -> str:
         """Returns in words what the source waits for."""
-        asked = "" if self._asked_at is None else f", requested {time.monotonic() - self._asked_at:.0f} s ago"
+        asked = "" if self._requested_at is None else f", requested {time.monotonic() - self._requested_at:.0f} s ago"
         return f"the next row of {self.name}{asked}"
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class GeneratorSource(Source):
         try:
             rows = self._call(lambda: self._function(_decode(self.start.position)))
             if not isinstance(rows, Iterator):
-                raise self._broke("it to return an iterator of pairs (row, position), as a generator does", rows)
+                raise self._refusal("it to return an iterator of pairs (row, position), as a generator does", rows)
             try:
                 self._take_all(rows)
             finally:
@@ -146,7 +146,7 @@ class GeneratorSource(Source):
         """Reads the function's rows; each becomes a line of JSON or an error, with the position after it."""
         at = self.start
         # `self` marks the end, because the function might yield None, which is refused.
-        while self._may_ask() and (pair := self._call(lambda: next(rows, self))) is not self:
+        while self._may_request() and (pair := self._call(lambda: next(rows, self))) is not self:
             line, written = self._examine(at.rows + 1, pair)
             size = line_size(line)
             at = FunctionPosition(at.rows + 1, at.length + size, written)
@@ -155,25 +155,25 @@ class GeneratorSource(Source):
                 self._given_bytes += len(written) + size
                 self._changed.notify_all()
 
-    def _may_ask(self) -> bool:
+    def _may_request(self) -> bool:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stopping or (self._given_bytes < 1 << 20 and len(self._given) < self._ahead_rows)
             )
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
             return not self._stopping
 
     def _examine(self, number: int, pair: Any) -> tuple[bytes | RowInvalid, bytes]:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise self._broke(f"a pair (row, position) as row {number}", pair)
+            raise self._refusal(f"a pair (row, position) as row {number}", pair)
         row, position = pair
         if not isinstance(row, (dict, bytes)):
-            raise self._broke(f"a dict or the bytes of one line as row {number}", row)
+            raise self._refusal(f"a dict or the bytes of one line as row {number}", row)
         try:
             written = _encode(position)
         except RowInvalid as error:
             expected = f"a value of JSON as the position after row {number}"
-            raise self._broke(expected, position, f" ({error.reason})") from None
+            raise self._refusal(expected, position, f" ({error.reason})") from None
         try:
             line = row if isinstance(row, bytes) else encode_row(row)
         except RowInvalid as error:
@@ -194,5 +194,5 @@ class GeneratorSource(Source):
             hint = "fix it and run the same command again; nothing is lost"
             raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
 
-    def _broke(self, expected: str, value: Any, more: str = "") -> SourceRefused:
+    def _refusal(self, expected: str, value: Any, more: str = "") -> SourceRefused:
         return refuse_source(self.name, expected, name_value(value, 120) + more)

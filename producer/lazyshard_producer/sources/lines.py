@@ -45,7 +45,7 @@ class LineSplitter:
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
         self.position, self.pending, self._held = start or FilePosition(), 0, bytearray()
         self._name, self._max_row_bytes = name, max_row_bytes
-        self.read = self.behind = 0
+        self.read = self.to_reread = 0
 
     @property
     def reached(self) -> Any:
@@ -177,13 +177,13 @@ class TextPosition(NamedTuple):
 class DigestedText(LineSplitter):
     """Splits a text into lines after the part that earlier runs have read, whose digest is checked.
 
-    `read` bytes were fed so far; `behind` bytes of that part are still to come. `remedy` is advice for errors. The
+    `read` bytes were fed so far; `to_reread` bytes of that part are still expected. `remedy` is advice for errors. The
     positions of rows are of type `TextPosition`.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
         super().__init__(name, max_row_bytes, position.place)
-        self.behind = position.offset
+        self.to_reread = position.offset
         self._known = position._replace(digest=position.digest or EMPTY)
         self._remedy, self._digest = remedy, xxhash.xxh3_64()
         self._digest_at: Callable[[int], str] = lambda offset: self._known.digest
@@ -195,11 +195,11 @@ class DigestedText(LineSplitter):
 
     def feed(self, block: bytes) -> Rows:
         """Returns the rows of the lines that end in this block; there may be none."""
-        if self.behind:
-            again, block = block[: self.behind], block[self.behind :]
+        if self.to_reread:
+            again, block = block[: self.to_reread], block[self.to_reread :]
             self._digest.update(again)
-            self.read, self.behind = self.read + len(again), self.behind - len(again)
-            if not self.behind and (actual := self._digest.hexdigest()) != self._known.digest:
+            self.read, self.to_reread = self.read + len(again), self.to_reread - len(again)
+            if not self.to_reread and (actual := self._digest.hexdigest()) != self._known.digest:
                 at, where = self._known, "not the text whose rows are published: "
                 expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
                 raise source.refuse_source(self._name, expected, actual, self._remedy, where=where)
@@ -207,7 +207,7 @@ class DigestedText(LineSplitter):
 
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of a last line without newline; see `LineSplitter.finish`."""
-        if self.behind and not only_row:
+        if self.to_reread and not only_row:
             raise source.refuse_truncated(self._name, self._known.offset, self.read, self._remedy)
         return self._advance(b"", partial(super().finish, only_row=only_row))
 
@@ -265,9 +265,9 @@ class TextSource(Source):
     def waits_for(self) -> str:
         """Returns in words what the source waits for, or why a restart takes long."""
         pipe = "standard input" if self.name == source.STANDARD_INPUT else f"the pipe {self.name}"
-        what, done, behind = pipe if self.live else self.name, self._lines.read, self._lines.behind
-        if behind:
-            return f"the published part of {what} to be read again: {done} of {done + behind} bytes so far"
+        what, done, left = pipe if self.live else self.name, self._lines.read, self._lines.to_reread
+        if left:
+            return f"the published part of {what} to be read again: {done} of {done + left} bytes so far"
         return f"rows on {what}" if self.live else ""
 
 

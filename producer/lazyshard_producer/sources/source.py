@@ -30,7 +30,7 @@ PIECE_BYTES: Final = 1 << 20
 """Size of one read: large enough to amortize the overhead per piece, small compared with all other memory."""
 
 PIECE_ROWS: Final = 512
-"""Most rows of a table in one piece: small rows take many times their size in Python, and more rows gain nothing."""
+"""Maximum rows of a table in one piece: small rows take many times their size in Python; more rows gain nothing."""
 
 STANDARD_INPUT: Final = "-"  # path of the source that is standard input
 PYTHON: Final = "python:"  # prefix of the path of a source that is a user's function: ``python:MODULE:FUNCTION``
@@ -105,7 +105,7 @@ class Source(ABC):
         """
 
     def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
-        """Waits until there may be more rows, at most `seconds`; returns at once if the source is not `live`."""
+        """Waits until there may be more rows, at most `seconds`; returns immediately if the source is not `live`."""
 
     def waits_for(self) -> str:
         """Returns in words what the source waits for: ``new lines in DIR (12 unfinished)``."""
@@ -120,7 +120,7 @@ class Source(ABC):
         """
 
     def end(self) -> None:  # noqa: B027 - sources that are not live end anyway
-        """Requests a live source to end: `read` returns the rows that exist now, and then None. Others ignore it."""
+        """Requests the end of a live source: `read` returns the rows that exist now, then None. Others ignore it."""
 
     def close(self) -> None:  # noqa: B027 - not all have anything open
         """Closes all files. May be called twice."""

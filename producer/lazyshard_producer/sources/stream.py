@@ -60,7 +60,7 @@ class StreamSource(Source):
         self._size: Final = self._reader.samples_per_chunk
         self.live, self._ending = not self._reader.seen.ended, False
         self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
-        self._looked_at = self._row_at = time.monotonic()
+        self._polled_at = self._row_at = time.monotonic()
         self._missing_since: float | None = None
         self._seal: Seal | None = None
         self.start = StreamPosition(0, 0)
@@ -88,7 +88,7 @@ class StreamSource(Source):
         """Returns the next rows, empty if none are published now, None if the stream has ended."""
         sample, size = self.reached
         with refusing(self.name, _STREAM):
-            published = self._look()
+            published = self._poll()
             if sample < published.samples:
                 lines = self._take(sample, published.samples)
             elif published.ended and sample > published.samples:
@@ -129,19 +129,19 @@ class StreamSource(Source):
     def end(self) -> None:
         """Requests the end: `read` returns the samples published by now, and then None."""
         self._ending = True
-        self._looked_at = float("-inf")
+        self._polled_at = float("-inf")
 
-    def _look(self) -> Published:
+    def _poll(self) -> Published:
         seen = self._reader.seen
         if self.reached.sample < seen.samples or seen.ended or time.monotonic() < self._due():
             return seen
         found = self._reader.refresh(self.reached.sample + 1)
-        self._looked_at = time.monotonic()
+        self._polled_at = time.monotonic()
         return found
 
     def _due(self) -> float:
-        expected, waited = expected_wait(self.reached.sample + 1, self._reader.seen), self._looked_at - self._row_at
-        return self._looked_at + next_poll(max(0.0, waited), expected, self._least_poll)
+        expected, waited = expected_wait(self.reached.sample + 1, self._reader.seen), self._polled_at - self._row_at
+        return self._polled_at + next_poll(max(0.0, waited), expected, self._least_poll)
 
     def _take(self, first: int, stop: int) -> Sequence[Line]:
         """Returns rows of [first, stop) from the first on: at least one, of one chunk; empty if files are missing."""
@@ -160,7 +160,7 @@ class StreamSource(Source):
                 wait = now - self._missing_since < GRACE_S
             if not wait:
                 return [_refused(cause) for _ in range(first, stop)]
-            self._looked_at = now
+            self._polled_at = now
             return []
         self._missing_since = None
         try:
@@ -209,7 +209,7 @@ class StreamSource(Source):
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path is a stream: a URL, or a directory with `stream.json` or with chunk files and markers."""
+    """Returns whether a path is a stream: a URL, or a directory with `stream.json` or with chunk files and markers."""
     if is_url(path):
         return True
     return os.path.lexists(os.path.join(path, MANIFEST)) or bool(list_chunks(Path(path)).seals)

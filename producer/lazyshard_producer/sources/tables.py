@@ -122,7 +122,7 @@ class TableSource(Source):
             there = [KnownFile(path).digest for path in paths[index:]]
             if expected in there:
                 new = plain_name(os.path.basename(paths[index]))
-                actual = f"{new}, which is new and comes before files already read"
+                actual = f"{new}, which is new and sorts before files already read"
             elif not there or there[0] in read[index:]:
                 actual = "that this file is missing"
             else:
@@ -249,7 +249,7 @@ _HINT: Final = "; save it with `Dataset.save_to_disk`"
 
 
 def is_hugging_face(path: str) -> bool:
-    """Whether a directory was written by `datasets`: a data set, a DatasetDict, or a folder of its cache."""
+    """Returns whether `datasets` wrote a directory: a data set, a DatasetDict, or a folder of its cache."""
     return any(os.path.isfile(os.path.join(path, name)) for name in (STATE, INFO, SPLITS))
 
 

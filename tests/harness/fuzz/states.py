@@ -90,7 +90,7 @@ def check_state(directory: Path, known: Known, state: Any, options: dict[str, An
     try:
         return _goes_on(dataset, state, str(directory), drawn)
     except ValueError as error:
-        assert "num_samples is at least" in str(error), str(error)  # Shorter than one batch of every rank
+        assert "num_samples must be at least" in str(error), str(error)  # Shorter than one batch of every rank
         return False
 
 

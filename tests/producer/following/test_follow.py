@@ -371,7 +371,7 @@ def test_looks_become_rarer_while_nothing_changes(tmp_path: Path) -> None:
         now = centisecond / 100
         if watch.due():
             looks.append(centisecond)
-            watch.look()
-            watch.looked(changed=now < 0.5)
+            watch.begin_scan()
+            watch.end_scan(changed=now < 0.5)
     pauses = [after - before for before, after in pairwise(looks)]
     assert pauses == pytest.approx([20, 20, 20, 30, 45, 68, 102, 152, 200, 200], abs=1)

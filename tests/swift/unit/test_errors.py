@@ -164,9 +164,9 @@ def test_end_of_a_stream(notices: list[str]) -> None:
     trainer = SimpleNamespace(args=args, state=SimpleNamespace(iteration=25, consumed_train_samples=200))
     run = _Callback(trainer, stream)
     told = "after step 25 of 60, on all ranks, with 200 samples trained; not trained: 3 of the 203 of"
-    run.tell_stop(60)
+    run.log_stop(60)
     run.checkpoints.last_step = 25
-    run.tell_stop(60)
+    run.log_stop(60)
     assert all(told in text for text in notices)
     assert [text.endswith(". Checkpoint: /runs/one/checkpoint-25") for text in notices] == [False, True]
 
@@ -192,8 +192,8 @@ def test_notice_without_ms_swift(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
 def test_lines_of_the_library_are_seen_once(capsys: pytest.CaptureFixture[str]) -> None:
     with clean() as logger:
-        opening.attend()
-        opening.attend()
+        opening.show_logs()
+        opening.show_logs()
         logger.warning("rank %d of %d: waiting", 1, 2)
         assert capsys.readouterr().err == "[WARNING:lazyshard] rank 1 of 2: waiting\n"
         # A handler that ms-swift gives to the root logger later does not make it two.
@@ -209,7 +209,7 @@ def test_logging_that_the_program_has_set_up_stays_so(capsys: pytest.CaptureFixt
         handler.setFormatter(logging.Formatter("own %(message)s"))
         logging.getLogger(name).addHandler(handler)
         before = logger.handlers[:]
-        opening.attend()
+        opening.show_logs()
         logger.warning("waiting")
         assert capsys.readouterr().err == "own waiting\n"
         assert (logger.handlers, logger.propagate) == (before, True)

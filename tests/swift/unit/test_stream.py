@@ -41,13 +41,13 @@ def test_progress_is_told_now_and_then(tmp_path: Path, notices: list[str], monke
     directory = produce(tmp_path / "s", 8, 2, end=False)
     stream = opened(directory)
     notices.clear()
-    stream.tell_progress(4)
+    stream.log_progress(4)
     assert notices == []
-    stream.tell_progress(4, at_once=True)
+    stream.log_progress(4, at_once=True)
     produce(directory, 12, 2, end=False)
-    monkeypatch.setattr(streams, "TOLD_EVERY_S", 0.0)
-    stream.tell_progress(8)
-    stream.tell_progress(14)
+    monkeypatch.setattr(streams, "LOG_EVERY_S", 0.0)
+    stream.log_progress(8)
+    stream.log_progress(14)
     told = "trained 4 of 8 published", "trained 8 of 12 published", "trained 14 of 12 published samples, in several"
     assert [words in text for words, text in zip(told, notices, strict=True)] == [True] * 3
 
@@ -271,14 +271,14 @@ def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> 
     assert asked.allows(3, 4)
 
 
-@pytest.mark.parametrize("all_come", [True, False])
-def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_come: bool) -> None:
-    asks = mock.Mock(return_value=all_come)
-    monkeypatch.setattr(streams, "all_come", asks)
+@pytest.mark.parametrize("all_arrive", [True, False])
+def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_arrive: bool) -> None:
+    asks = mock.Mock(return_value=all_arrive)
+    monkeypatch.setattr(streams, "all_arrive", asks)
     asked = gate(produce(tmp_path / "s", 6, PER_CHUNK, end=False), 1, 2, 1, max_wait=0.01)
     raised(WaitTimeout, asked.allows, 3, 4)
     assert not asks.called, "there is nothing to be saved, so nobody is asked"
-    if not all_come:
+    if not all_arrive:
         raised(WaitTimeout, asked.allows, 3, 4, saves=True)
         asked.end()
         assert not asked.stopped
@@ -293,7 +293,7 @@ def test_ranks_that_give_up_save_first(tmp_path: Path, monkeypatch: pytest.Monke
 def come(ranks: int, store: Any, patience: float) -> list[bool]:
     """What so many ranks of 3 find that come at the same time."""
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(lambda _: streams._all_come(store, "key", 3, patience), range(ranks)))
+        return list(pool.map(lambda _: streams._all_arrive(store, "key", 3, patience), range(ranks)))
 
 
 def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,14 @@ from typing import Any, Final
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, count
 from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
-from lazyshard_producer.following.listing import Clock, DirectoryListing, DirectoryWatch, NameRules, Scan, is_packed
+from lazyshard_producer.following.listing import (
+    Clock,
+    DirectoryListing,
+    DirectoryWatch,
+    NameRules,
+    DirectoryScan,
+    is_packed,
+)
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
 from lazyshard_producer.sources.lines import LineSplitter
@@ -208,7 +215,7 @@ class FollowedDirectory(Source):
                 self._handle_growth(name, size)
         self._watch.end_scan(changed)
 
-    def _take_up(self, scan: Scan, now: float) -> bool:
+    def _take_up(self, scan: DirectoryScan, now: float) -> bool:
         """Processes the result of a scan; returns whether there is anything new."""
         changed = bool(scan.new or scan.grown)
         for name, size in scan.new.items():
@@ -231,7 +238,7 @@ class FollowedDirectory(Source):
             del self._files[name]
         return changed
 
-    def _is_marked(self, name: str, scan: Scan) -> bool:
+    def _is_marked(self, name: str, scan: DirectoryScan) -> bool:
         return self._settings.finished_by == "marker" and (name in scan.marked or "" in scan.marked)
 
     def _complete(self, name: str, file: PlainFile | PackedFile, done: bool) -> None:

@@ -151,7 +151,7 @@ def _key(name: str) -> int:
 _log = logging.getLogger("lazyshard")
 
 
-class Scan(NamedTuple):
+class DirectoryScan(NamedTuple):
     """The result of a scan: sizes are in bytes, by file name."""
 
     new: dict[str, int]  # sizes of data files that are neither settled, watched nor finished
@@ -178,7 +178,7 @@ class DirectoryListing:
         self._recent.append(name)
         self.settled.add(name)
 
-    def scan(self, watched: Container[str]) -> Scan:
+    def scan(self, watched: Container[str]) -> DirectoryScan:
         """Lists the directory. `watched` files are reported with their sizes, and are not new."""
         before, self.settled = self.settled, set()
         found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
@@ -199,7 +199,7 @@ class DirectoryListing:
         found = dict(sorted(found.items()))
         new, grown = ({name: found[name] for name in names} for names in self.finished.compare(found))
         self.settled |= found.keys() - new.keys()
-        return Scan(new, grown, sizes, marked, ended)
+        return DirectoryScan(new, grown, sizes, marked, ended)
 
     def check_finished(self, count: int) -> Iterator[tuple[str, int]]:
         """Checks `count` finished files, and those finished last; yields files that have grown, with their sizes."""

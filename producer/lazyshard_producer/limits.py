@@ -38,6 +38,7 @@ from lazyshard_producer.errors import count, one_line
 
 SILENT_S: Final = 600.0  # a consumer silent for this long may be dead; used only in messages, since clocks differ
 LOOK_S: Final = 0.5  # interval between reads of the consumers' files while publishing, so tiny chunks do not cause many
+_RETRY_MIN_S: Final = 0.2
 HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: the interval at which the run retries
 DELETED_AT_ONCE: Final = 100  # chunks; 0.3 to 0.8 s with 100,000 on a busy disk, during which the run does nothing else
 
@@ -402,7 +403,7 @@ class Holdback:
 
 def retry_s(held_s: float) -> float:
     """Returns the seconds until the next retry: a tenth of the time the chunk has been held, from 0.2 to 2."""
-    return min(2.0, max(0.2, held_s / 10))
+    return min(2.0, max(_RETRY_MIN_S, held_s / 10))
 
 
 def _are(number: int) -> str:

@@ -55,11 +55,11 @@ def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
     setting = replace(SMALL, ranks=1, batch=1, samples_per_chunk=10, producer_rate=10.0, step_seconds=1.0, rows=60)
     producer = simulation.Producer(replace(setting, max_ahead="2 chunks"))
     assert producer.published.tolist() == [1.0, 2.0]
-    # Told before it was held at all; then told what it knows.
+    # A hint before it is held; then a hint that it already has.
     for at in (0.0, 50.0):
-        producer.tell(1, at)
+        producer.receive_hint(1, at)
         assert producer.published.tolist() == [1.0, 2.0, 3.0]
-    producer.tell(3, 50.0)
+    producer.receive_hint(3, 50.0)
     # Held for 47 s, it looks every 2 s, and makes up for one second.
     look = 3.0 + simulation.first_check(47.0)
     assert 50.0 <= look < 52.0

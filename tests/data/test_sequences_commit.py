@@ -91,7 +91,7 @@ def test_the_cursor_says_rows_and_keeps_what_older_states_and_other_epochs_need(
     assert chunks_before(stream) == 4
     other = open_sequences(stream, Pack(8), window=WINDOW).state_dict(2)
     refusal_of(StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=[other])
-    refusal_of(ValueError, "whole micro batches", sequences.commit, 7, last_epoch=True)
+    refusal_of(ValueError, "in steps of dp_size", sequences.commit, 7, last_epoch=True)
 
 
 def test_who_may_commit(tmp_path: Path) -> None:

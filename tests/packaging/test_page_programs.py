@@ -68,7 +68,7 @@ def test_validation_has_the_same_loss_on_any_number_of_ranks(tmp_path: Path, nur
 
 
 def logged_to_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     found = EventAccumulator(str(folder))
     found.Reload()
@@ -77,8 +77,8 @@ def logged_to_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def logged_to_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Reads the log of an offline run: records of protobuf in LevelDB's log format, whose blocks have 32 KiB."""
-    import wandb
-    from wandb.proto.wandb_internal_pb2 import Record
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[import-not-found, unused-ignore]
 
     wandb.teardown()  # The process that writes the log flushes it at its end
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -163,9 +163,13 @@ def test_moved_stream_is_whole_and_goes_on(tmp_path: Path, monkeypatch: pytest.M
     (session,) = page("moving", "console")
     for command, _, expected in (part.partition("\n") for part in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]):
         name, *arguments = shlex.split(command)
-        done = lazyshard(*arguments) if name == "lazyshard" else subprocess.run([name, *arguments], capture_output=True)
-        assert (done.returncode, done.stderr) in ((0, ""), (0, b""))
-        assert without_times(done.stdout or "") == without_times(expected)
+        done = (
+            lazyshard(*arguments)
+            if name == "lazyshard"
+            else subprocess.run([name, *arguments], capture_output=True, text=True)
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert without_times(done.stdout) == without_times(expected)
     shutil.copytree("new", "one_pass")
     for path in Path("one_pass").glob("chunk_00002*"):
         path.unlink()
@@ -186,7 +190,7 @@ def test_hf_datasets_reads_published_chunks_and_is_published(tmp_path: Path, mon
     paths = os.pathsep.join(map(str, sys.path))
     for name, value in {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}.items():
         monkeypatch.setenv(name, value)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": 0, "text": "a"},
         {"id": 1, "text": "b", "score": 0.5},
         {"id": 2, "text": "c"},

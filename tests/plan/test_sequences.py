@@ -175,8 +175,8 @@ def test_packs_are_those_of_best_fit_decreasing_and_none_is_too_full(lengths: li
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: Split(size=0), "size .* from 1, got 0"),
-        (lambda: Split(size=2, every_bos=0, every_eos=0), "size .* from 3, got 2"),
+        (lambda: Split(size=0), "size .* at least 1, got 0"),
+        (lambda: Split(size=2, every_bos=0, every_eos=0), "size .* at least 3, got 2"),
         (lambda: Split(size=9, overlap=2), "overlap .* got 2"),
         (lambda: Split(size=9, overlap=1, every_bos=0), "overlap=1"),
         (lambda: Split(size=9, overlap=1, every_eos=0), "overlap=1"),

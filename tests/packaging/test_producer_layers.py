@@ -14,9 +14,8 @@ ORDER: Final = (
     {"following"},
     {"opening"},
     {"rows", "limits", "display"},
-    {"shipping", "writers"},
-    {"loop", "ray_pieces"},
-    {"ray"},
+    {"shipping"},
+    {"loop", "ray"},
 )
 
 

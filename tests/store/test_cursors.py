@@ -104,7 +104,7 @@ def test_a_cursor_removed_torn_or_lost(server: Server, bucket: UrlPath, caplog: 
         owner.write(cursor(2))
         path.store.delete(path.key)
         owner.write(cursor(3))
-        assert len([one for one in caplog.messages if "anew" in one]) == 1
+        assert len([one for one in caplog.messages if "again" in one]) == 1
         assert written(bucket) == 3
         lost: list[str] = []
 

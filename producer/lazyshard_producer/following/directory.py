@@ -25,9 +25,9 @@ from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledg
 from lazyshard_producer.following.listing import (
     Clock,
     DirectoryListing,
+    DirectoryScan,
     DirectoryWatch,
     NameRules,
-    DirectoryScan,
     is_packed,
 )
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth

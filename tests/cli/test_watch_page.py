@@ -251,7 +251,7 @@ def test_page_follows_the_stream_and_takes_history_only_where_that_has_changed(s
     text = shown(document)
     assert "sft waits for 6 chunks" in text
     assert "<title>waiting · /shared" in document
-    assert "Refused rows, by reason rows reason, and where it was met first 3 byte 0: <img src=x" in text
+    assert "Refused rows, by reason rows reason, with its first occurrence 3 byte 0: <img src=x" in text
     assert "/data/a.jsonl, line 1" in text
 
 

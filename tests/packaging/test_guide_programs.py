@@ -24,20 +24,9 @@ from tests.harness.processes.producing import run as produce
 from tests.packaging import guide_programs
 from tests.packaging.guide_programs import DEADLINE_S, ROOT, blocks, finish, free_port, ranks_of, steps, wait_until
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
 
 WRAPPED = "model = DistributedDataParallel(torch.nn.Linear(1, 1).to(device))\n"
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), guide_programs.__name__, *guide_programs.MODULES) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def command(line: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -19,21 +19,9 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from tests.cli.commands import lazyshard
 from tests.harness.processes.nursery import Nursery
-from tests.packaging import guide_programs
 from tests.packaging.guide_programs import ROOT, blocks, finish
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), guide_programs.__name__, *guide_programs.MODULES) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
 
 
 def page(name: str, language: str) -> list[str]:

@@ -38,10 +38,9 @@ from lazyshard_producer.errors import count, one_line
 
 SILENT_S: Final = 600.0  # a consumer silent for this long may be dead; used only in messages, since clocks differ
 LOOK_S: Final = 0.5  # interval between reads of the consumers' files while publishing, so tiny chunks do not cause many
-_RETRY_MIN_S: Final = 0.2
 HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: the interval at which the run retries
 DELETED_AT_ONCE: Final = 100  # chunks; 0.3 to 0.8 s with 100,000 on a busy disk, during which the run does nothing else
-
+_RETRY_MIN_S: Final = 0.2
 _NAMED: Final = 3  # consumers named in a message; the others are counted
 
 

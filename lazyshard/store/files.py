@@ -142,7 +142,7 @@ def check_place(directory: str | os.PathLike[str]) -> None:
     with contextlib.suppress(OSError):
         if missing.name in os.listdir(missing.parent):
             return
-    what = f"{path}: there is no stream, and no directory {path.parent} to create it in; check the path"
+    what = f"{path}: there is no stream, and its parent directory {path.parent} does not exist; check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         what += "; names of hub data sets are not supported: streams are directories, or URLs of object stores"
     raise StreamMissing(what, directory=str(path))

@@ -21,6 +21,7 @@ from typer import Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
+from lazyshard.cli.status_writers import writers_facts, writers_summary, writers_values
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.state import BlendShare, Cursor, given_shares
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, Looks, OpenWindow, Outlook
@@ -165,6 +166,7 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         ],
         "band": {"stop_chunk": band.stop, "stretches": stretches, "close_up": cells},
         "producer": producer,
+        **writers_values(outlook),
         "consumers": [_consumer_values(one, band.windows.get(one.consumer.name), samples) for one in outlook.consumers],
         "problems": problems(outlook),
     }
@@ -222,6 +224,7 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[st
     found += _mixed("mixture", "row", sources)
     yield found
     yield [("producer", _producer_state(outlook)), *((f"  {label}", text) for label, text in producer_facts(outlook))]
+    yield list(writers_facts(outlook))
     unknown = "not known yet" if watching else "needs two observations; see --watch"
     for one in outlook.consumers:
         found = [("consumer", one.consumer.name)]
@@ -365,7 +368,7 @@ def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
 
 def summary(outlook: Outlook) -> str:
     """Returns a sentence on what is happening."""
-    return "; ".join(part for part in (_of_producer(outlook), _of_readers(outlook)) if part)
+    return "; ".join(part for part in (_of_producer(outlook), writers_summary(outlook), _of_readers(outlook)) if part)
 
 
 def problems(outlook: Outlook) -> list[str]:

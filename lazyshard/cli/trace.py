@@ -22,6 +22,7 @@ from lazyshard.inspection.tracing_sequences import traced
 from lazyshard.inspection.tracing_sources import Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
 from lazyshard.stream.cursor import list_consumers, read_cursor
+from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
@@ -92,7 +93,9 @@ def command(
     facts = facts_of(opened)
     tracing, there = traced(saved, facts, str(directory)), range(facts.retired, facts.chunks)
     refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
-    known = Origins(directory, there) if origins else None
+    manifest = read_manifest(directory, None)
+    shared = manifest is not None and manifest.writers is not None
+    known = Origins(directory, there, facts.samples_per_chunk) if origins or (shared and steps is None) else None
     answers: Iterable[_Answer] = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
     if steps is not None:
         answers = _of_steps(tracing, *steps, rank)
@@ -155,7 +158,11 @@ def _told(
         if known is not None and published:
             found = known.of(chunk, number)
             unknown = "an unknown source: a chunk is deleted, or only a part of its block is published so far"
-            text = " or ".join(map(str, found)) or unknown
+            text = " or ".join(map(str, found))
+            if (writer := known.writer(chunk, number)) is not None:
+                text = f"row {writer[1]} of writer {writer[0]}{': ' if text else ''}{text}"
+                values = [one | {"writer": writer[0], "writer_row": writer[1]} for one in values]
+            text = text or unknown
             # Answers to --step have one line per draw.
             lines = [f"{lines[0]}  {text}"] if len(lines) == 1 else [*lines, f"  from {text}"]
             values = [one | {"origins": list(map(asdict, found))} for one in values]

@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 from lazyshard import __version__
 from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
 from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
+from lazyshard.cli.status_writers import by_urgency, sequencer_words
 from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths
@@ -83,6 +84,8 @@ def render(part: Part, values: Values, outlook: Outlook | None, shown: Shown | N
             "told": told_words(outlook),
             "chunks": [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in status["band"]["stretches"]],
             "producer": producer_facts(outlook) if status["producer"] else [],
+            "writers": by_urgency(outlook),
+            "sequencer": sequencer_words(outlook),
             "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
         }
     template = _environment().get_template("watch_page.html")

@@ -7,7 +7,8 @@ All viewers share single-flight refreshes: a request starts one in its own threa
 same one. If a share hangs, only this thread hangs, and viewers wait at most `SILENT_S` once.
 
 Unknown metrics have no sample. If the last refresh failed or is hanging, only the metrics that report this are present:
-stale values must not suppress an alert. The consumers beyond `MAX_LABELS` with the smallest lag have no samples.
+stale values must not suppress an alert. The consumers beyond `MAX_LABELS` with the smallest lag have no samples, nor
+have the writers beyond it that publish fastest.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.status import status_values
+from lazyshard.cli.status_writers import by_urgency
 from lazyshard.cli.watch_page import BEGINNING, POLICY, Part, Shown, draw, render
 from lazyshard.errors import ConfigInvalid, LazyShardError, StreamMissing
 from lazyshard.inspection.inspection import take_history
@@ -70,6 +72,7 @@ _CONSUMER: Final = (
     "consumed_samples", "checkpoint_age_s", "lag_chunks", "lag_samples", "lag_s", "ahead_chunks",
     "read_samples_per_s", "starving_in_s",
 )  # fmt: skip
+_WRITER: Final = ("published_samples", "stream_samples", "waiting_pieces", "samples_per_s", "heartbeat_age_s")
 
 T = TypeVar("T")
 
@@ -410,6 +413,15 @@ def _metrics(facts: LastLook[Outlook], now: float) -> Iterator[_Metric]:
         yield plain(*named("heartbeat_age_s", "stream"), producer["heartbeat_age_s"])
         states = [((state,), state == producer["state"]) for state in get_args(State)]
         yield "stream_producer_state", "State of the producer", ["state"], states
+    writers = [one for one in by_urgency(facts.current) if not facts.current.survey.census.ended][:MAX_LABELS]
+    for field in _WRITER:
+        yield *named(field, "writer"), ["writer"], [((one.name,), getattr(one, field)) for one in writers]
+    yield (
+        "writer_trouble",
+        "Whether it is refused, failed, dead or unknown",
+        ["writer"],
+        [((one.name,), one.in_trouble) for one in writers],
+    )
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
     for field in _CONSUMER:
         yield *named(field, "consumer"), ["consumer"], [((one["name"],), one[field]) for one in shown]

@@ -60,12 +60,14 @@ FORMAT_WITH_ARRAYS: Final = 2
 MAX_CHUNKS: Final = 10**15  # More than any real stream has; keeps all index arithmetic within 64 bits
 # A seal holds at least 16 bytes per row, base64; a larger one could not be read in a reasonable time
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
+MAX_WRITERS: Final = 10_000  # Every seal names each of them, in some 30 bytes
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _ABSENT: Final = object()
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?(?:b|bytes?)?", re.IGNORECASE)
 
 Fact: TypeAlias = str | int | float | bool | None
 Encoding: TypeAlias = Mapping[str, Fact]
+Declared: TypeAlias = int | tuple[str, ...]  # the writers of a stream: how many, 0 if a command ends it, or their names
 # running: rows arrive; waiting: paused (by its source, rate or a limit); idle: stopped normally, can be resumed;
 # finished: the stream has ended; failed: stopped by an error, can be resumed
 ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
@@ -307,6 +309,11 @@ Process = Annotated[int, integer(0, 2**31)]
 _NOTE: Final = Kind("a string", lambda value: isinstance(value, str))
 _STATE: Final = Kind(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 _RATE: Final = NUMBER._replace(read=lambda value: max(0.0, value) if NUMBER.fits(value) else value)
+_DECLARED: Final = Kind(
+    "a number or a list of names",
+    lambda value: all(map(TEXT.fits, value)) if isinstance(value, tuple) else integer(0, MAX_WRITERS).fits(value),
+    part.tuples,
+)
 _ENCODING: Final = or_null(Kind(f"an object of 1 to {_MAX_FACTS} plain values", lambda value: _mistake(value) is None))
 
 
@@ -353,6 +360,8 @@ class Manifest(SmallFile):
     created_at: Seconds
     arrays: Annotated[bool, BOOLEAN] = False
     encoding: Annotated[Encoding | None, _ENCODING] = field(default=None, hash=False)
+    # how many writers it has, 0 if a command ends it, or their names; None for one unnamed producer
+    writers: Annotated[Declared | None, or_null(_DECLARED)] = None
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
@@ -366,7 +375,8 @@ class Manifest(SmallFile):
         with in_file(file):
             values = parse_object(data, FORMAT_WITH_ARRAYS)
             arrays = values["format"] == FORMAT_WITH_ARRAYS
-            return read(cls, values | {"arrays": arrays, "encoding": values.get("encoding") if arrays else None})
+            encoding = values.get("encoding") if arrays else None
+            return read(cls, values | {"arrays": arrays, "encoding": encoding}, defaults_of(cls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ positions in one atomic step, so no second file can disagree with it. Lifetime: 
 
 Seals of `lazyshard-producer` also record how rows were read, mixed and dealt, in the field `source` with the positions:
 how many rows were read and drawn from each source, and, in `recipe`, the settings with which rows were made, weighted
-and ordered. None of this is needed to read the stream: it is for display and for warnings.
+and ordered. None of this is needed to read the stream: it is for display and for warnings. If several writers write the
+stream, the field holds these positions of the writers (`lazyshard.format.writers`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Final
@@ -21,7 +23,11 @@ import numpy.typing as npt
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
 from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
-from lazyshard.part import MAX_SAMPLES, NUMBER, integer, refused
+from lazyshard.format.writers import producer_source
+from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, integer, refused
+
+_COUNT: Final = integer(0, MAX_SAMPLES)
+_SIZE: Final = integer(1, MAX_SAMPLES)
 
 _Numbers = npt.NDArray[np.uint64]
 
@@ -92,6 +98,39 @@ class Seal:
             return cls(chunk, offsets, digests, tokens, values.get("source"), take(values, "sealed_at", NUMBER), arrays)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SealBytes:
+    """A seal whose rows are not decoded: to be written again for another chunk, at a cost that hardly grows with it."""
+
+    chunk: int
+    samples: int
+    size: int  # bytes in the data file
+    arrays_size: int | None  # bytes in the side file; None without one
+    source: Any
+    _values: dict[str, Any]
+
+    @classmethod
+    def decode(cls, data: bytes, chunk: int, file: str = "") -> SealBytes:
+        """As `Seal.decode`; of offsets and digests only their lengths are checked."""
+        with records.in_file(file or seal_name(chunk), SealInvalid):
+            values = records.parse_object(data, FORMAT_WITH_ARRAYS)
+            if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
+                raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
+            samples = take(values, "samples", records.PER_CHUNK)
+            arrays = values["format"] == FORMAT_WITH_ARRAYS
+            for prefix in ("", "arrays_")[: 1 + arrays]:
+                for field, count in (("offsets", samples + 1), ("xxh3", samples)):
+                    length = len(take(values, prefix + field, TEXT))
+                    if length != (expected := -(-8 * count // 3) * 4):
+                        raise refused(prefix + field, f"{expected} characters", None, f"{length}")
+            side = take(values, "arrays_bytes", _COUNT) if arrays else None
+            return cls(chunk, samples, take(values, "bytes", _SIZE), side, values.get("source"), values)
+
+    def encode(self, chunk: int, source: Any, now: float) -> bytes:
+        """Returns the bytes of the seal of these rows as another chunk."""
+        return records.encode(self._values | {"chunk": chunk, "source": source, "sealed_at": now})
+
+
 def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: int, least: int) -> _Numbers:
     """Returns the start of each row, of `least` or more bytes, and the end of the last; checks the file's size."""
     offsets = unpack(values, field, "<u8", samples + 1)
@@ -105,10 +144,6 @@ def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: 
     if offsets[-1] != size:
         raise refused(size_field, f"{offsets[-1]}, where the last row ends", size)
     return offsets
-
-
-_COUNT: Final = integer(0, MAX_SAMPLES)
-_SIZE: Final = integer(1, MAX_SAMPLES)
 
 
 def _recipe(source: Any) -> dict[str, Any]:
@@ -134,6 +169,7 @@ class SourceRows:
     @classmethod
     def read_source(cls, source: Any) -> SourceRows | None:
         """Reads it from the field `source` of a seal; None if it is absent or invalid."""
+        source = producer_source(source)
         if not isinstance(source, dict) or not isinstance(source.get("sources"), list):
             return None
         read, refused, skip = (source.get(name, -1) for name in ("rows", "refused", "skip"))
@@ -141,6 +177,15 @@ class SourceRows:
             return None
         pack = _recipe(source).get("pack")
         return cls(read, refused, not skip, pack if _SIZE.fits(pack) else None)
+
+    @classmethod
+    def sum(cls, rows: Iterable[SourceRows | None]) -> SourceRows | None:
+        """Returns the rows that several writers have read; None if none of them is known."""
+        known = [one for one in rows if one is not None]
+        if not known:
+            return None
+        read, refused = sum(one.read for one in known), sum(one.refused for one in known)
+        return cls(read, refused, all(one.exact for one in known), known[-1].pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +203,7 @@ class Made:
         >>> Made.read_source({"recipe": {"pad": {"size": 512}, "shuffle": 1000}})
         Made(form='pad', size=512, shuffled=True)
         """
-        recipe = _recipe(source)
+        recipe = _recipe(producer_source(source))
         form = next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
         setting = recipe.get(form or "")
         size = setting.get("size") if isinstance(setting, dict) else setting
@@ -184,6 +229,7 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
 
     Returns an empty tuple if sources are not mixed by weights, are more than `MAX_SOURCES`, or are invalid.
     """
+    source = producer_source(source)
     if (weights := _recipe(source).get("weights")) is None:
         return ()
     columns: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
@@ -221,7 +267,7 @@ class DealtByCost:
     @classmethod
     def read(cls, source: Any) -> DealtByCost | None:
         """Reads it from the field `source` of a seal; None if it is absent or invalid."""
-        recipe = _recipe(source)
+        recipe = _recipe(producer_source(source))
         ranks, size, name = (recipe.get(key) for key in ("balance", "micro_batch_size", "length_field"))
         costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared")]
         if not (_SIZE.fits(ranks) and _SIZE.fits(size) and isinstance(name, str)):

@@ -21,6 +21,7 @@ from lazyshard.format.records import QUARANTINE, Manifest, chunk_name
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.format.state import Cursor
+from lazyshard.format.writers import Sequenced, producer_source
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
 from lazyshard.plan.shuffle import Cost, expected_neighbours
@@ -145,6 +146,7 @@ def overview(
 def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
     # Reads seals, with 27 bytes per row, or if there are none the rows themselves.
     rows, failed = 200_000 if found.manifest is None else 4_000_000, 0
+    read = dict[str, SourceRows | None]()  # by writer; "" is the only producer of a stream
     for number in chunks if every else _some(chunks, stream.samples_per_chunk, rows):
         try:
             shown = describe_chunk(stream, number)
@@ -160,13 +162,18 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         found.lengths.merge(shown.lengths)
         found.tokens.merge(shown.tokens)
         if (seal := shown.seal) is not None:
-            found.last_sealed_at, found.source_rows = seal.sealed_at, SourceRows.read_source(seal.source)
-            found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
+            found.last_sealed_at, position = seal.sealed_at, Sequenced.read_source(seal.source)
+            read |= {one.writer: SourceRows.read_source(one.source) for one in position.rows} if position else {}
+            if position is None or producer_source(seal.source) is not None:
+                found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
+            if position is None:
+                read[""] = SourceRows.read_source(seal.source)
             # Clocks may be set back.
             at = max(seal.sealed_at, found.course[-1].time if found.course else seal.sealed_at)
             found.course.append(At(at, shown.first + shown.rows))
             if seal.arrays is not None:
                 found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
+    found.source_rows = SourceRows.sum(read.values())
 
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:

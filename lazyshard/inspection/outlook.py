@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.inspection.survey import Census, Survey
+from lazyshard.inspection.survey import Census, Survey, Writer
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
 from lazyshard.stream.run_parts import course_of
@@ -57,6 +57,30 @@ class ConsumerOutlook:
     remainder: Remainder | None = None  # what is left of the published rows, if it has trained all whole steps
 
 
+WriterState = Literal[State, "refused", "unknown"]
+"""refused: the sequencer does not take its pieces; unknown: it has not begun, or its head cannot be read."""
+
+
+class WriterOutlook(NamedTuple):
+    """What a writer of a stream with several does; None if unknown. Field names match the JSON output."""
+
+    name: str
+    state: WriterState
+    published_samples: int | None  # in its pieces so far
+    stream_samples: int  # of these, in the stream
+    waiting_pieces: int | None  # pieces whose rows are not all in the stream
+    samples_per_s: float | None
+    heartbeat_age_s: float | None  # since its last sign of life
+    host: str | None
+    pid: int | None
+    reason: str | None  # why it is refused, has failed or waits
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether somebody has to do something about it."""
+        return self.state in ("refused", "failed", "dead", "unknown")
+
+
 class Outlook(NamedTuple):
     """What a survey of a stream means; None: unknown."""
 
@@ -69,6 +93,7 @@ class Outlook(NamedTuple):
     full_in_s: float | None  # in how many seconds the disk is full at this rate, None also if never
     consumers: tuple[ConsumerOutlook, ...]  # by name
     band: Band
+    writers: tuple[WriterOutlook, ...] = ()  # by name; empty in a stream of one producer
 
     @property
     def slowest(self) -> ConsumerOutlook | None:
@@ -109,7 +134,9 @@ class Looks:
             full_in_s = _time_to_use(survey.free, growth)
         consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
         band = make_band(census, survey.consumers)
-        return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band)
+        size, writers = 0 if census.manifest is None else census.manifest.samples_per_chunk, survey.writers
+        told = tuple(outlook_of_writer(one, size, now) for one in writers)
+        return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band, told)
 
     def _consumer(self, survey: Survey, consumer: Consumer, coming: float | None) -> ConsumerOutlook:
         now, census = survey.looked_at, survey.census
@@ -142,6 +169,19 @@ def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> S
     # A producer sends a heartbeat every few seconds; after a minute it cannot be relied on.
     silent = ended or age > (STALE_HEARTBEAT_S if gone else 60.0)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
+
+
+def outlook_of_writer(one: Writer, samples_per_chunk: int, now: float) -> WriterOutlook:
+    """Returns what a writer does, given the rows in a piece."""
+    if (head := one.head) is None:
+        state: WriterState = "refused" if one.refused else "unknown"
+        return WriterOutlook(one.name, state, None, one.taken, None, None, None, None, None, one.refused or None)
+    age = max(0.0, now - head.updated_at)
+    state = "refused" if one.refused else producer_state(head, age, one.gone is True, one.ended)
+    rate = head.rate if state in ("running", "waiting", "refused") and not is_silent(head, now) else 0.0
+    pieces = -(-max(0, head.samples - one.taken) // samples_per_chunk)
+    about = one.name, state, head.samples, one.taken, pieces, rate, age, head.host, head.pid
+    return WriterOutlook(*about, one.refused or head.note or None)
 
 
 def outlook_of_reader(

@@ -13,22 +13,24 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from lazyshard import errors
 from lazyshard.format import records
 from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
+from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
 from lazyshard.store.files import UrlPath, is_there, read_record
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
 from lazyshard.stream.reader import GRACE_S
+from lazyshard.stream.sequencer import writer_names
 
 _T = TypeVar("_T")
 Names = Callable[[int], tuple[str, ...]]  # returns a chunk's data file, seal, and other files
@@ -56,6 +58,21 @@ class Survey:
     problems: tuple[str, ...]  # what is wrong with the files, one sentence each
     mixture: tuple[MixedSource, ...] = ()  # the sources that the producer mixes by weight, up to the newest chunk
     ended: bool = False  # the producer's process has certainly ended, and is not merely invisible
+    writers: tuple[Writer, ...] = ()  # by name; empty in a stream of one producer
+    sequencer: Committed | None = None  # what the sequencer of the writers has reported last
+    sequencer_gone: bool | None = None  # as `gone`, of its process
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A writer of a stream with several, by its own files and those of the sequencer."""
+
+    name: str
+    head: Head | None  # what it has reported last; None if it has not begun or its head cannot be read
+    taken: int  # its rows in the stream
+    refused: str = ""  # why the sequencer does not take its pieces
+    gone: bool | None = None  # as of the producer
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +107,37 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
         newest = census.chunks - 1
         # Its damage is reported by `verify`; the head counts it as published.
         with contextlib.suppress(errors.LazyShardError, OSError):
-            seal = files.read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
-            mixture = mixed_sources(Seal.decode(seal, newest).source)
+            data = files.read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
+            source = Seal.decode(data, newest).source
+            # The mixture of one of several writers is not that of the stream.
+            of_one = (position := Sequenced.read_source(source)) is None or len(position.taken) == 1
+            mixture = mixed_sources(source) if of_one else ()
+    writers, sequencer = _survey_writers(directory, census.manifest, problems)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
     # Damage of the manifest is reported twice.
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
     left = free_bytes(directory)
-    return Survey(directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended)
+    about = directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended
+    return Survey(*about, writers, sequencer, None if sequencer is None else process_gone(sequencer))
+
+
+def _survey_writers(
+    directory: Path, manifest: Manifest | None, problems: list[str]
+) -> tuple[tuple[Writer, ...], Committed | None]:
+    """Returns the writers of a stream, and its sequencer; nothing for a stream of one producer."""
+    if manifest is None or manifest.writers is None:
+        return (), None
+    folder, writers = directory / WRITERS, list[Writer]()
+    # First: pieces that are published meanwhile are not in the stream yet.
+    told = tolerate(lambda: _decoded(folder / Committed.NAME, Committed.decode), problems)
+    taken: Mapping[str, Any] = {} if told is None else told.taken
+    refused: Mapping[str, str] = {} if told is None else told.refused
+    names = {*taken, *(manifest.writers if isinstance(manifest.writers, tuple) else ()), *writer_names(directory)}
+    for name in sorted(names):
+        head = tolerate(partial(_decoded, folder / name / HEAD, Head.decode), problems)
+        gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
+        writers.append(Writer(name, head, taken.get(name, [0])[0], refused.get(name, ""), gone, ended))
+    return tuple(writers), told
 
 
 def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[str]:

@@ -2,6 +2,7 @@
 
 A seal records how far each source was read when its chunk was published. So a place is in the first chunk whose seal is
 past it, found by bisection, and the row by its digest. If rows are mixed or shuffled, several chunks may qualify.
+In a stream with several writers each writer has its own positions, and the same holds for the chunks with its rows.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import contextlib
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.records import chunk_name
 from lazyshard.format.seal import Seal
+from lazyshard.format.writers import Rows, Sequenced
 from lazyshard.part import MAX_SAMPLES
 from lazyshard.store.files import open_given_file, read_seal, stream_path
 from lazyshard.stream.listing import read_manifest
@@ -59,17 +63,106 @@ class _SourcePosition(NamedTuple):
     open_unit: bool = False
 
 
+class _Deleted(Exception):
+    """The chunk that has a position is deleted."""
+
+
+class _Positions:
+    """The position after each chunk of a producer: the only one of the stream, or the writer with this name.
+
+    The position of a writer after a chunk is that after its last piece up to there.
+    """
+
+    def __init__(self, directory: Path, chunks: range, samples_per_chunk: int, writer: str | None) -> None:
+        self.chunks, self._directory, self._size, self.writer = chunks, directory, samples_per_chunk, writer
+
+    def after(self, chunk: int) -> Any:
+        """Returns the position after a chunk, None if there is none. Raises _Deleted."""
+        if self.writer is None:
+            return self._source(chunk)
+        return None if (found := self._last_rows(chunk)) is None else found[1].source
+
+    def before(self, chunk: int) -> Any:
+        """Returns the position before the rows of a chunk, likewise."""
+        if self.writer is None:
+            return self._source(chunk - 1)
+        found = own = self._last_rows(chunk)
+        # A remainder may be spread over chunks, which all have the position after it.
+        while found is not None and own is not None and found[1].first // self._size == own[1].first // self._size:
+            found = self._last_rows(found[0] - 1) if found[1].first else None
+        return None if found is None else found[1].source
+
+    def last(self, chunk: int) -> int:
+        """Returns the last chunk of the piece that is in a chunk: a remainder may be spread over several."""
+        found = None if self.writer is None else self._last_rows(chunk)
+        whole = found is None or found[1].count == self._size
+        return chunk if whole or (newest := self._last_rows(self.chunks[-1])) is None else max(chunk, newest[0])
+
+    def digests(self, chunk: int) -> tuple[int, npt.NDArray[np.uint64]]:
+        """Returns the first row of this producer in a chunk, and the digests of its rows there."""
+        seal, first = read_seal(self._directory, chunk), 0
+        if self.writer is None:
+            return 0, seal.digests
+        position = Sequenced.read_source(seal.source)
+        for one in () if position is None else position.rows:
+            if one.writer == self.writer:
+                return first, seal.digests[first : first + one.count]
+            first += one.count
+        return 0, seal.digests[:0]
+
+    def _last_rows(self, chunk: int) -> tuple[int, Rows] | None:
+        """Returns the last chunk up to one that has rows of the writer, and these rows."""
+        position = Sequenced.read_source(self._source(chunk))
+        if position is None or (taken := position.taken.get(self.writer or "")) is None:
+            return None
+        if taken[1] != chunk:
+            position = Sequenced.read_source(self._source(taken[1]))
+        rows = () if position is None else position.rows
+        return next(((taken[1], one) for one in rows if one.writer == self.writer), None)
+
+    def _source(self, chunk: int) -> Any:
+        if 0 <= chunk < self.chunks.start:
+            raise _Deleted
+        return None if chunk < 0 else read_seal(self._directory, chunk).source
+
+
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
     """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; SealInvalid."""
     if not chunks:
         raise _unknown(f"{directory}: there is no chunk")
-    newest = read_seal(directory, chunks[-1])
-    name = _name(directory, newest, place)
+    newest = Sequenced.read_source(read_seal(directory, chunks[-1]).source)
+    writers: list[str | None] = [None] if newest is None else [*sorted(newest.taken)]
+    every = [_Positions(directory, chunks, samples_per_chunk, writer) for writer in writers]
+    entries = [_entries(_known_after(one, chunks[-1])) for one in every]
+    name = _name(directory, dict(chain.from_iterable(one.items() for one in entries)), place)
+    found, refused = list[PlaceRows](), list[StateMismatch]()
+    for positions, own in zip(every, entries, strict=True):
+        if name in own:
+            # Several writers may read the same source.
+            try:
+                found.append(_find(positions, name, samples_per_chunk, place))
+            except StateMismatch as error:
+                refused.append(error)
+    if not found:
+        raise refused[0]
+    return max(found, key=lambda one: len(one.samples))
+
+
+def _known_after(positions: _Positions, chunk: int) -> Any:
+    """Returns the position after a chunk, None also if it is deleted."""
+    with contextlib.suppress(_Deleted):
+        return positions.after(chunk)
+    return None
+
+
+def _find(positions: _Positions, name: str, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
+    chunks = positions.chunks
+    newest = _known_after(positions, chunks[-1])
     # Which number of a position is compared, and what it must exceed.
     which, wanted = (0, place.byte or 0) if place.line is None else (1, place.line - 1)
 
     def mark(chunk: int) -> _SourcePosition:
-        return _position_in(newest if chunk == chunks[-1] else read_seal(directory, chunk), name)
+        return _position_in(newest if chunk == chunks[-1] else _known_after(positions, chunk), name)
 
     def reached(chunk: int) -> int:
         return mark(chunk)[which]
@@ -78,7 +171,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
         raise _unknown(f"{place}: only {reached(chunks[-1])} {('bytes', 'lines')[which]} of it are published so far")
-    first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
+    first, last, begin = 0, positions.last(min(at, chunks[-1])), _SourcePosition()
     if at > chunks.start:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
@@ -95,16 +188,16 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         raise _unknown(f"{place}: that line is blank, so no row is made of it")
     digests, found = _digests(line), list[int]()
     for chunk in range(max(first, chunks.start), last + 1):
-        rows = np.flatnonzero(np.isin(read_seal(directory, chunk).digests, digests))
-        found += (chunk * samples_per_chunk + rows).tolist()
+        row, own = positions.digests(chunk)
+        found += (chunk * samples_per_chunk + row + np.flatnonzero(np.isin(own, digests))).tolist()
     gone = f"the chunks below {chunks.start} are deleted, " if first < chunks.start else ""
     why = f"no row there equals that line: {gone}rows are not published as the lines are, or the file has changed since"
     return PlaceRows(within, tuple(found), None if found else why)
 
 
-def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
+def _name(directory: Path, entries: Mapping[str, dict[str, Any]], place: SourcePlace) -> str:
     """Returns the name of a source in the seals."""
-    kinds = {path: entry.get("kind") for path, entry in _entries(seal).items()}
+    kinds = {path: entry.get("kind") for path, entry in entries.items()}
     if not kinds:
         raise _unknown(f"{directory}: its seals hold no positions in sources: another program has written the stream")
     same = [place.path] if place.path in kinds else []
@@ -118,15 +211,15 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     return same[0]
 
 
-def _position_in(seal: Seal | None, name: str) -> _SourcePosition:
-    """Returns how far a seal says a source of lines was read; 0 if it was not begun, or not given yet."""
-    open_unit, entry = seal is not None and bool(_counted(seal.source, "skip")), _entries(seal).get(name)
-    if seal is None or entry is None or entry.get("kind") is None:
+def _position_in(source: Any, name: str) -> _SourcePosition:
+    """Returns how far a source of lines was read by a position; 0 if it was not begun, or not given yet."""
+    open_unit, entry = bool(_counted(source, "skip")), _entries(source).get(name)
+    if entry is None or entry.get("kind") is None:
         return _SourcePosition(open_unit=open_unit)
     offset: Any = entry.get("offset")
     line: Any = entry.get("line")
     if not all(type(one) is int and 0 <= one <= MAX_SAMPLES for one in (offset, line)):
-        raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
+        raise _unknown(f"{name}: a seal does not say how far it was read")
     return _SourcePosition(offset, line, open_unit)
 
 
@@ -189,28 +282,49 @@ _Lines = tuple[Origin, dict[int, list[int]]]
 class Origins:
     """Finds the origins of rows of a native stream; `chunks` are the existing ones."""
 
-    def __init__(self, directory: Path, chunks: range) -> None:
-        self._directory, self._chunks = directory, chunks
-        # For the last chunk: consecutive calls mostly concern one chunk.
-        self._last: tuple[Seal, list[_Lines]] | None = None
+    def __init__(self, directory: Path, chunks: range, samples_per_chunk: int) -> None:
+        self._directory, self._chunks, self._size = directory, chunks, samples_per_chunk
+        # For the last chunk and writer: consecutive calls mostly concern one of each.
+        self._seal: Seal | None = None
+        self._last: tuple[int, str | None, list[_Lines]] | None = None
+
+    def writer(self, chunk: int, row: int) -> tuple[str, int] | None:
+        """Returns the writer of a row, and the row's number of all that it has written; None if there is one producer.
+
+        Also None if the chunk is deleted.
+        """
+        position = Sequenced.read_source(self._read(chunk).source) if chunk in self._chunks else None
+        for one in () if position is None else position.rows:
+            if row < one.count:
+                return one.writer, one.first + row
+            row -= one.count
+        return None
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
         """Returns the origins of a row: one source with its line, or all candidates; empty if unknown."""
-        if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
+        if chunk not in self._chunks:
             return ()
-        if self._last is None or self._last[0].chunk != chunk:
-            seal = read_seal(self._directory, chunk)
-            self._last = seal, list(self._look(seal))
-        seal, read = self._last
-        digest = int(seal.digests[row])
+        writer, seal = self.writer(chunk, row), self._read(chunk)
+        name = None if writer is None else writer[0]
+        if self._last is None or self._last[:2] != (chunk, name):
+            self._last = chunk, name, []
+            with contextlib.suppress(_Deleted):
+                positions = _Positions(self._directory, self._chunks, self._size, name)
+                self._last = chunk, name, list(self._look(positions, chunk))
+        digest, read = int(seal.digests[row]), self._last[2]
         found = (replace(one, lines=tuple(lines[digest]), why=None) for one, lines in read if digest in lines)
         return tuple(found) or tuple(one for one, _ in read)
 
-    def _look(self, seal: Seal) -> Iterator[_Lines]:
-        if not _entries(seal):
-            raise StateMismatch(f"{self._directory}: seal {seal.chunk} names no source; leave out --origins")
-        begin = read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
-        end, known = self._end(seal), _entries(begin)
+    def _read(self, chunk: int) -> Seal:
+        if self._seal is None or self._seal.chunk != chunk:
+            self._seal = read_seal(self._directory, chunk)
+        return self._seal
+
+    def _look(self, positions: _Positions, chunk: int) -> Iterator[_Lines]:
+        if not _entries(positions.after(chunk)) and positions.writer is None:
+            raise StateMismatch(f"{self._directory}: seal {chunk} names no source; leave out --origins")
+        begin, end = positions.before(chunk), self._end(positions, chunk)
+        known = _entries(begin)
         for name, entry in _entries(end).items():
             kind = entry.get("kind")
             if entry == known.get(name) or kind is None:
@@ -222,16 +336,17 @@ class Origins:
             else:
                 yield Origin(name, why=f"a source of kind {kind} has no lines"), {}
 
-    def _end(self, seal: Seal) -> Seal | None:
-        """Returns the seal with the positions for a chunk: its own, or the one past its block; None if none yet."""
-        if not _counted(seal.source, "skip"):
-            return seal
+    def _end(self, positions: _Positions, chunk: int) -> Any:
+        """Returns the position past all rows of a chunk, and past its block if it ends in one; None if none is."""
+        if not _counted(source := positions.after(chunk), "skip"):
+            return source
 
         def rows(chunk: int) -> int:
-            return _counted(read_seal(self._directory, chunk).source, "rows")
+            return _counted(positions.after(chunk), "rows")
 
-        at = self._chunks.start + bisect_right(self._chunks, _counted(seal.source, "rows"), key=rows)
-        return read_seal(self._directory, at) if at in self._chunks else None
+        later = range(chunk, self._chunks.stop)
+        at = chunk + bisect_right(later, _counted(source, "rows"), key=rows)
+        return positions.after(at) if at in later else None
 
 
 def _counted(entry: Any, name: str) -> int:
@@ -240,9 +355,8 @@ def _counted(entry: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
-    """Returns the entries of a seal for each source, by name."""
-    source = None if seal is None else seal.source
+def _entries(source: Any) -> dict[str, dict[str, Any]]:
+    """Returns the entries of a position for each source, by name."""
     entries = source.get("sources") if isinstance(source, dict) else None
     if not isinstance(entries, list):
         return {}

@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch
 from lazyshard.format import records
@@ -32,8 +32,10 @@ from lazyshard.format.records import END, FORMAT, FORMAT_WITH_ARRAYS, HEAD, MANI
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import ReadingHint
+from lazyshard.format.writers import Sequenced
 from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
+from lazyshard.inspection.verification_writers import Positions, check_writers
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
 from lazyshard.stream.listing import are_whole, read_manifest, stream_missing, stream_unsealed
@@ -63,6 +65,7 @@ class Verified:
     running: bool  # whether its producer was running
     quick: bool  # whether the rows were not read
     findings: tuple[Fault, ...]  # what is wrong, in the order of the chunks
+    pieces: int = 0  # pieces of its writers that wait for a number in it, and were checked, too
 
     def count(self, severity: Severity) -> int:
         """Returns the number of findings of a severity."""
@@ -78,12 +81,14 @@ def verify(
     clock: Callable[[], float] = time.time,
     grace_s: float = GRACE_S,
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    first_chunk: int = 0,
 ) -> Verified:
     """Checks a stream, with `jobs` processes. Faults in its files are returned, not raised.
 
     For a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None: as many as in its first.
     `quick` does not read rows. A file that a running producer has published may stay invisible for `grace_s` seconds.
-    `report` is called with the phase, the chunks done, and their total. Raises StreamMissing, FileInvalid,
+    `report` is called with the phase, the chunks done, and their total. Chunks before `first_chunk` are not checked.
+    Raises StreamMissing, FileInvalid,
     VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has another
     samples_per_chunk, or another stream replaced it meanwhile; ChildProcessError: a process has ended early.
     """
@@ -97,11 +102,17 @@ def verify(
         per_chunk = files.manifest.samples_per_chunk
     if not files.native and not files.seals:
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
-    chunks, verdicts = facts.chunks_to_check(files), dict[int, ChunkVerdict]()
+    chunks = [one for one in facts.chunks_to_check(files) if one.chunk >= first_chunk]
+    verdicts, positions, shared = dict[int, ChunkVerdict](), Positions(), None
+    if files.manifest is not None and files.manifest.writers is not None:
+        shared = files.manifest
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
     report("verifying", 0, len(chunks))
     for found in check_in_order(directory, quick, [chunks[at : at + size] for at in range(0, len(chunks), size)], jobs):
-        verdicts.update((one.chunk, one) for one in found)
+        for one in found:
+            # A position grows with the writers, and only that of the chunk before is needed.
+            verdicts[one.chunk] = one._replace(position=None)
+            positions.add(one.chunk, one.position, one.samples)
         report("verifying", len(verdicts), len(chunks))
     while files.running and (left := until - time.monotonic()) > 0:
         # Waits for files that a running producer has published, and has not deleted since, to appear.
@@ -115,10 +126,21 @@ def verify(
     if (now := None if manifest is None else manifest.stream_id) != files.stream_id:
         what = f"{directory}: the stream was replaced while it was checked; run the same command again"
         raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
-    return _judge(files, verdicts, per_chunk, quick)
+    pieces = 0
+    if shared is not None:
+        of_writer = partial(_verify_pieces, quick=quick, jobs=jobs, clock=clock, grace_s=grace_s)
+        findings, pieces = check_writers(directory, shared, positions.taken, of_writer)
+        files.findings += [*positions.findings, *findings]
+    return _judge(files, verdicts, per_chunk, quick, pieces)
 
 
-def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int | None, quick: bool) -> Verified:
+def _verify_pieces(folder: Path, first: int, **settings: Any) -> Verified:
+    return verify(folder, first_chunk=first, **settings)
+
+
+def _judge(
+    files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int | None, quick: bool, pieces: int
+) -> Verified:
     """Returns the result: faults of chunks and names, and contradictions between the files."""
     there = [one for one in verdicts.values() if one.missing is None]
     if per_chunk is None:
@@ -135,7 +157,7 @@ def _judge(files: StreamFiles, verdicts: dict[int, ChunkVerdict], per_chunk: int
 
     samples, size = sum(one.samples or 0 for one in there), sum(one.size or 0 for one in there)
     about = files.native, files.stream_id, per_chunk, files.first, files.stop, samples, size
-    return Verified(*about, files.ended, files.running, quick, tuple(sorted(findings, key=place)))
+    return Verified(*about, files.ended, files.running, quick, tuple(sorted(findings, key=place)), pieces)
 
 
 def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | None) -> Iterator[Fault]:
@@ -239,12 +261,13 @@ class ChunkVerdict(NamedTuple):
     size: int | None
     findings: tuple[Fault, ...]
     missing: str | None = None
+    position: Sequenced | None = None  # in its seal, if the sequencer of several writers has written it
 
 
 def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict:
     """Checks a chunk; `quick` only compares sizes with the seal, but still counts the rows of a foreign chunk."""
     name, opened = files.data, open_unread if quick else open_file
-    samples = size = None
+    samples = size = position = None
     try:
         if files.seal is None:
             chunk = open_foreign(directory / name, files.chunk)
@@ -252,7 +275,7 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
         else:
             name = files.seal
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
-            samples, size = seal.samples, seal.size
+            samples, size, position = seal.samples, seal.size, Sequenced.read_source(seal.source)
             if (seal.arrays is None) is not (files.arrays is None):
                 told = (FORMAT, FORMAT_WITH_ARRAYS) if files.arrays is None else (FORMAT_WITH_ARRAYS, FORMAT)
                 raise SealInvalid(field="format", expected=f"{told[0]}, as in {MANIFEST}", actual=str(told[1]))
@@ -267,7 +290,7 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
     except (LazyShardError, OSError) as error:
         where = os.path.basename(error.file or name) if isinstance(error, ChunkCorrupt) else name
         faults = (facts.file_fault(where, error, files.chunk),)
-    return ChunkVerdict(files.chunk, files.data, samples, size, faults)
+    return ChunkVerdict(files.chunk, files.data, samples, size, faults, position=position)
 
 
 def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -129,7 +130,7 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
     """
     write_new(temporary, data, durable=True)
     try:
-        linked = _link(temporary, target)
+        linked = link(temporary, target)
     except OSError:
         # Before there is a stream nothing cleans up, and on a full disk each attempt would leave another file.
         with contextlib.suppress(OSError):
@@ -142,7 +143,7 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
         remove(temporary)
 
 
-def _link(source: Path, target: Path) -> bool:
+def link(source: Path, target: Path) -> bool:
     """Creates a hard link with a free name; returns False if hard links are not supported."""
     try:
         os.link(source, target)
@@ -162,6 +163,16 @@ def _link(source: Path, target: Path) -> bool:
         remove(trial)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from cause
     return True
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies a file durably to a name that is free; the system moves the bytes."""
+    shutil.copyfile(source, target, follow_symlinks=False)
+    fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
 
 
 def open_own(path: Path, flags: int = os.O_CREAT) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
+from lazyshard.format.writers import Committed
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
 
@@ -109,7 +110,7 @@ def own_process() -> str:
     return f"{place} {started}" if place and started else ""
 
 
-def process_gone(head: Head) -> bool | None:
+def process_gone(head: Head | Committed) -> bool | None:
     """Returns whether a producer's process does not exist on this machine; None if it runs on another machine."""
     if head.host != socket.gethostname() or head.pid < 1:
         return None
@@ -122,7 +123,7 @@ def process_gone(head: Head) -> bool | None:
     return process_ended(head)
 
 
-def process_ended(head: Head) -> bool:
+def process_ended(head: Head | Committed) -> bool:
     """Returns whether a producer's process has certainly ended: only if it had the boot and namespace of this one."""
     place, _, started = head.process.rpartition(" ")
     return bool(place) and place == _place() and _started(head.pid) not in (None, started)

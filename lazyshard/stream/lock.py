@@ -56,22 +56,35 @@ _log = logging.getLogger("lazyshard")
 
 
 def open_for_writing(
-    directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
+    directory: Path,
+    samples_per_chunk: int | None,
+    clock: Callable[[], float],
+    arrays: bool,
+    encoding: Encoding | None,
+    *,
+    stream_id: str | None = None,
+    shared: bool = False,
 ) -> tuple[records.Manifest, WriterLock, Announcer, Published, Any]:
     """Opens a stream for writing, creates it if needed, and notifies the readers. Raises as `ChunkWriter` does.
 
     Also returns what is published, and the position after that.
     """
     # Refuses what can be refused before anything is created and before another producer is fenced.
-    find_manifest(directory, samples_per_chunk, arrays, encoding)
+    find_manifest(directory, samples_per_chunk, arrays, encoding, shared=shared)
     directory.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(directory, clock())
     try:
-        manifest = find_manifest(directory, samples_per_chunk, arrays, encoding)
+        manifest = find_manifest(directory, samples_per_chunk, arrays, encoding, shared=shared)
         if manifest is None:
             assert samples_per_chunk is not None
-            manifest = records.Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
-            _create_stream(directory, manifest, lock.path(MANIFEST))
+            manifest = records.Manifest(stream_id or uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
+            try:
+                create_stream(directory, manifest, lock.path(MANIFEST))
+            except FileExistsError as cause:
+                raise invalid(directory, _UNSEEN) from cause
+        if stream_id not in (None, manifest.stream_id):
+            what = f"{directory}: holds a stream of identity {manifest.stream_id}, not {stream_id}; restore the folder"
+            raise StreamMismatch(what, directory=str(directory), expected=stream_id, actual=manifest.stream_id)
         found, last = recover(directory, manifest, lock)
         chunks, samples, source = found.chunks, found.samples, None if last is None else last.source
         announcer = Announcer(directory, lock.path, manifest.samples_per_chunk, samples, clock)
@@ -98,7 +111,12 @@ def open_for_writing(
 
 
 def find_manifest(
-    directory: Path, samples_per_chunk: int | None, arrays: bool = False, encoding: Encoding | None = None
+    directory: Path,
+    samples_per_chunk: int | None,
+    arrays: bool = False,
+    encoding: Encoding | None = None,
+    *,
+    shared: bool = False,
 ) -> records.Manifest | None:
     """Returns a stream's manifest, None if there is none yet and it can be created. Changes nothing.
 
@@ -113,11 +131,13 @@ def find_manifest(
     if unseen and (manifest := read_manifest(directory, samples_per_chunk)) is None:
         raise invalid(directory, _UNSEEN)
     if manifest is not None:
-        _check_same(directory, manifest, arrays, encoding)
+        _check_same(directory, manifest, arrays, encoding, shared)
     return manifest
 
 
-def _check_same(directory: Path, manifest: records.Manifest, arrays: bool, encoding: Encoding | None) -> None:
+def _check_same(
+    directory: Path, manifest: records.Manifest, arrays: bool, encoding: Encoding | None, shared: bool
+) -> None:
     was, what, way = manifest.encoding, "", "continue with the original encoding"
     expected, actual = map(_named, (encoding, was))
     if was is not None and encoding is not None and (found := records.differences(was, encoding)):
@@ -128,6 +148,10 @@ def _check_same(directory: Path, manifest: records.Manifest, arrays: bool, encod
         what = f"it was created {'to hold arrays' if manifest.arrays else 'without arrays'}"
         way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True"
         expected, actual = f"arrays={arrays}", f"arrays={manifest.arrays}"
+    if not what and (manifest.writers is not None) != shared:
+        kinds = "one producer without a name", "several writers, each with a name"
+        expected, actual = kinds[shared], kinds[not shared]
+        what, way = f"it has {actual}", "leave out writer=" if shared else "open it with writer=NAME (--writer NAME)"
     if what:
         what = f"{directory}: {what}. This never changes for a stream: {way}, or use another directory"
         raise StreamMismatch(what, directory=str(directory), expected=expected, actual=actual)
@@ -154,7 +178,7 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
     return True
 
 
-def _create_stream(directory: Path, manifest: records.Manifest, temporary: Path) -> None:
+def create_stream(directory: Path, manifest: records.Manifest, temporary: Path) -> None:
     """Publishes a new stream's manifest after making the names of all parent directories durable: some may be new."""
     path = directory.absolute()
     while not os.path.ismount(path):
@@ -162,10 +186,7 @@ def _create_stream(directory: Path, manifest: records.Manifest, temporary: Path)
         # This process has not made a directory that it may not even list.
         with contextlib.suppress(PermissionError):
             sync_directory(path)
-    try:
-        publish_new_bytes(manifest.encode(), directory / MANIFEST, temporary)
-    except FileExistsError as cause:
-        raise invalid(directory, _UNSEEN) from cause
+    publish_new_bytes(manifest.encode(), directory / MANIFEST, temporary)
 
 
 def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tuple[Published, Seal | None]:

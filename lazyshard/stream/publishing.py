@@ -25,9 +25,11 @@ import xxhash
 from lazyshard.errors import ProducerFenced
 from lazyshard.format.batch import CheckedLines
 from lazyshard.format.records import END, End, arrays_name, chunk_name, seal_name
-from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.format.seal import Seal, SealBytes, SealedArrays
+from lazyshard.store import durable
 from lazyshard.store.durable import create, publish_bytes, rename, start_writing_back, sync, sync_directory, write_all
 from lazyshard.store.files import MAX_PLAIN_BYTES
+from lazyshard.stream.chunk import damaged
 
 if TYPE_CHECKING:
     from lazyshard.stream.lock import WriterLock
@@ -220,14 +222,73 @@ class OpenChunk:
         for file in self.files:
             file.discard(remove=remove)
 
-    def seal(self, source: Any, now: float) -> Seal:
+    def seal(self, source: Any, now: float) -> bytes:
         """Returns the seal of the rows so far, with lengths only if every row has one."""
         tokens = np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None
         side = None if self.arrays is None else SealedArrays(*self.arrays.sealed())
-        return Seal(self.number, *self.rows.sealed(), tokens, source, now, side)
+        return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
 
 
-def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lock: WriterLock) -> None:
+class Piece:
+    """A published chunk of a writer's own stream, to be published as a chunk of the shared one; see `OpenChunk`.
+
+    Its files get a second name: no byte of them is read. Where there are no hard links they are copied.
+    """
+
+    def __init__(self, number: int, path: Callable[[str], Path], folder: Path, seal: SealBytes) -> None:
+        self.number, self._seal = number, seal
+        self.rows = PieceFile(seal.chunk, folder / chunk_name(seal.chunk), path(chunk_name(number)), seal.size)
+        self.arrays: PieceFile | None = None
+        if (size := seal.arrays_size) is not None:
+            names = arrays_name(seal.chunk), arrays_name(number)
+            self.arrays = PieceFile(seal.chunk, folder / names[0], path(names[1]), size)
+        self._links = [self.rows] if self.arrays is None else [self.rows, self.arrays]
+
+    def __len__(self) -> int:
+        return self._seal.samples
+
+    def check(self) -> None:
+        """Raises ChunkCorrupt, FileNotFoundError: the files are not as long as sealed, or not there."""
+        for file in self._links:
+            file.check()
+
+    def finish(self) -> None:
+        """A step: gives the files their second name."""
+        for file in self._links:
+            file.link()
+
+    def discard(self, *, remove: bool = True) -> None:
+        """Removes the second names if it can."""
+        for file in self._links:
+            with contextlib.suppress(OSError):
+                durable.remove(file.path)
+
+    def seal(self, source: Any, now: float) -> bytes:
+        """Returns the seal of the chunk."""
+        return self._seal.encode(self.number, source, now)
+
+
+class PieceFile:
+    """One of a piece's files: `path` is its second name."""
+
+    def __init__(self, number: int, first: Path, path: Path, size: int) -> None:
+        self._number, self._first, self.path, self._size = number, first, path, size
+
+    def check(self) -> None:
+        """Raises as `Piece.check`."""
+        if (found := os.stat(self._first, follow_symlinks=False)).st_size != self._size:
+            raise damaged(
+                self._first, self._number, None, None, f"{self._size} bytes as sealed", f"{found.st_size} bytes"
+            )
+
+    def link(self) -> None:
+        """Gives the file its second name, or makes a durable copy."""
+        durable.remove(self.path)
+        if not durable.link(self._first, self.path):
+            durable.copy(self._first, self.path)
+
+
+def publish_chunk(directory: Path, chunk: OpenChunk | Piece, source: Any, now: float, lock: WriterLock) -> None:
     """Publishes a chunk whose rows were all passed on. It is published if and only if this returns.
 
     Checks the lock before each visible step. Raises ProducerFenced: another producer has taken the stream over, or has
@@ -247,7 +308,7 @@ def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lo
     sync_directory(directory)
     seal = chunk.seal(source, now)
     lock.check()
-    publish_bytes(seal.encode(), target, lock.path(target.name))
+    publish_bytes(seal, target, lock.path(target.name))
 
 
 def publish_end(directory: Path, chunks: int, samples: int, source: Any, temporary: Path) -> None:

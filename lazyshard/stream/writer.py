@@ -9,19 +9,23 @@ import operator
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from lazyshard.errors import LazyShardError, WriterFailed, redact
+from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed, redact
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
+from lazyshard.format.seal import SealBytes
 from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state
+from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import OpenChunk, WriteSteps
+from lazyshard.stream.publishing import OpenChunk, Piece, WriteSteps
+from lazyshard.stream.sequencer import Gate
+from lazyshard.stream.share import Share
 
 HEARTBEAT_S: Final = 5.0
 """Maximum age of `head.json` while rows arrive. Readers only report its age; nothing acts on less than a minute."""
@@ -53,6 +57,17 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             it must be the value it was created with.
         encoding: how all rows are encoded, as plain facts by name (see docs/encoding.md); stored in the manifest. None
             if rows are not encoded. Needs `arrays`.
+        writer: the name of this writer if several write to the stream, each under its own name: 1 to 64 letters,
+            digits, `.`, `_` and `-`. Its chunks are published in `.writers/NAME` first; one of the writers' processes,
+            or `lazyshard-producer sequence`, gives them their numbers in the stream. Everything here but
+            `samples_per_chunk` is about this writer's rows alone. None: the only producer of its stream.
+        writers: how many writers the stream has, or their names: it ends when all of them have ended. 0, the default of
+            a new stream: it ends by `lazyshard-producer end`. For a stream that is there it must be the same, or None.
+        gate: returns the limits of the stream of several writers, by the `ChunkWriter` of its sequencer. They apply
+            while this process sequences. None: there are none.
+        pause: called with seconds and a reason, instead of `time.sleep`, while a named writer waits for the sequencer:
+            in the call that fills a chunk (see `held`), in `close`, and here if the writer has ended before. After the
+            end of this writer it may raise to leave the rest to other processes.
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
@@ -81,14 +96,48 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         overlap: bool = False,
         arrays: bool = False,
         encoding: Encoding | None = None,
+        writer: str | None = None,
+        writers: int | Iterable[str] | None = None,
+        gate: Callable[[ChunkWriter], Gate] | None = None,
+        pause: Callable[[float, str], object] = lambda seconds, reason: time.sleep(seconds),
     ) -> None:
-        self.directory = Path(directory)
+        shared = Path(directory)
+        self._share: Share | None = None
+        if writer is not None:
+            made = samples_per_chunk, clock, arrays, encoding
+            open_stream = functools.partial(open_sequenced, shared, *made[1:])
+            self._share = Share(shared, writer, writers, *made, open_stream=open_stream, gate=gate, pause=pause)
+        elif writers is not None:
+            raise ValueError(f"{shared}: writers={writers!r} needs writer=NAME, the name of this one")
+        self._open(shared, samples_per_chunk, clock, overlap, arrays, encoding, shared=False)
+
+    def _open(
+        self,
+        directory: Path,
+        samples_per_chunk: int | None,
+        clock: Callable[[], float],
+        overlap: bool,
+        arrays: bool,
+        encoding: Encoding | None,
+        shared: bool,
+    ) -> None:
+        self.directory = directory if self._share is None else self._share.folder
         self._pid = os.getpid()
         if encoding is not None:
             encoding = check_encoding(encoding)
             if not arrays:
                 raise ValueError(f"{self.directory}: encoded rows hold arrays; give arrays=True with encoding")
-        opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays, encoding)
+        stream_id = None if self._share is None else self._share.piece_stream_id
+        samples_per_chunk = samples_per_chunk if self._share is None else self._share.samples_per_chunk
+        try:
+            opened = open_for_writing(
+                self.directory, samples_per_chunk, clock, arrays, encoding, stream_id=stream_id, shared=shared
+            )
+        except StreamEnded as ended:
+            if self._share is not None:
+                # Its process may have been killed before its last pieces were numbered, and before the stream's end.
+                self._share.complete(ended.samples or 0)
+            raise
         manifest, self._lock, self._announcer, found, self.source = opened
         self.arrays, self.stream_id, self.samples_per_chunk = arrays, manifest.stream_id, manifest.samples_per_chunk
         self.full_chunks = self.published_chunks = found.chunks
@@ -102,6 +151,8 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._publishing = 0  # number of the step that publishes
         self._begin_chunk()
         self._closed = False
+        if self._share is not None:
+            self._share.begin(self.published_samples, self._retire_pieces)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, parsed to check it.
@@ -179,6 +230,33 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise rows.refused
         return rows.duplicates
 
+    def publish_piece(self, folder: Path, seal: SealBytes, *, source: Any) -> None:
+        """Publishes a chunk of another stream on this filesystem as the next one of this stream. Raises as `write`.
+
+        Its files get a second name here, which costs the same whatever their size.
+
+        Args:
+            folder: the other stream's directory.
+            seal: the seal of its chunk, which must hold `samples_per_chunk` rows. The open chunk here must be empty.
+            source: as in `write`.
+
+        Raises:
+            ChunkCorrupt, FileNotFoundError: a file of the chunk has another length than its seal says, or is not there;
+                nothing is published, and the writer continues.
+        """
+        self._check_open()
+        fits = seal.samples == self.samples_per_chunk and (seal.arrays_size is not None) is self.arrays
+        if len(self._chunk) or not fits:
+            raise ValueError(f"{folder}: chunk {seal.chunk} cannot be the next one of {self.directory}")
+        piece = Piece(self.full_chunks, self._lock.path, folder, seal)
+        piece.check()
+        self._row_source = source
+        self.samples += len(piece)
+        try:
+            self._publish(piece)
+        except BaseException as cause:
+            self._fail(cause)
+
     @property
     def state(self) -> ProducerState:
         """The state of this producer in `head.json`, from the next publish or heartbeat on."""
@@ -208,10 +286,23 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.state = state or self.state
         self._finish_steps(functools.partial(self._tell_alive, note))
 
+    def held(self) -> str | None:
+        """Returns why the chunk that begins now would wait when it is full, None if it would not. Raises as `write`.
+
+        A named writer waits while two of its chunks have no number in the stream.
+        """
+        self._check_open()
+        return None if self._share is None else self._share.held(self.full_chunks * self.samples_per_chunk)
+
     def settle(self) -> None:
         """Returns when every full chunk is published; at once without `overlap`. Raises as `write`."""
         self._check_open()
         self._finish_steps()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call has failed so that the stream must be opened again."""
+        return self._failure is not None
 
     def check_owner(self) -> Path:
         """Raises ProducerFenced if the stream no longer belongs to this producer; call it before deleting chunks.
@@ -260,6 +351,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         except BaseException as cause:
             self._leave("failed", _why(cause))
             raise
+        else:
+            if end and self._share is not None:
+                self._share.finish(self.published_samples)
         finally:
             self._closed = True
             self._dropped.detach()
@@ -268,6 +362,8 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                 self._chunk.discard()
                 self._announcer.close()
                 self._lock.release()
+            if self._share is not None:
+                self._share.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
@@ -284,9 +380,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         if len(self._chunk) == self.samples_per_chunk:
             self._publish()
 
-    def _publish(self, *, last: bool = False) -> None:
-        chunk = self._chunk
-        for file in chunk.files:
+    def _publish(self, piece: Piece | None = None, *, last: bool = False) -> None:
+        chunk = piece or self._chunk
+        for file in self._chunk.files:
             file.pass_on()
         # Waits for the previous chunk: at most one may be in progress.
         self._steps.wait(self._publishing)
@@ -296,7 +392,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._begin_chunk()
         self._publishing = self._steps.do(step)
 
-    def _publish_chunk(self, chunk: OpenChunk, source: Any, full_at: float, last: bool) -> None:
+    def _publish_chunk(self, chunk: OpenChunk | Piece, source: Any, full_at: float, last: bool) -> None:
+        if self._share is not None:
+            self._share.make_room(self.published_samples, self._tell_alive)
         try:
             publishing.publish_chunk(self.directory, chunk, source, self._clock(), self._lock)
         except BaseException:
@@ -308,7 +406,12 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         if not last:
             # A partial chunk is the last one: the head counts it only together with the end.
             self._tell(self._state)
+        if self._share is not None:
+            self._share.wake()
         self.publish_s = time.monotonic() - full_at
+
+    def _retire_pieces(self, chunks_before: int) -> None:
+        retire(self.directory, chunks_before, self.published_chunks, check=self.check_owner)
 
     def _end(self) -> None:
         if len(self._chunk):
@@ -391,6 +494,14 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     def _forked(self) -> RuntimeError:
         return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}; this process is its fork")
+
+
+def open_sequenced(directory: Path, clock: Callable[[], float], arrays: bool, encoding: Encoding | None) -> ChunkWriter:
+    """Returns the writer of a stream of several writers, for their sequencer. Raises as `ChunkWriter`."""
+    writer = ChunkWriter.__new__(ChunkWriter)
+    writer._share = None
+    writer._open(directory, None, clock, False, arrays, encoding, shared=True)
+    return writer
 
 
 def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:

@@ -12,6 +12,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
@@ -19,15 +21,17 @@ import typer
 
 from lazyshard.cli.output import application, help_of
 from lazyshard.format.records import End
+from lazyshard.store.files import is_url
 from lazyshard_producer import errors
 from lazyshard_producer.configuration.given import assemble, example, read_config, sort_arguments, with_options
-from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.display import Metrics, choose_display, say
+from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, Option, Settings
+from lazyshard_producer.display import Display, Metrics, choose_display, say
 from lazyshard_producer.errors import NAME, count, explain, holding, one_line
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
-from lazyshard_producer.run import describe_run, run
+from lazyshard_producer.run import complete_end, describe_run, find_end, run
 from lazyshard_producer.shipping import as_directory
 from lazyshard_producer.stop import Stop
+from lazyshard_producer.writers import describe_end, end, sequence
 
 
 def _kept_rows(stream: str, directory: str) -> Iterator[str | bytes]:
@@ -68,7 +72,7 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
     name = found.rest[0] if found.rest else ""
     try:
         task = app(found.rest, standalone_mode=False, prog_name=NAME, obj=(stop, found))
-        if callable(task) and name != "run":
+        if callable(task) and name not in ("run", "sequence", "end"):
             # From here on Ctrl-C interrupts the command anywhere; the command leaves no partial state.
             stop.release()
             if stop.requested is signal.SIGINT:
@@ -142,7 +146,8 @@ def _run(
 
     settings = load()
     # The port comes first, so that a port in use is reported before anything is created.
-    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
+    writer = settings.writer
+    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port, writer)) as metrics:
         display = choose_display(no_progress, settings.log_every_s, metrics)
         if metrics.address is not None:
             display.note(f"metrics at {metrics.address}")
@@ -152,7 +157,7 @@ def _run(
         with contextlib.closing(display):
             result = run(settings, display, stop, None if config is None else load)
         if isinstance(result, End):
-            say(f"already ended: {settings.out} holds {holding(result.samples, result.chunks)}; nothing to do")
+            say(f"already ended: {settings.place} holds {holding(result.samples, result.chunks)}; nothing to do")
             return errors.FINISHED
         display.finish(result)
         return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
@@ -237,14 +242,87 @@ def _quarantine(
         return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
-def _offer(command: Callable[..., int], codes: Mapping[int, str] = MappingProxyType({}), **settings: Any) -> None:
-    """Registers a command with typer, which then returns a callable; with exit codes it also gets a run's options."""
+_Shared = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")]
+
+
+def _sequence(
+    context: typer.Context, stream: _Shared, no_progress: _Quiet = False, debug: _Debug = False, **given: Any
+) -> int:
+    """Gives the chunks of a stream's writers their numbers, until the stream has ended.
+
+    Each run with --writer does this too, if no other process does. A sequencer alone outlives them, and its limits hold
+    whichever writers run. If another process sequences, this one takes over when that stops. While there is no stream,
+    it waits for the first writer.
+
+    Examples:
+        lazyshard-producer sequence /shared/stream --max-ahead 64chunks --retain consumed --consumers train
+
+    Exit codes:
+        0  the stream has ended, or SIGTERM stopped the command
+    """
+    stop, flags = context.obj
+    # The limits are checked as those of a run, which needs a source.
+    needed = {"out": "stream", "samples_per_chunk": "1", "writer": "sequencer"}
+    flags = flags.with_values(given)
+    limits = assemble(replace(flags, sources=[{"path": "-"}], values={**flags.values, **needed})).limits
+    return _sequenced(stream, no_progress, stop, lambda place, display: sequence(place, limits, display, stop))
+
+
+def _end(
+    context: typer.Context,
+    stream: _Shared,
+    force: Annotated[bool, typer.Option("--force", help="End the stream although a writer still runs.")] = False,
+    no_progress: _Quiet = False,
+    debug: _Debug = False,
+) -> int:
+    """Ends a stream of several writers, without those that have not ended, and shows what is left out.
+
+    All chunks that the writers have published become part of the stream. Rows that a writer has not published are left
+    out. A stream that was made with --writers ends without this command when all its writers have ended.
+
+    Examples:
+        lazyshard-producer end /shared/stream
+
+    Exit codes:
+        0  the stream has ended, or SIGTERM stopped the command; the request stays
+        6  a writer still runs
+    """
+    stop = context.obj[0]
+    code = _sequenced(stream, no_progress, stop, lambda place, display: end(place, display, stop, force=force))
+    return code if stop.requested is not None else _print_all(describe_end(Path(stream)))
+
+
+def _sequenced(stream: str, quiet: bool, stop: Stop, work: Callable[[Path, Display], bool]) -> int:
+    if is_url(stream):
+        text = f"STREAM: several writers need a directory that all of them share, got {stream!r}"
+        raise errors.SettingInvalid(text, option="STREAM")
+    with contextlib.closing(choose_display(quiet, 60.0, Metrics())) as display:
+        if not work(Path(stream), display):
+            say(f"{NAME}: stopped: {stream} has not ended; run the same command again to continue")
+            return errors.INTERRUPTED if stop.requested is signal.SIGINT else errors.FINISHED
+    if found := find_end(stream, None):
+        complete_end(stream, found)
+        say(f"finished: {stream} holds {holding(found.samples, found.chunks)}")
+    return errors.FINISHED
+
+
+def _offer(
+    command: Callable[..., int],
+    codes: Mapping[int, str] = MappingProxyType({}),
+    options: Iterable[Option] = (),
+    **settings: Any,
+) -> None:
+    """Registers a command with typer, which then returns a callable; `options` are those of a run that it has."""
     text, end = help_of(command, codes)
-    later = functools.update_wrapper(functools.partial(functools.partial, command), command)
-    app.command(command.__name__[1:], help=text, epilog=end, **settings)(with_options(later) if codes else later)
+    later: Callable[..., Any] = functools.update_wrapper(functools.partial(functools.partial, command), command)
+    app.command(command.__name__[1:], help=text, epilog=end, **settings)(
+        with_options(later, options) if options else later
+    )
 
 
-_offer(_run, errors.CODES, context_settings={"allow_extra_args": True})
-_offer(_check, errors.CODES)
+_offer(_run, errors.CODES, BY_NAME.values(), context_settings={"allow_extra_args": True})
+_offer(_check, errors.CODES, BY_NAME.values())
+_offer(_sequence, errors.CODES, [one for one in OPTIONS if one.table == "limits"])
+_offer(_end, errors.CODES)
 _offer(_init)
 _offer(_quarantine)

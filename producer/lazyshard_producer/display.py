@@ -245,14 +245,16 @@ OTHERS: Final = "(others)"
 class Metrics:
     """The metrics of a run, served to Prometheus over HTTP at `address` if a port is given; 0 chooses a free port.
 
-    The first `MAX_LABELS` sources and consumers have their own label, the rest share one. The constructor raises
-    ExtraMissing without prometheus-client, and SettingInvalid if the port is unavailable; no method raises.
+    The first `MAX_LABELS` sources and consumers have their own label, the rest share one. If the run is one of several
+    writers, all metrics have its name as the label `writer`. The constructor raises ExtraMissing without
+    prometheus-client, and SettingInvalid if the port is unavailable; no method raises.
     """
 
     clock: Callable[[], float] = time.monotonic
 
-    def __init__(self, host: str = "", port: int | None = None) -> None:
+    def __init__(self, host: str = "", port: int | None = None, writer: str | None = None) -> None:
         self.address: str | None = None
+        self._writer = {} if writer is None else {"writer": writer}
         self._values = {name: dict(values) for name, *_, values in _FIGURES}
         self._seals, self._seal_s = [0] * (len(_SEAL_BUCKETS) + 1), 0.0
         self._reason: Reason | None = None
@@ -338,14 +340,16 @@ class Metrics:
         from prometheus_client import core
 
         for name, kind, text, label, _ in _FIGURES:
-            labels = [label] if label else []
+            labels = [*([label] if label else []), *self._writer]
             family = getattr(core, f"{kind}MetricFamily")(f"lazyshard_producer_{name}", text, labels=labels)
             # A copy: the run continues meanwhile.
             for key, value in (self.waited() if name == "wait_seconds" else dict(self._values[name])).items():
-                family.add_metric([key] if label else [], value)
+                family.add_metric([*([key] if label else []), *self._writer.values()], value)
             yield family
         text = "Time from a chunk's last row to its durable seal"
-        seals = core.HistogramMetricFamily("lazyshard_producer_seal_seconds", text, labels=[])
+        seals = core.HistogramMetricFamily("lazyshard_producer_seal_seconds", text, labels=[*self._writer])
         bounds = [*map(str, _SEAL_BUCKETS), "+Inf"]
-        seals.add_metric([], list(zip(bounds, accumulate(self._seals), strict=True)), self._seal_s)
+        seals.add_metric(
+            [*self._writer.values()], list(zip(bounds, accumulate(self._seals), strict=True)), self._seal_s
+        )
         yield seals

@@ -19,6 +19,7 @@ from lazyshard.format.records import END, End
 from lazyshard.format.row import check_row
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
+from lazyshard.stream.sequencer import read_committed
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Outcome, Reason, Tally
@@ -30,6 +31,7 @@ from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch
 from lazyshard_producer.sources.source import file_size
 from lazyshard_producer.stop import GivenUp, Stop
+from lazyshard_producer.writers import SharedLimits
 
 BURST_S: Final = 1.0  # after a pause, rows of this time are caught up: enough for a slow publish, no flood
 
@@ -75,6 +77,7 @@ class RowLoop:
     display: Display
     stop: Stop
     load: Load | None = None
+    gate: SharedLimits | None = None  # of a named writer
     clock: Callable[[], float] = field(default=time.monotonic, init=False)
     sleep: Callable[[float], None] = field(default=time.sleep, init=False)
     rows: int = 0
@@ -122,8 +125,13 @@ class RowLoop:
             if mixer.rows:
                 left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
-        with self._watched():
-            writer.close(end=True, source=last.encode(self._pipeline.mixer.names, end=True))
+        try:
+            # A named writer may wait for the stream's limits here, which is no fault of the filesystem.
+            with self._watched() if self.gate is None else contextlib.nullcontext():
+                writer.close(end=True, source=last.encode(self._pipeline.mixer.names, end=True))
+        except GivenUp:
+            return stopped(self.settings, self.stop, self._tally())
+        self.display.wait(None)
         clear_journals(writer.directory)
         since = "since its end was read; they are not in the stream"
         for entry, one in zip(last.sources, self.settings.sources, strict=False):
@@ -131,7 +139,7 @@ class RowLoop:
                 self.display.warn(f"{plain_name(one.path)}: has grown by {count(more, 'byte')} {since}")
         there = self.shelf.settle(writer.published_chunks, self.display.wait)
         tally = self._tally()
-        return Outcome("finished", self.settings.out, tally) if there else stopped(self.settings, self.stop, tally)
+        return Outcome("finished", self.settings.place, tally) if there else stopped(self.settings, self.stop, tally)
 
     def _take_settings(self, new: Settings, old: Settings | None) -> None:
         """Sets rate and limits, where they differ from `old`, which is None at the start."""
@@ -140,7 +148,9 @@ class RowLoop:
             self._pace = None if new.rate is None else Pace(new.rate, self.clock())
         if old is None or new.limits != old.limits:
             self._holdback: Holdback | None = None
-            if new.limits != Limits() or self.shelf.remote:
+            if self.gate is not None:
+                self.gate.limits = new.limits
+            elif new.limits != Limits() or self.shelf.remote:
                 size, check, warn = self.writer.samples_per_chunk, self.writer.check_owner, self.display.warn
                 self._holdback = Holdback(new.limits, self.shelf, size, check=check, warn=warn)
         if old is not None and new.log_every_s != old.log_every_s:
@@ -208,6 +218,9 @@ class RowLoop:
         # On an error the figures keep their last values.
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
+            if self.gate is not None:
+                told = read_committed(Path(self.settings.out))
+                published = 0 if told is None else told.chunks
             consumers = self.shelf.consumers(published)
             ahead = max(0, published - min(map(hint, consumers))) if consumers else None
             metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
@@ -268,6 +281,9 @@ class RowLoop:
 
     def _wait_for_room(self) -> None:
         """Waits until the next chunk may be published."""
+        # The stream's limits hold a named writer back through the sequencer.
+        while self.gate is not None and (reason := self.writer.held()) is not None:
+            self._pause(0.005, "limit", reason)
         alarmed = False
         while self._holdback is not None:
             # The limits count published chunks, so the previous chunk must be published first.
@@ -343,7 +359,7 @@ def reload_settings(old: Settings, load: Load | None, display: Display) -> Setti
 def stopped(settings: Settings, stop: Stop, tally: Tally | None = None) -> Outcome:
     """Returns the outcome of a run that a signal stopped; without a tally, before the first row."""
     tally = tally or Tally(sources=len(settings.sources))
-    return Outcome("interrupted" if stop.requested is signal.SIGINT else "terminated", settings.out, tally)
+    return Outcome("interrupted" if stop.requested is signal.SIGINT else "terminated", settings.place, tally)
 
 
 def clear_journals(out: Path) -> None:

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,9 @@ from lazyshard.store.files import is_there, is_url, read_file, read_record, read
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest
+from lazyshard.stream.sequencer import read_position
 from lazyshard.stream.stream import open_stream
+from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
@@ -42,6 +45,7 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import GivenUp, Stop
+from lazyshard_producer.writers import SharedLimits
 
 _MOST_NAMED: Final = 5  # files that are listed when their rows are missing from a stream that has ended
 PATIENCE_S: Final = 2.0  # total wait for rows of live sources
@@ -78,7 +82,7 @@ def _check_out(out: str) -> None:
         raise errors.StreamInvalid(f"{out}: {problem}", directory=out)
 
 
-def find_end(out: str, samples_per_chunk: int) -> End | None:
+def find_end(out: str, samples_per_chunk: int | None) -> End | None:
     """Returns the end record of a stream that has ended, None if there is no stream or it has not ended."""
     with contextlib.suppress(FileNotFoundError):
         data = read_file(Path(out, END))
@@ -87,26 +91,43 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
     return None
 
 
-def _open(settings: Settings) -> ChunkWriter | End:
-    """Returns the writer, or the end record if the stream has ended."""
-    size = settings.samples_per_chunk
-    if end := find_end(settings.out, size):
-        return end
-    check_sources(settings)
+def _open(settings: Settings, display: Display, stop: Stop) -> tuple[ChunkWriter | End, SharedLimits | None]:
+    """Returns the writer, or the end record if the stream has ended, or this writer's part of it."""
+    size, gate = settings.samples_per_chunk, None
+    if settings.writer is None and (end := find_end(settings.out, size)):
+        return end, None
+    if settings.writer is None or not find_end(settings.place, size):
+        check_sources(settings)
     form = form_of(settings)
     # As many open files as the system allows: shuffled or mixed sources are open at the same time.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # If no limit can hold the run back, the next rows are read while a chunk is published.
-    free = settings.rate is None and settings.limits == Limits()
+    free = settings.rate is None and (settings.limits == Limits() or settings.writer is not None)
+    more: dict[str, Any] = {"overlap": free, "arrays": form.arrays, "encoding": form.encoding}
+    if settings.writer is not None:
+        gate, pause = SharedLimits(settings.limits, display.warn), partial(_wait_for_sequencer, display, stop)
+        more |= {"writer": settings.writer, "writers": settings.writers, "gate": gate, "pause": pause}
     try:
-        return ChunkWriter(settings.out, size, overlap=free, arrays=form.arrays, encoding=form.encoding)
+        return ChunkWriter(settings.out, size, **more), gate
     except errors.StreamEnded:
         # After a crash only the end record was missing, and the writer has written it.
-        if end := find_end(settings.out, size):
-            return end
-        raise
+        if (end := find_end(settings.place, size)) is None:
+            raise
+        if settings.writer is not None and find_end(settings.out, size):
+            taken, _ = read_position(Path(settings.out)).taken.get(settings.writer, (0, 0))
+            if taken < end.samples:
+                raise
+        return end, None
+
+
+def _wait_for_sequencer(display: Display, stop: Stop, seconds: float, reason: str) -> None:
+    if stop.requested is not None:
+        raise GivenUp
+    if reason:
+        display.wait(reason)
+    time.sleep(seconds)
 
 
 def _publish(loop: RowLoop) -> Outcome:
@@ -158,12 +179,15 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
             opened = open_shelf(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
             with opened as shelf, _named(str(shelf.directory)):
                 inner = replace(settings, out=str(shelf.directory), spool=None)
-                if isinstance(found := _open(inner), ChunkWriter):
-                    return _publish(RowLoop(settings, found, shelf, display, stop, load))
-                complete_end(inner.out, found)
+                found, gate = _open(inner, display, stop)
+                if isinstance(found, ChunkWriter):
+                    return _publish(RowLoop(settings, found, shelf, display, stop, load, gate))
+                complete_end(inner.place, found)
+                if inner.writer is not None and (end := find_end(inner.out, None)):
+                    complete_end(inner.out, end)
                 if not shelf.settle(found.chunks, display.wait):
                     return stopped(settings, stop)
-                _check_ended(inner, found, display.warn, stop)
+                _check_ended(replace(inner, out=inner.place), found, display.warn, stop)
                 return found
         except GivenUp:
             # A signal arrived while the run waited for an object store.
@@ -193,7 +217,10 @@ def complete_end(out: str, end: End) -> None:
     if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
         # Opening a writer does all of it. If another producer holds the lock, that producer does it.
         with contextlib.suppress(errors.StreamEnded, errors.ProducerFenced):
-            ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
+            if manifest.writers is None:
+                ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
+            else:
+                open_sequenced(stream, time.time, manifest.arrays, manifest.encoding)
     clear_journals(stream)
 
 
@@ -304,13 +331,14 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     _check_out(directory)
     check_not_own(settings)
     notes: list[str] = []
-    end = find_end(directory, size)
+    end = find_end(there.place, size)
     if end is None:
-        form = form_of(settings)
-        find_manifest(Path(directory), size, form.arrays, form.encoding)
+        form, shared = form_of(settings), settings.writer is not None
+        find_manifest(Path(directory), size, form.arrays, form.encoding, shared=shared)
     else:
-        _check_ended(there, end, notes.append)
-    stream = open_stream(Path(directory), None)
+        _check_ended(replace(there, out=there.place), end, notes.append)
+    there_is_one = os.path.isdir(there.place) or settings.writer is None
+    stream = open_stream(Path(there.place), None) if there_is_one else None
     published = None if stream is None else stream.published()
     if end is not None:
         text = f"has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
@@ -319,7 +347,7 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     else:
         there_is = holding(published.samples, published.chunks)
         text = f"holds {there_is}; a run would continue after them, {count(size, 'sample')} per chunk"
-    yield _field("stream", f"{settings.out}: {text}")
+    yield _field("stream", f"{settings.place}: {text}")
     yield from (_field("", note) for note in notes)
     if end is None:
         check_sources(there)
@@ -328,7 +356,12 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
         told = _told((option for option in OPTIONS if option.table == table), settings)
         yield _field(table or "run", "; ".join(told) or "defaults")
     if end is None and rows:
-        yield from _first_rows(there, published.chunks if published else 0, published.samples if published else 0, rows)
+        yield from _first_rows(
+            replace(there, out=there.place),
+            published.chunks if published else 0,
+            published.samples if published else 0,
+            rows,
+        )
 
 
 def _told(options: Iterable[Option], settings: Settings | SourceSettings) -> list[str]:

@@ -23,8 +23,9 @@ from scripts.benchmarks.bench_read import READ
 from scripts.benchmarks.bench_resume import RESUME
 from scripts.benchmarks.bench_settled import BALANCE, BLEND, PACK, STARTUP
 from scripts.benchmarks.bench_wait import WAIT
+from scripts.benchmarks.bench_writers import MANY_WRITERS
 
-BENCHMARKS: Final = (READ, PRODUCER, RESUME, WAIT, ENCODE, LOADERS, BLEND, PACK, BALANCE, STARTUP)
+BENCHMARKS: Final = (READ, PRODUCER, MANY_WRITERS, RESUME, WAIT, ENCODE, LOADERS, BLEND, PACK, BALANCE, STARTUP)
 
 Chosen = list[tuple[Benchmark, list[Row]]]
 

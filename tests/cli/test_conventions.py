@@ -29,7 +29,10 @@ from tests.stream.streams import needs_root, produce
 
 PAGE: Final = ROOT / "docs" / "commands.md"
 
-WITHOUT_JSON: Final = {"lazyshard watch", *(f"lazyshard-producer {name}" for name in ("check", "init", "run"))}
+WITHOUT_JSON: Final = {
+    "lazyshard watch",
+    *(f"lazyshard-producer {name}" for name in ("check", "end", "init", "run", "sequence")),
+}
 """They write for people, or serve their facts as /status.json, or have those of `lazyshard status --json`."""
 
 MORE: Final = {"audit": ["checkpoints"], "export": ["out"], "forget": ["sft"], "trace": ["--sample", "0"]}

@@ -303,7 +303,7 @@ JSON = r"""
   {"first_chunk": 1170, "stop_chunk": 1234, "state": "ready"}]},
  "producer": {"state": "waiting", "said_state": "waiting", "host": "node7", "pid": 12345, "process_is_gone": null,
   "process_has_ended": false, "heartbeat_age_s": 2.0, "waits_for": "for rows", "failure": null},
- "consumers": [
+ "sequencer": null, "writers": [], "consumers": [
   {"name": "sft", "ranks": 2, "consumed_samples": 11000, "chunks_before": 1100, "checkpoint_age_s": 4.0,
    "lag_chunks": 134, "lag_samples": 1340, "lag_s": 1502.0, "needs_chunks": 1170,
    "window_first_chunk": 1168, "window_stop_chunk": 1170, "reading_age_s": 4.0, "ahead_chunks": 64,

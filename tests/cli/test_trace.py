@@ -16,6 +16,7 @@ from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
 from tests.data.blends import State, Stream, blend, take, write
 from tests.harness.processes.producing import run as produce
+from tests.stream.shared import owners, sequence, write_pieces
 
 Run = tuple[Path, Path]
 
@@ -255,3 +256,25 @@ def test_an_audit_of_each_stream(streams: Path, tmp_path: Path) -> None:
     other = write(tmp_path, Stream("z", 4, 2))
     assert lazyshard("audit", other, tmp_path).returncode == 3
     assert lazyshard("trace", other, "--state", tmp_path / "checkpoint-2").returncode == 5
+
+
+def test_rows_of_writers(tmp_path: Path) -> None:
+    for name, rows in (("a", 9), ("b", 7)):
+        write_pieces(stream := tmp_path / "s", name, rows, 2)
+    sequence(stream)
+    assert [chunk[0] for chunk in owners(stream)] == ["b-0", "a-0", "a-4", "a-8"]
+    stream_id = str(json.loads((stream / "stream.json").read_bytes())["stream_id"])
+    run = (
+        stream,
+        save(tmp_path / "out", 4, run_of(stream_id, Part(1, 1, 4, draws_per_step=1), samples_per_chunk=4, unit=4)),
+    )
+    assert told(run, "--sample", "9,13")[2::3] == [
+        f"  from row 5 of writer a: {tmp_path}/a.jsonl:6",
+        f"  from row 4 of writer b: {tmp_path}/b.jsonl:5",
+    ]
+    (one,) = values(run, "--chunk", 3, "--row", 1)
+    assert (one["writer"], one["writer_row"], one["origins"][0]["lines"]) == ("b", 4, [5])
+    (row,) = told(run, "--step", "2", "--origins")[1:]
+    assert row.endswith(f"  row 1 of writer b: {tmp_path}/b.jsonl:2")
+    assert "writer" not in told(run, "--step", "2")[1]
+    assert told(run, "--source", f"{tmp_path}/b.jsonl:L5")[0] == "sample 13: chunk 3, row 1"

@@ -16,6 +16,7 @@ from tests.harness.tally import Tally
 SWEEPS: Final = {
     "points": "tests.harness.points.sweep",
     "pairs": "tests.harness.writers.races",
+    "writers": "tests.harness.many.runs",
     "power": "tests.harness.power.sweep",
     "model": "tests.harness.model.sweep",
     "network": "tests.harness.network.sweep",

@@ -14,6 +14,7 @@ from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, Sou
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from lazyshard_producer.cli import main as produce_main
+from tests.stream.shared import owners, sequence, write_pieces
 from tests.stream.streams import foreign, produce
 
 A = [f'{{"a": {number}}}\n' for number in range(7)]
@@ -32,7 +33,7 @@ def produced(*sources: object, a: list[str] = A) -> Origins:
     Path("b.jsonl").write_bytes("".join(B).encode())
     arguments = ["run", "--source", *map(str, sources or ("a.jsonl", "b.jsonl")), "--out", "stream"]
     assert produce_main([*arguments, "--samples-per-chunk", "4", "--no-progress"]) == 0
-    return Origins(STREAM, range(4))
+    return Origins(STREAM, range(4), 4)
 
 
 def told(origins: Origins, samples: Iterable[int] = range(13)) -> list[str]:
@@ -68,7 +69,7 @@ def test_a_row_leads_to_its_line_and_the_line_to_its_row(sources: list[object], 
         chunk = sample // 4
         assert find(name, line=int(line)).samples == (sample,)
         assert chunk or find(name, stop=1, line=int(line)).samples == (sample,)
-    assert {len(Origins(STREAM, range(1)).of(0, row)) for row in range(4)} == {of_first}
+    assert {len(Origins(STREAM, range(1), 4).of(0, row)) for row in range(4)} == {of_first}
 
 
 def test_rows_of_bytes_and_lines() -> None:
@@ -97,7 +98,7 @@ def test_what_a_chunk_was_made_of_where_no_line_equals_the_row() -> None:
     assert (found.chunks, found.samples, "no row there equals" in (found.why or "")) == ((2, 3), (), True)
     Path("b.jsonl").unlink()
     assert "cannot be read" in (find("b.jsonl", line=4).why or "")
-    texts = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(STREAM, range(4)))]  # Two files went into one chunk
+    texts = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(STREAM, range(4), 4))]
     assert texts[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
@@ -121,7 +122,7 @@ def test_rows_of_a_stream_are_lines_of_its_chunks() -> None:
     produce(Path("old"), 13, 3)
     assert told(produced("old")) == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
     Path("old", "chunk_00001.jsonl.completed").unlink()
-    again = told(Origins(STREAM, range(4)))
+    again = told(Origins(STREAM, range(4), 4))
     assert again[0] == "old/chunk_00000.jsonl:1"
     assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
 
@@ -129,7 +130,7 @@ def test_rows_of_a_stream_are_lines_of_its_chunks() -> None:
 def test_after_deletion_nothing_is_told_of_the_first_chunk_left() -> None:
     produced()
     retire(STREAM, 1, 4)
-    assert told(Origins(STREAM, range(1, 4)), (0, 4, 8)) == ["", "", "b.jsonl:2"]
+    assert told(Origins(STREAM, range(1, 4), 4), (0, 4, 8)) == ["", "", "b.jsonl:2"]
     found = find("a.jsonl", 1, line=2)
     assert (found.chunks, "below 1 are deleted" in (found.why or "")) == ((0, 2), True)
     assert find("b.jsonl", 1, line=2).samples == (8,)
@@ -142,7 +143,7 @@ def test_sources_that_the_stream_does_not_have() -> None:
         with pytest.raises(StateMismatch):
             find_source(of, chunks, 2, SourcePlace(name, line=1))
     with pytest.raises(StateMismatch):
-        Origins(plain, range(2)).of(0, 0)
+        Origins(plain, range(2), 4).of(0, 0)
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -154,3 +155,56 @@ def test_texts(tmp_path: Path) -> None:
     assert told == [("searching", 0, 2), ("searching", 1, 2), ("searching", 2, 2)]
     assert list(find_text(stream, range(2), 'x"y')) == [0]
     assert list(find_text(stream, range(1, 2), '"a"')) == [2, 3]
+
+
+def test_rows_of_several_writers(tmp_path: Path) -> None:
+    for name, rows in (("a", 9), ("b", 3), ("c", 3), ("d", 11)):
+        write_pieces(stream := tmp_path / "s", name, rows, 4)
+    sequence(stream)
+    ids = owners(stream)
+    assert ["".join(sorted({one[0] for one in chunk})) for chunk in ids] == ["d", "a", "bc", "d", "a", "acd", "d"]
+    origins, chunks = Origins(stream, range(len(ids)), 4), range(len(ids))
+    for chunk, row in [(number, row) for number in chunks for row in range(len(ids[number]))]:
+        name, number = ids[chunk][row].split("-")
+        place = str(tmp_path / f"{name}.jsonl")
+        assert origins.writer(chunk, row) == (name, int(number))
+        (origin,) = origins.of(chunk, row)
+        assert (origin.path, origin.lines) == (place, (int(number) + 1,))
+        # Its own piece, not all that the writer has read
+        first = int(number) // 4 * 4
+        assert origin.among == (first + 1, 1 + min(first + 4, {"a": 9, "b": 3, "c": 3, "d": 11}[name]))
+        found = find_source(stream, chunks, 4, SourcePlace(place, line=int(number) + 1))
+        assert found.samples == (4 * chunk + row,)
+    with pytest.raises(StateMismatch, match="only 9 lines"):
+        find_source(stream, chunks, 4, SourcePlace(str(tmp_path / "a.jsonl"), line=10))
+    with pytest.raises(StateMismatch):
+        find_source(stream, chunks, 4, SourcePlace("e.jsonl", line=1))
+
+
+def test_rows_of_writers_where_chunks_are_deleted(tmp_path: Path) -> None:
+    for name in "ab":
+        write_pieces(stream := tmp_path / "s", name, 8, 2)
+    sequence(stream)
+    assert [chunk[0] for chunk in owners(stream)] == ["b-0", "a-0", "a-4", "b-4"]
+    origins = Origins(stream, range(1, 4), 4)
+    assert [origins.writer(chunk, 1) for chunk in range(4)] == [None, ("a", 1), ("a", 5), ("b", 5)]
+    # What b had read before chunk 3 is in the seal of chunk 0.
+    assert [str(one) for chunk in range(4) for one in origins.of(chunk, 1)] == [
+        f"{tmp_path}/a.jsonl:2",
+        f"{tmp_path}/a.jsonl:6",
+    ]
+    for line, samples in ((2, ()), (6, (13,))):
+        found = find_source(stream, range(1, 4), 4, SourcePlace(str(tmp_path / "b.jsonl"), line=line))
+        assert found.samples == samples
+
+
+def test_lines_that_two_writers_share(tmp_path: Path) -> None:
+    """Both read rows that are alike, each from a file of its own: only the rows of its writer are of a file."""
+    stream = tmp_path / "s"
+    for name in "ab":
+        write_pieces(stream, name, 4, 2, text="same")
+    sequence(stream)
+    for name in "ab":
+        (chunk,) = (chunk for chunk in range(2) if Origins(stream, range(2), 4).writer(chunk, 0) == (name, 0))
+        found = find_source(stream, range(2), 4, SourcePlace(str(tmp_path / f"{name}.jsonl"), line=2))
+        assert found.samples == tuple(range(4 * chunk, 4 * chunk + 4))

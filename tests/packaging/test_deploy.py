@@ -44,11 +44,13 @@ def pod(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def test_options_of_commands_are_there() -> None:
     sidecar = pod(of_kind("Job", "sidecar"))["initContainers"][0]["command"]
+    generators = pod(of_kind("Job", "generators"))["containers"][0]["command"]
     deployed = pod(of_kind("Deployment", "deployment"))["containers"][0]["command"]
     watch = pod(of_kind("Deployment"))["containers"][0]["command"]
     producers, watches = run("run", "--help").stdout, lazyshard("watch", "--help").stdout
     for command, program, text in (
         (sidecar, ["lazyshard-producer", "run"], producers),
+        (generators, ["lazyshard-producer", "run"], producers),
         (deployed, ["lazyshard-producer", "run"], producers),
         (watch, ["lazyshard", "watch"], watches),
     ):
@@ -91,7 +93,7 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
+def slurm(tmp_path: Path, producer: str, out: Path, script: str = "producer", **more: str) -> subprocess.Popen[str]:
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n')
@@ -104,9 +106,9 @@ def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
     )
     (tmp_path / "rows.jsonl").write_bytes(rows(0, 100_000))
     variables = {"CONFIG": str(config), "PRODUCER": str(tools / "producer"), "SLURM_JOB_ID": "17"}
-    env = environment() | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    env = environment() | variables | more | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(["bash", str(DEPLOY / "slurm" / "producer.sbatch")], cwd=tmp_path, env=env, **told)
+    return subprocess.Popen(["bash", str(DEPLOY / "slurm" / f"{script}.sbatch")], cwd=tmp_path, env=env, **told)
 
 
 def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
@@ -122,6 +124,31 @@ def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tm
     assert job.returncode == 0, output
     assert "result=terminated" in output
     assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
+
+
+def test_tasks_of_a_slurm_array_are_writers_of_one_stream(tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(GENERATE)
+    out, real = tmp_path / "out", f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
+    array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_JOB_ID": "16", "STREAM": str(out)}
+    with slurm(tmp_path, real, out, "generators", **array) as job:
+        try:
+            wait_until(lambda: published(out) >= 2, job)
+            job.send_signal(signal.SIGTERM)
+            output, _ = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 0, output
+    assert os.listdir(out / ".writers" / "task-3")
+    assert (tmp_path / "scontrol").read_text() == "requeue 16_3\n"
+
+
+GENERATE = """
+def rows(position):
+    number = position or 0
+    while True:
+        number += 1
+        yield {"id": number}, number
+"""
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ ORDER: Final = (
     {"following"},
     {"opening"},
     {"rows", "limits", "display"},
-    {"shipping"},
-    {"loop", "ray"},
+    {"shipping", "writers"},
+    {"loop", "ray_pieces"},
+    {"ray"},
 )
 
 

@@ -57,6 +57,13 @@ def test_the_example_prints_what_the_page_says(name: str, programs: dict[str, st
 
 
 @pytest.mark.full
+def test_many_generators(programs: dict[str, str], tmp_path: Path) -> None:
+    text = page("many-generators.md")
+    (script,), (printed,) = blocks("bash", text), blocks("text", text)
+    assert shell(script, tmp_path, programs).stdout == printed
+
+
+@pytest.mark.full
 def test_the_session_of_indexed_dataset(programs: dict[str, str], tmp_path: Path) -> None:
     text = page("indexed-dataset.md")
     (program,), (session,) = blocks("python", text), blocks("console", text)

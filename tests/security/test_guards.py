@@ -15,7 +15,7 @@ from lazyshard.stream.cursor import write_reading
 from lazyshard.stream.listing import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
-from lazyshard_producer.ray import write_piece
+from lazyshard_producer.ray_pieces import write_piece
 from lazyshard_swift.checkpoints import Position, save_position
 from tests.security import guards
 from tests.security.guards import GUARDS, Guard, assert_kept, producer, umask
@@ -104,6 +104,6 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")
         assert producer(*copied) == 0, capfd.readouterr().err
         Journal(place / "journals", "in").close()
-        write_piece(place, 1, [b"{}\n"])
+        write_piece(place, 1, [b"{}\n"], 1)
         save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
     assert_kept(place, mask, 35)

@@ -14,7 +14,7 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.inspection.verification import verify
-from lazyshard.store.files import open_file, read_file, read_given_file
+from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard.stream.cursor import (
     forget_consumer,
@@ -30,7 +30,7 @@ from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import FollowState, Journal, decode_name
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.ray import piece_path
+from lazyshard_producer.ray_pieces import SEALS, piece_path
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.source import RowOrigin, open_regular
 from lazyshard_swift.checkpoints import parse
@@ -235,9 +235,10 @@ def test_followed_file_and_piece_of_a_ray_write_that_became_links_are_not_read(t
     folder = tmp_path / "pieces"
     folder.mkdir()
     for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
-        plant(piece_path(folder, number))
+        piece_path(folder, number).mkdir()
+        plant(piece_path(folder, number) / SEALS)
         with pytest.raises(FileRefused):
-            open_file(piece_path(folder, number))
+            read_file(piece_path(folder, number) / SEALS)
 
 
 def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -> None:

@@ -196,11 +196,11 @@ def sort_arguments(arguments: Sequence[str]) -> Given:
     return Given(sources, {}, problems, rest)
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command typer parameters for all options, by name, after its own; an option not given is None."""
+def with_options(command: Callable[..., Any], options: Iterable[Option]) -> Callable[..., Any]:
+    """Gives a command typer parameters for options, by name, after its own; an option not given is None."""
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
-    for one in BY_NAME.values():
+    for one in options:
         kind: Any = list[str] | None if one.repeat or one.flag in _PATHS else str | None
         # A bracket would be read as markup.
         text, panel = one.help.replace("[", r"\["), known.PANELS[one.table]

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
@@ -19,8 +20,9 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from lazyshard.cli.output import size
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, parse_size
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared, parse_size
 from lazyshard.format.state import check_consumer
+from lazyshard.format.writers import WRITERS, check_declared, is_writer_name
 from lazyshard.plan.sequences import Pad, Split
 from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 
@@ -98,6 +100,20 @@ def _names(value: Any) -> tuple[Any, ...]:
     return tuple(value if isinstance(value, list) else [value])
 
 
+def _writer(name: str) -> str:
+    if not is_writer_name(name):
+        raise ValueError("1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    return name
+
+
+def _declared(value: Any) -> Declared:
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() and len(value) < 10 else _names((value,))
+    if not isinstance(value, int | tuple | list):
+        raise ValueError("a number of writers, or their names")
+    return check_declared(value)
+
+
 def _columns(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple):
         parts = (name.partition("=") for name in _names(value))
@@ -135,6 +151,8 @@ Port = Annotated[Whole, Interval(ge=0, le=65535)]
 Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
 Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
 Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(_names)]
+Writer = Annotated[str, AfterValidator(_writer)]
+Writers = Annotated[int | tuple[str, ...], BeforeValidator(_declared)]
 OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
 Columns = Annotated[tuple[tuple[Text, OldName], ...], BeforeValidator(_columns)]
 SwiftName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
@@ -218,6 +236,12 @@ class Settings:
     other fsspec URL."""
     samples_per_chunk: Annotated[Whole, Interval(ge=1, le=MAX_SAMPLES_PER_CHUNK)] = _stream(..., "N", "1000")
     """Rows per chunk. Cannot change for a stream."""
+    writer: Writer | None = _stream(None, "NAME", '"vllm-3"')
+    """Write to the stream together with other runs, each under its own name. Sources and restarts are those of this
+    writer alone; limits hold for the whole stream, so give them to all. Default: this run is the only producer."""
+    writers: Writers | None = _stream(None, "N|NAME,...", "8", needs="writer")
+    """With --writer: how many writers the stream has, or their names; it ends when all of them have ended. Cannot
+    change for a stream. Default: 0, it ends by lazyshard-producer end."""
     rate: Annotated[Positive | None, OR_NONE] = _stream(None, "SAMPLES_PER_SECOND|none", "500", reload=True)
     """Publish at most this many samples per second. Default: none, no limit."""
     metrics_port: Annotated[Port | None, OR_NONE] = _stream(None, "PORT|none", "9464")
@@ -312,6 +336,11 @@ class Settings:
     encode_option: Pairs = _encoding((), "NAME=VALUE", '{ truncation_strategy = "left" }', repeat=True)
     """With --encode or --measure swift: any other ms-swift option that affects encoding, by its ms-swift name:
     truncation_strategy=left, loss_scale=last_round. Repeatable."""
+
+    @property
+    def place(self) -> str:
+        """Where this run publishes: the stream, or the folder of its writer in it."""
+        return self.out if self.writer is None else os.path.join(self.out, WRITERS, self.writer)
 
     @property
     def form(self) -> Literal["split", "pad"] | None:

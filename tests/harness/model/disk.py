@@ -2,7 +2,7 @@
 synced, each *by itself*, a file holds whatever it held since it was, or a torn form: ext4 and xfs keep much more."""
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.format.records import TEMPORARY
@@ -178,6 +178,32 @@ def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
 
 def _maker(path: str) -> str:
     return "producer" if f"{_TEMPORARY}/" in path else "consumer"
+
+
+def settle(
+    disk: Disk, places: Collection[str] = (_TEMPORARY,), gone: Callable[[str], bool] = lambda path: False
+) -> Disk:
+    """Returns a disk on which all names with one of `places` in them are durable, those that are `gone` removed."""
+    found = [one for one in disk.names if any(place in one[0] for place in places)]
+    if not any(others or not file or gone(path) for path, file, others in found):
+        return disk
+    draft = _Draft(disk)
+    for path, _, _ in found:
+        draft.others[path] = set()
+        if gone(path):
+            draft.now[path] = _NOTHING
+    return draft.freeze()
+
+
+def as_hint(disk: Disk, *paths: str) -> Disk:
+    """Returns a disk on which what may be lost of these files is lost whole: who reads an older one does less."""
+    draft = _Draft(disk)
+    for path in paths:
+        file = draft.now.get(path, _NOTHING)
+        if file and (draft.others[path] or draft.files[file][1]):
+            draft.others[path] = {_NOTHING}
+            draft.files[file] = (draft.files[file][0], set())
+    return draft.freeze()
 
 
 def power_cuts(disk: Disk) -> tuple[Disk, ...]:

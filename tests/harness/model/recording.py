@@ -110,12 +110,15 @@ class Recorder:
                 self._tell(["unseen", event, path])
 
 
-def read_record(record: Path, plan: Plan) -> list[Step]:
+def read_record(record: Path, told: Plan | Callable[[str, bytes], Content]) -> list[Step]:
+    """Returns the steps; `told` says what a file with these bytes holds, a plan by `content`."""
     steps = []
     for line in record.read_text().splitlines():
         kind, *given = json.loads(line)
         if kind == "write":
-            steps.append((kind, starred(given[0]), content(given[0], given[1].encode("latin-1"), plan)))
+            data = given[1].encode("latin-1")
+            value = content(given[0], data, told) if isinstance(told, Plan) else told(given[0], data)
+            steps.append((kind, starred(given[0]), value))
         else:
             steps.append((kind, *map(starred, given)))
     return steps

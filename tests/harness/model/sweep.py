@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.harness.model.producer import Plan
+from tests.harness.model.world import FAULTS as KINDS
 from tests.harness.model.world import Move, State, World
 from tests.harness.planted.model import MUTANTS
 from tests.harness.tally import Tally
@@ -36,7 +37,7 @@ def explore(world: World, faults: int) -> Explored:
         found.finished += world.has_finished(state)
         for move in world.moves(state):
             found.moves += 1
-            if move.who not in ("producer", "consumer"):
+            if move.who in KINDS:
                 found.faults[move.who] += 1
             if move.broken is not None:
                 found.broken, found.history = move.broken, _history(world, before, state, move)

@@ -109,7 +109,7 @@ class Move(NamedTuple):
     broken: str | None = None  # which promise it breaks, None if none; then `state` means nothing
 
 
-class _Interned(Generic[_T]):
+class Interned(Generic[_T]):
     def __init__(self) -> None:
         self.values: list[_T] = []
         self._numbers: dict[_T, int] = {}
@@ -136,12 +136,12 @@ class World:
         self._producer, self._consumer = producer or model.Producer(plan), consumer or model.Consumer(plan)
         self._kinds = kinds
         self._every_junk = every_junk
-        self._disks: _Interned[Disk] = _Interned()
+        self._disks: Interned[Disk] = Interned()
         self._visible: Callable[[int], model.Seen] = lru_cache(1 << 14)(lambda disk: self._disks.values[disk].visible())
         self._facts: list[Facts] = []
-        self._cells: _Interned[tuple[Step, int]] = _Interned()  # A list of cells: (step, number of the next)
+        self._cells: Interned[tuple[Step, int]] = Interned()  # A list of cells: (step, number of the next)
         self._cells.number((("",), _DONE))
-        self._courses: _Interned[Course] = _Interned()
+        self._courses: Interned[Course] = Interned()
         self._done: dict[tuple[int, Step], int] = {}
         self._looked: dict[tuple[int, Step], list[list[Step]] | str] = {}
         self._cuts: dict[int, list[int]] = {}

@@ -40,7 +40,7 @@ def seal_before_data() -> None:
     def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
         name = seal_name(chunk.number)
         chunk.finish()
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / name, held.path(name))
+        durable.publish_bytes(chunk.seal(source, now), directory / name, held.path(name))
         durable.rename(chunk.rows.path, directory / chunk_name(chunk.number))
 
     everywhere(publishing.publish_chunk, publish)
@@ -178,7 +178,7 @@ def side_file_named_after_the_seal() -> None:
         name = seal_name(chunk.number)
         chunk.finish()
         durable.rename(chunk.rows.path, directory / chunk_name(chunk.number))
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / name, held.path(name))
+        durable.publish_bytes(chunk.seal(source, now), directory / name, held.path(name))
         durable.rename(chunk.arrays.path, directory / arrays_name(chunk.number))
 
     everywhere(publishing.publish_chunk, publish)

@@ -1,5 +1,6 @@
 """What Prometheus gets to see, read over HTTP as it would."""
 
+import contextlib
 import math
 import socket
 import sys
@@ -157,3 +158,11 @@ def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[Reason | Non
         if look:
             assert metrics.waited() == expected
     assert metrics.waited() == expected
+
+
+def test_label_of_a_writer() -> None:
+    with contextlib.closing(Metrics("127.0.0.1", 0, "vllm-3")) as metrics:
+        metrics.taken("a.jsonl", 5)
+        found = scrape(metrics)
+        assert found['source_rows_total{source="a.jsonl",writer="vllm-3"}'] == 5
+        assert [name for name in found if 'writer="vllm-3"' not in name] == []

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,15 @@ pytest.importorskip("pandas", reason="needs Ray Data: pip install 'lazyshard[ray
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 TIMEOUT_S: Final = 500.0
 SCENARIOS: Final = (
-    *("killed_driver", "killed_workers", "finished_out_of_order", "in_any_order", "refused_and_mended", "nothing"),
+    *(
+        "killed_driver",
+        "killed_driver_with_a_key",
+        "killed_workers",
+        "finished_out_of_order",
+        "in_any_order",
+        "refused_and_mended",
+        "nothing",
+    ),
     *("used_twice", "tensors", "pandas_and_bytes", "python_objects"),
 )
 
@@ -51,6 +59,12 @@ def finish(process: "subprocess.Popen[str]", directory: Path) -> dict[str, Any]:
     return {name: said for line in out.splitlines() if line[:1] == "{" for name, said in json.loads(line).items()}
 
 
+def durable(out: Path) -> set[int]:
+    """The keys of all complete pieces."""
+    records = [*out.glob(".ray/keys/*"), *out.glob(".ray/*/*/piece.json")]
+    return {key for path in records for key in json.loads(path.read_bytes())["keys"]}
+
+
 class Streams(NamedTuple):
     """Streams that two drivers have made: the first was killed in the middle of one, the second has made all."""
 
@@ -59,20 +73,29 @@ class Streams(NamedTuple):
     ids: list[int]  # what the first had written by then, and the chunks of it
     chunks: dict[str, bytes]
     published: int
+    durable: set[int]  # by a first driver with a key that was killed
+
+
+def kill_when(directory: Path, temporary: str, scenario: str, condition: Callable[[], bool]) -> None:
+    with start(directory, temporary, [scenario]) as process:
+        wait_until(condition, process)
+        process.kill()
 
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory, temporary: str) -> Streams:
     directory = tmp_path_factory.mktemp("ray")
     out = directory / "killed_driver"
-    with start(directory, temporary, ["killed_driver"]) as process:
-        wait_until(lambda: published(out) >= 4, process)
-        process.kill()
+    kill_when(directory, temporary, "killed_driver", lambda: published(out) >= 4)
+    keyed = directory / "killed_driver_with_a_key"
+    kill_when(directory, temporary, "killed_driver_with_a_key", lambda: len(durable(keyed)) >= 24)
+    kept = durable(keyed)
     found, chunks, told = ids(out), chunk_files(out), published(out)
     assert not (out / "stream.end").exists()
-    out.with_suffix(".go").touch()
+    for one in (out, keyed):
+        one.with_suffix(".go").touch()
     with start(directory, temporary, SCENARIOS) as process:
-        return Streams(directory, finish(process, directory), found, chunks, told)
+        return Streams(directory, finish(process, directory), found, chunks, told, kept)
 
 
 def rows(out: Path) -> list[Any]:
@@ -140,3 +163,12 @@ def test_a_driver_that_was_killed_is_gone_on_with(streams: Streams) -> None:
     out = streams.directory / "killed_driver"
     assert streams.chunks.items() <= chunk_files(out).items()
     assert_ended(out, range(40))
+
+
+def test_with_a_key_a_driver_that_was_killed_computes_only_what_was_not_durable(streams: Streams) -> None:
+    out = streams.directory / "killed_driver_with_a_key"
+    assert streams.durable == set(range(24))
+    assert streams.said["killed_driver_with_a_key"] == list(range(24, 40))
+    assert sorted(ids(out)) == list(range(40))
+    assert (out / "stream.end").exists()
+    assert not (out / ".ray").exists()

@@ -1,19 +1,18 @@
 """What write tasks have written becomes chunks: in order, once, while others still run; and the pieces they leave."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 
 import pytest
 
-from lazyshard.errors import ChunkCorrupt, StreamMismatch, WriterFailed
-from lazyshard.format.batch import check_lines
-from lazyshard.store.files import open_file
+from lazyshard.errors import ChunkCorrupt, ProducerFenced, StreamMismatch, WriterFailed
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer import ray
-from lazyshard_producer.ray import Committer, piece_path, read_piece, write_piece
+from lazyshard_producer import ray_pieces
+from lazyshard_producer.ray_pieces import Committer, durable_keys, piece_path, write_piece
 from tests.harness.processes.producing import ids, published, seal
 from tests.stream.streams import raised, refusal_of
 
@@ -22,7 +21,7 @@ LINES = [b'{"id":%d}\n' % number for number in range(5)]
 
 
 def write(folder: Path, task: int, first: int, last: int) -> None:
-    write_piece(folder, task, (b'{"id":%d}\n' % number for number in range(first, last)))
+    write_piece(folder, task, (b'{"id":%d}\n' % number for number in range(first, last)), 4)
 
 
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
@@ -31,12 +30,14 @@ def write_all(folder: Path, sizes: Sequence[int]) -> None:
         write(folder, task, *bounds)
 
 
-def begin(out: Path, samples_per_chunk: int = 4) -> tuple[Committer, Path]:
-    folder = out / ".ray" / "write"
-    writer = ChunkWriter(out, samples_per_chunk)
+_number = count()
+
+
+def begin(out: Path, *, ordered: bool = True, key: str | None = None) -> tuple[Committer, Path]:
+    folder = out / ".ray" / f"write{next(_number)}"
+    writer = ChunkWriter(out, 4)
     try:
-        folder.mkdir(parents=True)
-        committer = Committer(writer, folder)
+        committer = Committer(writer, folder, ordered=ordered and key is None, key=key)
     except BaseException:
         writer.close(end=False)
         raise
@@ -129,7 +130,7 @@ def test_a_stream_of_another_program(tmp_path: Path) -> None:
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "MISSING_S", 0.0)
+    monkeypatch.setattr(ray_pieces, "MISSING_S", 0.0)
     committer, folder = begin(tmp_path)
     write(folder, 0, 0, 5)
     refusal_of(FileNotFoundError, "00000001", committer.finish, [0, 1])
@@ -152,15 +153,34 @@ def test_stopped_while_it_waits_for_a_piece(tmp_path: Path) -> None:
     assert_not_ended(tmp_path, 4)
 
 
-def test_a_piece_that_was_lost_in_part_ends_it_and_takes_the_folder_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cut", "error"), [(0, ChunkCorrupt), (-1, ChunkCorrupt), (None, FileNotFoundError)])
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_piece_that_was_lost_in_part_stops_the_write_and_removes_the_folder(
+    tmp_path: Path, cut: int | None, error: type[Exception], rows: int
+) -> None:
     committer, folder = begin(tmp_path)
-    write(folder, 1, 0, 5)
-    (folder / "part").write_bytes(piece_path(folder, 1).read_bytes()[:-1])
-    piece_path(folder, 1).unlink()
-    (folder / "part").rename(piece_path(folder, 0))
-    wait(lambda: not folder.exists())
-    refusal_of(WriterFailed, "no longer publishes", write, folder, 2, 0, 1)
+    write(folder, 1, 0, rows)
+    data = piece_path(folder, 1) / "chunk_00000.jsonl"
+    kept = data.read_bytes()[:cut]
+    data.unlink()
+    if cut is not None:
+        data.write_bytes(kept)
+    piece_path(folder, 1).rename(piece_path(folder, 0))
+    if rows == 4:
+        wait(lambda: not folder.exists())
+        refusal_of(WriterFailed, "no longer publishes", write, folder, 2, 0, 1)
+    raised(error, committer.finish, [0])
+    assert_not_ended(tmp_path, 0)
+
+
+def test_a_row_that_was_changed_is_not_copied(tmp_path: Path) -> None:
+    committer, folder = begin(tmp_path)
+    write(folder, 1, 0, 3)
+    data = piece_path(folder, 1) / "chunk_00000.jsonl"
+    data.write_bytes(data.read_bytes().replace(b'{"id":1}', b'{"id":9}'))
+    piece_path(folder, 1).rename(piece_path(folder, 0))
     raised(ChunkCorrupt, committer.finish, [0])
+    assert_not_ended(tmp_path, 0)
 
 
 def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +189,7 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.stream.publishing.sync", refuse)
+    monkeypatch.setattr("lazyshard.stream.publishing.sync_directory", refuse)
     write(folder, 0, 0, 9)
     refusal_of(WriterFailed, "No space left", committer.finish, [0])
     monkeypatch.undo()
@@ -179,47 +199,143 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ids(tmp_path) == list(range(9))
 
 
-@pytest.mark.parametrize(("most_bytes", "parts"), [(1, [1] * 5), (18, [2, 2, 1]), (99, [5])])
-def test_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, parts: list[int]) -> None:
-    monkeypatch.setattr(ray, "_PART_BYTES", most_bytes)
-    write_piece(tmp_path, 7, LINES)
-    assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
-    left = LINES
-    for part, rows in zip(read_piece(open_file(piece_path(tmp_path, 7))), parts, strict=True):
-        expected = check_lines(left[:rows])
-        assert (part.data, part.ends.tolist()) == (expected.data, expected.ends.tolist())
-        assert part.digests.tolist() == expected.digests.tolist()
-        left = left[rows:]
-    write_piece(tmp_path, 0, [])
-    assert list(read_piece(open_file(piece_path(tmp_path, 0)))) == []
-
-
-def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
+def test_a_piece_that_is_not_complete_is_not_seen(tmp_path: Path) -> None:
     def broken_off() -> Iterator[bytes]:
         yield from LINES
         assert not piece_path(tmp_path, 1).exists()
         assert list(tmp_path.iterdir()) != []
         raise ValueError("no more")
 
-    refusal_of(ValueError, "no more", write_piece, tmp_path, 1, broken_off())
+    refusal_of(ValueError, "no more", write_piece, tmp_path, 1, broken_off(), 2)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", [0, 5, 50, 100, -1])
-def test_a_piece_that_was_cut(tmp_path: Path, kept: int) -> None:
-    write_piece(tmp_path, 1, LINES)
-    path = piece_path(tmp_path, 1)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ChunkCorrupt, match="00000001"):
-        list(read_piece(open_file(path)))
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_first_of_two_attempts_of_a_task_counts_even_after_it_was_published(tmp_path: Path, ordered: bool) -> None:
+    committer, folder = begin(tmp_path, ordered=ordered)
+    write(folder, 1, 90, 94)
+    write(folder, 1, 80, 99)
+    write(folder, 0, 0, 4)
+    wait(lambda: published(tmp_path) == 2)
+    wait(lambda: not piece_path(folder, 0).exists())
+    write(folder, 0, 50, 60)
+    committer.finish([0, 1])
+    assert ids(tmp_path) == [0, 1, 2, 3, 90, 91, 92, 93]
 
 
-def test_a_row_that_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "_PART_BYTES", 18)
-    write_piece(tmp_path, 1, LINES)
-    path = piece_path(tmp_path, 1)
-    path.write_bytes(path.read_bytes().replace(b'{"id":3}', b'{"id":9}'))
-    parts = read_piece(open_file(path))
-    assert next(parts).data == b"".join(LINES[:2])
-    with pytest.raises(ChunkCorrupt, match="row 3"):
-        next(parts)
+@pytest.mark.parametrize(
+    ("ordered", "expected", "linked"),
+    [(True, list(range(13)), {0: 0, 1: 1}), (False, [*range(8), 9, 10, 11, 12, 8], {0: 0, 1: 1, 2: 2})],
+)
+def test_whole_chunks_are_linked_and_rows_left_over_are_copied(
+    tmp_path: Path, ordered: bool, expected: list[int], linked: dict[int, int]
+) -> None:
+    committer, folder = begin(tmp_path, ordered=ordered)
+    # Under another name first, so that both tasks are seen at once and in this order.
+    pieces = tmp_path / "pieces" / folder.name
+    pieces.mkdir(parents=True)
+    write(pieces, 0, 0, 9)
+    write(pieces, 1, 9, 13)
+    found = [piece_path(pieces, task) / f"chunk_0000{chunk}.jsonl" for task, chunk in ((0, 0), (0, 1), (1, 0))]
+    written = [path.stat().st_ino for path in found]
+    for task in (0, 1):
+        piece_path(pieces, task).rename(piece_path(folder, task))
+        wait(lambda: published(tmp_path) >= 2)
+    committer.finish([0, 1])
+    assert ids(tmp_path) == expected
+    chunks = [(tmp_path / f"chunk_0000{chunk}.jsonl").stat().st_ino for chunk in range(4)]
+    assert {at: written.index(one) for at, one in enumerate(chunks) if one in written} == linked
+
+
+def keyed(folder: Path, task: int, first: int, last: int) -> None:
+    lines = (b'{"id":%d}\n' % number for number in range(first, last))
+    write_piece(folder, task, lines, 4, list(range(first, last)))
+
+
+def restarted_with_a_key(out: Path) -> tuple[Committer, Path]:
+    """After a write of two tasks, of which 9 and 2 rows are durable and 8 published, and one that was not complete."""
+    committer, folder = begin(out, key="id")
+    keyed(folder, 0, 0, 9)
+    wait(lambda: published(out) == 2)
+    keyed(folder, 1, 9, 11)
+    (folder / ".unfinished").mkdir()
+    committer.stop()
+    committer, again = begin(out, key="id")
+    assert (sorted(durable_keys(again)), folder.exists()) == (list(range(11)), False)
+    refusal_of(WriterFailed, "no longer publishes", keyed, folder, 2, 11, 15)
+    return committer, again
+
+
+def test_with_a_key_a_restart_continues_with_the_pieces_that_are_durable(tmp_path: Path) -> None:
+    committer, folder = restarted_with_a_key(tmp_path)
+    keyed(folder, 0, 11, 12)
+    wait(lambda: published(tmp_path) == 3)
+    # The pieces of the first write, of which no row waits any more, are only known by their keys.
+    committer.stop()
+    committer, folder = begin(tmp_path, key="id")
+    assert sorted(durable_keys(folder)) == list(range(12))
+    keyed(folder, 0, 12, 13)
+    committer.finish([0])
+    assert ids(tmp_path) == list(range(13))
+    assert not (tmp_path / ".ray").exists()
+
+
+def test_with_a_key_the_seal_says_which_rows_of_the_pieces_are_published(tmp_path: Path) -> None:
+    committer, folder = begin(tmp_path, key="id")
+    keyed(folder, 0, 0, 6)
+    wait(lambda: published(tmp_path) == 1)
+    first = piece_path(folder, 0).name
+    assert seal(tmp_path, 0)["source"] == {"kind": "ray", "rows": 4, "key": "id", "taken": {first: 4}}
+    shutil.copytree(piece_path(folder, 0), tmp_path / "copy")
+    keyed(folder, 1, 6, 9)
+    wait(lambda: published(tmp_path) == 2)
+    wait(lambda: not piece_path(folder, 0).exists())
+    second = piece_path(folder, 1).name
+    assert seal(tmp_path, 1)["source"]["taken"] == {first: 6, second: 2}
+    committer.stop()
+    # As if the driver had been killed before it removed the piece of which all rows are published.
+    (tmp_path / ".ray" / "keys" / first).unlink()
+    (tmp_path / "copy").rename(piece_path(folder, 0))
+    committer, folder = begin(tmp_path, key="id")
+    assert sorted(durable_keys(folder)) == list(range(9))
+    committer.finish([])
+    assert ids(tmp_path) == list(range(9))
+
+
+def test_another_key_and_a_piece_that_is_gone_are_refused(tmp_path: Path) -> None:
+    restarted_with_a_key(tmp_path)[0].stop()
+    assert raised(StreamMismatch, begin, tmp_path).actual == "key='id'"
+    assert raised(StreamMismatch, begin, tmp_path, key="name").actual == "key='id'"
+    (folder,) = (one for one in (tmp_path / ".ray").iterdir() if one.name != "keys")
+    for piece in folder.iterdir():
+        if piece.is_dir():
+            piece.rename(tmp_path / piece.name)
+    assert raised(StreamMismatch, begin, tmp_path, key="id").actual == "nothing"
+
+
+def test_a_driver_that_is_fenced_says_so_and_leaves_the_pieces_to_the_other(tmp_path: Path) -> None:
+    committer, folder = begin(tmp_path, key="id")
+    keyed(folder, 0, 0, 3)
+    # What a driver on another machine does.
+    (tmp_path / ".tmp").rename(tmp_path / "taken")
+    folder.rename(folder.with_name("other"))
+    raised(ProducerFenced, committer.finish, [0])
+    assert (folder.with_name("other") / piece_path(folder, 0).name / "piece.json").exists()
+
+
+def test_two_data_sets_are_written_to_one_stream(tmp_path: Path) -> None:
+    committers = {}
+    for at, name in enumerate(("math", "code")):
+        stream = tmp_path / "stream"
+        writer = ChunkWriter(stream, 4, writer=name, writers=2)
+        folder = stream / ".writers" / name / ".ray" / "write"
+        committers[name] = Committer(writer, folder, key="id")
+        keyed(folder, 0, 100 * at, 100 * at + 6)
+    threads = [threading.Thread(target=one.finish, args=([0],)) for one in committers.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids(stream)) == [*range(6), *range(100, 106)]
+    assert (stream / "stream.end").exists()
+    assert len(list(stream.glob("chunk_*.jsonl"))) == 3

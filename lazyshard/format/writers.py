@@ -1,0 +1,146 @@
+"""Several writers of one stream: their names, and the position of the sequencer that gives their chunks numbers.
+
+Each writer publishes into a stream of its own, `.writers/NAME/`, whose chunks are called *pieces* while they have no
+number in the shared stream. The sequencer's sources are these streams, so its position is how many rows of each writer
+are in the shared stream; as with any producer it is in the field `source` of each seal.
+
+- `.writers/committed.json` repeats the position of the newest durable seal for the writers, and shows that the
+  sequencer is alive. It is a hint that the next sequencer writes anew.
+- `.writers/end.json` asks the sequencer to end the stream without the writers that have not ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final
+
+from lazyshard.format.records import MAX_WRITERS, Chunks, Declared, Process, Seconds, SmallFile
+from lazyshard.part import BOOLEAN, MAX_SAMPLES, TEXT, Kind, Samples, integer
+
+WRITERS: Final = ".writers"  # folder of the writers in a stream's directory
+_NAME: Final = re.compile(r"(?!.*\.json$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # beside the folders are files, *.json
+_COUNT: Final = integer(0, MAX_SAMPLES)
+
+
+def check_writer_name(name: Any) -> str:
+    """Returns a writer's name: 1 to 64 letters, digits, `.`, `_` and `-`, the first no sign. Raises ValueError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        rule = "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not ending in '.json'"
+        raise ValueError(f"a writer's name is {rule}, got {name!r}")
+    return name
+
+
+def is_writer_name(name: str) -> bool:
+    """Whether a folder's name can be that of a writer."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_declared(writers: int | Iterable[str]) -> Declared:
+    """Returns how many writers, or which, are declared. Raises ValueError: they cannot be."""
+    if isinstance(writers, int) and not isinstance(writers, bool):
+        if not 0 <= writers <= MAX_WRITERS:
+            raise ValueError(f"writers is a number from 0 to {MAX_WRITERS} or a list of names, got {writers}")
+        return writers
+    names = () if isinstance(writers, str | bool) else tuple(sorted(set(map(check_writer_name, writers))))
+    if not 1 <= len(names) <= MAX_WRITERS:
+        raise ValueError(f"writers is a number from 0 to {MAX_WRITERS} or a list of names, got {writers!r}")
+    return names
+
+
+_TAKEN: Final = Kind(
+    "an object of two numbers for each writer",
+    lambda value: (
+        isinstance(value, Mapping) and all(_NAME.fullmatch(name) and _fit(one) for name, one in value.items())
+    ),
+)
+_REFUSED: Final = Kind(
+    "an object of texts", lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value.values()))
+)
+
+
+def piece_stream_id(stream_id: str, name: str) -> str:
+    """Returns the identity of a writer's own stream, which follows from that of the shared one."""
+    return hashlib.blake2s(f"{stream_id} {name}".encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one writer in a chunk: those of the half-open range [first, first + count) of all that it has written."""
+
+    writer: str
+    first: int
+    count: int
+    source: Any = None  # the writer's position after the piece that they come from
+
+
+@dataclass(frozen=True, slots=True)
+class Sequenced:
+    """The position of a sequencer after a chunk."""
+
+    taken: Mapping[str, tuple[int, int]]  # by writer: rows in the shared stream, and the last chunk that has some
+    rows: tuple[Rows, ...] = ()  # of this chunk, in order
+
+    def to_source(self) -> dict[str, Any]:
+        """Returns the field `source` of the chunk's seal."""
+        taken = {name: list(one) for name, one in self.taken.items()}
+        return {"writers": taken, "rows": [[one.writer, one.first, one.count, one.source] for one in self.rows]}
+
+    @classmethod
+    def read_source(cls, source: Any) -> Sequenced | None:
+        """Returns what the field `source` of a seal says; None where no sequencer has written it."""
+        if not isinstance(source, dict) or not isinstance(source.get("writers"), dict):
+            return None
+        taken, rows = source["writers"], source.get("rows")
+        if not isinstance(rows, list) or not all(_NAME.fullmatch(name) and _fit(one) for name, one in taken.items()):
+            return None
+        if not all(isinstance(one, list) and len(one) == 4 and one[0] in taken and _fit(one[1:3]) for one in rows):
+            return None
+        return cls({name: (one[0], one[1]) for name, one in taken.items()}, tuple(Rows(*one) for one in rows))
+
+
+def producer_source(source: Any) -> Any:
+    """Returns the position of the one producer of a chunk's rows, from the field `source` of its seal.
+
+    In a stream with several writers it is that of the writer; None if the rows are of several.
+
+    >>> producer_source({"writers": {"a": [8, 5]}, "rows": [["a", 4, 4, {"page": 2}]]})
+    {'page': 2}
+    """
+    if not isinstance(source, dict) or not (isinstance(source.get("writers"), dict) and "rows" in source):
+        return source
+    rows = source["rows"]
+    one = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+    return one[3] if isinstance(one, list) and len(one) == 4 else None
+
+
+def _fit(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_COUNT.fits, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(SmallFile):
+    """What the sequencer of a stream with several writers has committed durably, and that it is alive; a hint."""
+
+    chunks: Chunks
+    taken: Annotated[Mapping[str, Any], _TAKEN] = field(hash=False)  # as in `lazyshard.format.writers.Sequenced`
+    refused: Annotated[Mapping[str, str], _REFUSED] = field(hash=False)  # by writer: why its pieces are not taken
+    stopped: Annotated[bool, BOOLEAN]  # the sequencer has stopped in order, so another one need not wait
+    beat: Samples  # grows while the sequencer is alive: clocks of two machines are not compared
+    host: Annotated[str, TEXT]
+    pid: Process
+    updated_at: Seconds
+    process: Annotated[str, Kind("a string", lambda value: isinstance(value, str))] = ""
+
+    NAME: ClassVar[str] = "committed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest(SmallFile):
+    """Asks the sequencer to end the stream without the writers that have not ended."""
+
+    requested_at: Seconds
+
+    NAME: ClassVar[str] = "end.json"

@@ -1,0 +1,267 @@
+"""What a named writer does beside writing: joins the stream, waits for the sequencer, becomes it if there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMismatch, WriterFailed
+from lazyshard.format.records import END, HEAD, Declared, Encoding, End, Head, Manifest
+from lazyshard.format.writers import (
+    WRITERS,
+    check_declared,
+    check_writer_name,
+    piece_stream_id,
+)
+from lazyshard.store.files import check_folder, read_record
+from lazyshard.stream.listing import invalid
+from lazyshard.stream.lock import create_stream, find_manifest
+from lazyshard.stream.sequencer import RETRY_S, Gate, Sequencing, has_ended, read_committed, read_position, writer_names
+
+if TYPE_CHECKING:
+    from lazyshard.stream.writer import ChunkWriter
+
+MOST_PIECES: Final = 2  # pieces without a number after which a writer waits
+_RETIRED_AT_ONCE: Final = 4  # pieces: deleting costs a durable record each time
+REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
+_HEARTBEAT_S: Final = 5.0
+_WARN_S: Final = 60.0
+_log = logging.getLogger("lazyshard")
+
+
+class Share:
+    """A writer's share in a stream of several writers. Raises as `ChunkWriter`.
+
+    Attributes:
+        folder: where it publishes, a stream of its own.
+        piece_stream_id: the identity of that.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        writers: int | Iterable[str] | None,
+        samples_per_chunk: int | None,
+        clock: Callable[[], float],
+        arrays: bool,
+        encoding: Encoding | None,
+        *,
+        open_stream: Callable[[], ChunkWriter],
+        gate: Callable[[ChunkWriter], Gate] | None,
+        pause: Callable[[float, str], object],
+    ) -> None:
+        self.directory, self.name = directory, check_writer_name(name)
+        declared = None if writers is None else check_declared(writers)
+        manifest = self._join(declared, samples_per_chunk, clock, arrays, encoding, open_stream)
+        self._declared: Declared = manifest.writers or 0
+        self.samples_per_chunk: int = manifest.samples_per_chunk
+        self.piece_stream_id = piece_stream_id(manifest.stream_id, name)
+        self.folder = directory / WRITERS / name
+        self._sequencing = Sequencing(directory, open_stream, gate)
+        self._pause = pause
+        self._woken, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._retire: Callable[[int], object] = str
+        self._taken = self._retired = 0
+        self._ended = False
+        self._pid = os.getpid()
+
+    def _join(
+        self,
+        declared: Declared | None,
+        samples_per_chunk: int | None,
+        clock: Callable[[], float],
+        arrays: bool,
+        encoding: Encoding | None,
+        open_stream: Callable[[], ChunkWriter],
+    ) -> Manifest:
+        """Returns the manifest of the shared stream, made if it is not there."""
+        try:
+            manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
+        except StreamMismatch as cause:
+            fields = {"directory": cause.directory, "expected": cause.expected, "actual": cause.actual}
+            raise StreamMismatch(f"writer {self.name!r}: {cause}", **fields) from None
+        folder = self.directory / WRITERS
+        folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder)
+        if manifest is None:
+            assert samples_per_chunk is not None
+            made = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding, declared or 0)
+            try:
+                create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
+                manifest = made
+            except FileExistsError:
+                manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
+                if manifest is None:
+                    raise invalid(
+                        self.directory, "another writer has created a stream that is not visible yet"
+                    ) from None
+        self._check_declared(manifest.writers or 0, declared)
+        with contextlib.suppress(FileNotFoundError):
+            end = read_record(self.directory / END, End.decode)
+            with contextlib.suppress(ProducerFenced):
+                # Raises StreamEnded when it has cleared up behind a sequencer that was killed.
+                open_stream()
+            what = f"{self.directory}: the stream has ended with {end.samples:,} samples; rows of writer {self.name!r}"
+            what += " that are not in it need another directory"
+            raise StreamEnded(what, directory=str(self.directory), samples=end.samples)
+        return manifest
+
+    def _check_declared(self, was: Declared, declared: Declared | None) -> None:
+        names = {*writer_names(self.directory), self.name}
+        what = ""
+        if declared not in (None, was):
+            what, way = f"it was made for writers={was!r}, not {declared!r}", "leave out writers="
+        elif isinstance(was, tuple) and self.name not in was:
+            what, way = f"{self.name!r} is none of its writers, {', '.join(was)}", "use one of these names"
+        elif isinstance(was, int) and 0 < was < len(names):
+            others = ", ".join(sorted(names - {self.name}))
+            what = f"it was made for {was} writers, and {self.name!r} would be one more than {others}"
+            way = "use one of these names"
+        if what:
+            fields = {"directory": str(self.directory), "expected": repr(was), "actual": repr(declared or self.name)}
+            raise StreamMismatch(f"{self.directory}: {what}. That never changes for a stream: {way}", **fields)
+
+    def begin(self, published: int, retire: Callable[[int], object]) -> None:
+        """The writer is open with so many rows published; `retire` deletes the pieces before one."""
+        taken, _ = read_position(self.directory).taken.get(self.name, (0, 0))
+        if published < taken:
+            what = f"{taken:,} rows of this writer are in the stream, its folder has {published:,}"
+            raise invalid(self.folder, f"{what}; restore the folder from a copy, or use another writer's name")
+        self._taken, self._retire = taken, retire
+        self._thread = threading.Thread(target=self._run, name="lazyshard-sequencer", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """A piece is published."""
+        self._woken.set()
+
+    def held(self, rows: int) -> str | None:
+        """Returns why the next chunk, after so many rows, would wait; None if it would not. Raises as `make_room`."""
+        return None if self._look(lambda: self._has_room(rows)) else self._reason()
+
+    def make_room(self, published: int, tell: Callable[[str], object]) -> None:
+        """Waits while there are two pieces without a number; `tell` shows that this writer is alive, and says why."""
+        self._wait(lambda: self._has_room(published), tell)
+        done = self._taken // self.samples_per_chunk
+        if done - self._retired >= _RETIRED_AT_ONCE:
+            self._retire(done)
+            self._retired = done
+
+    def finish(self, published: int) -> None:
+        """This writer has ended: waits until all its full pieces have numbers; the last writer waits for the end."""
+        whole = published - published % self.samples_per_chunk
+        self.wake()
+        self._wait(lambda: self._taken >= whole, str)
+        if self._is_last():
+            # Of two that end at the same time, the later one finds both ends.
+            self._wait(lambda: self._ended, str)
+
+    def complete(self, published: int) -> None:
+        """As `finish`, for a writer that has ended before, with so many rows."""
+        self.begin(published, str)
+        try:
+            self.finish(published)
+        finally:
+            self.close()
+
+    def _is_last(self) -> bool:
+        """Whether all writers have ended, so that the stream ends."""
+        folder, declared = self.directory / WRITERS, self._declared
+        names = declared if isinstance(declared, tuple) else writer_names(self.directory)
+        ended = [(folder / name / END).exists() for name in names if (folder / name).is_dir()]
+        return (
+            bool(declared) and all(ended) and len(ended) >= (declared if isinstance(declared, int) else len(declared))
+        )
+
+    def close(self) -> None:
+        """Stops sequencing, if this process does."""
+        self._stopped.set()
+        self._woken.set()
+        if self._thread is not None and os.getpid() == self._pid:
+            self._thread.join()
+
+    def _has_room(self, rows: int) -> bool:
+        return rows - self._taken < MOST_PIECES * self.samples_per_chunk
+
+    def _look(self, done: Callable[[], bool]) -> bool:
+        """Reads what is committed if it is not `done` yet; returns whether it is. Raises what ends the wait."""
+        if done():
+            return True
+        # In this order: what is committed is told before the stream ends.
+        self._ended = (self.directory / END).exists()
+        if (found := read_committed(self.directory)) is not None:
+            self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
+            if not done():
+                self._check(found.refused.get(self.name, ""))
+        return done()
+
+    def _reason(self) -> str:
+        """Returns what this writer waits for, with the reason of the sequencer if it waits too."""
+        with contextlib.suppress(OSError, LazyShardError):
+            head = read_record(self.directory / HEAD, Head.decode)
+            if head.state == "waiting" and head.note:
+                return f"chunks of writer {self.name!r} wait for numbers in the stream: {head.note}"
+        return f"chunks of writer {self.name!r} wait for the sequencer of the stream"
+
+    def _wait(self, done: Callable[[], bool], tell: Callable[[str], object]) -> None:
+        pause, began = 0.002, time.monotonic()
+        warned = told = began
+        while not done():
+            # In this order: what is committed is told before the stream ends.
+            self._ended = has_ended(self.directory)
+            if (found := read_committed(self.directory)) is not None:
+                self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
+                if done():
+                    return
+                # A refusal may be older than what was done about it: the sequencer tries again once a second.
+                late = time.monotonic() - began >= REFUSED_S
+                self._check(found.refused.get(self.name, "") if late else "")
+            if (now := time.monotonic()) - told >= _HEARTBEAT_S:
+                told = now
+                tell(self._reason())
+            if now - warned >= _WARN_S:
+                warned = now
+                _log.warning("%s: waits for a minute or more: %s", self.directory, self._reason())
+            self._pause(pause, self._reason() if pause > 0.03 else "")
+            pause = min(0.05, 1.3 * pause)
+
+    def _check(self, refused: str) -> None:
+        if self._failure is not None:
+            raise WriterFailed(
+                f"{self.directory}: the sequencer has failed", directory=str(self.directory)
+            ) from self._failure
+        if refused:
+            raise WriterFailed(
+                f"{self.folder}: the sequencer does not take its chunks: {refused}", directory=str(self.folder)
+            )
+        if self._ended:
+            what = f"{self.directory}: the stream has ended without the last rows of writer {self.name!r}"
+            raise StreamEnded(what, directory=str(self.directory))
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                pause = self._sequencing.step()
+            except (LazyShardError, OSError) as cause:
+                _log.warning("%s: cannot sequence: %s", self.directory, cause)
+                pause = RETRY_S
+            except Exception as cause:
+                self._failure = cause
+                raise
+            self._woken.wait(pause)
+            self._woken.clear()
+        with contextlib.suppress(LazyShardError, OSError):
+            while self._sequencing.sequencer is not None and self._sequencing.step() == 0.0:
+                pass
+        self._sequencing.close()

@@ -1,0 +1,172 @@
+"""Several writers of a stream: the limits of their sequencer, and the commands `sequence` and `end`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from lazyshard import errors
+from lazyshard.format.records import END, HEAD, MANIFEST, Head, Manifest
+from lazyshard.format.writers import WRITERS, EndRequest, is_writer_name
+from lazyshard.store.durable import publish_bytes
+from lazyshard.store.files import read_record
+from lazyshard.stream import ChunkWriter
+from lazyshard.stream.head import process_gone
+from lazyshard.stream.listing import read_manifest
+from lazyshard.stream.sequencer import Sequencing, read_committed, read_position
+from lazyshard.stream.stream import NativeStream
+from lazyshard.stream.writer import open_sequenced
+from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.display import Display
+from lazyshard_producer.errors import count, one_line
+from lazyshard_producer.limits import Hold, Holdback, Shelf
+from lazyshard_producer.stop import Stop
+
+ALIVE_S: Final = 60.0  # age of the heartbeat, sent every 5 s, below which a writer elsewhere lives; clocks may differ
+_SLICE_S: Final = 0.1  # longest sleep, as in `lazyshard_producer.loop`
+
+
+class SharedLimits:
+    """The limits of a stream of several writers while this process sequences, see `gate` of `ChunkWriter`."""
+
+    def __init__(self, limits: Limits, warn: Callable[[str], None]) -> None:
+        self.limits = limits  # may be replaced at any time
+        self._warn, self._alarmed = warn, False
+
+    def __call__(self, writer: ChunkWriter) -> SharedLimits:
+        """Begins with the stream of the sequencer's writer."""
+        self._writer, self._holdback = writer, self._make(writer)
+        return self
+
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
+        """As `Holdback.before_chunk`."""
+        if self._holdback.limits is not self.limits:
+            self._holdback = self._make(self._writer)
+        held = self._holdback.before_chunk(published_chunks, published_samples)
+        alarm = held is not None and (held.deadlock or held.stalled)
+        if held is not None and alarm and not self._alarmed:
+            # This wait may never end without the user.
+            self._warn(held.reason)
+        self._alarmed = alarm
+        return held
+
+    def after_publish(self, published_chunks: int) -> None:
+        """As `Holdback.after_publish`."""
+        self._holdback.after_publish(published_chunks)
+
+    def _make(self, writer: ChunkWriter) -> Holdback:
+        size, check, shelf = writer.samples_per_chunk, writer.check_owner, Shelf(writer.directory)
+        return Holdback(self.limits, shelf, size, check=check, warn=self._warn)
+
+
+def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> bool:
+    """Sequences while no other process does, until the stream has ended; returns False if a signal has stopped it."""
+    if (directory / MANIFEST).exists():
+        _manifest(directory)
+    gate = SharedLimits(limits, display.warn)
+    sequencing, told = Sequencing(directory, lambda: _open(directory), gate), ""
+    with contextlib.closing(sequencing):
+        while not sequencing.ended:
+            if stop.requested is not None:
+                return False
+            if not (directory / MANIFEST).exists():
+                display.wait("no writer has created the stream yet")
+                time.sleep(_SLICE_S)
+                continue
+            pause = sequencing.step()
+            if (who := _describe(sequencing)) not in ("", told):
+                told = who
+                display.note(who)
+            display.wait((sequencing.sequencer and sequencing.sequencer.hold) or None)
+            time.sleep(min(pause, _SLICE_S))
+    return True
+
+
+def _open(directory: Path) -> ChunkWriter:
+    manifest = _manifest(directory)
+    return open_sequenced(directory, time.time, manifest.arrays, manifest.encoding)
+
+
+def _manifest(directory: Path) -> Manifest:
+    """Returns the manifest of a stream of several writers. Raises StreamMissing, StreamMismatch."""
+    if (manifest := read_manifest(directory, None)) is None:
+        raise errors.StreamMissing(f"{directory}: there is no stream here; check the path", directory=str(directory))
+    if manifest.writers is None:
+        what = f"{directory}: the stream has one producer without a name, which numbers its chunks and ends it"
+        way = "use this command for a stream of runs with --writer"
+        expected, actual = "several writers, each with a name", "one producer without a name"
+        raise errors.StreamMismatch(f"{what}; {way}", directory=str(directory), expected=expected, actual=actual)
+    return manifest
+
+
+def _describe(sequencing: Sequencing) -> str:
+    """Returns which process sequences, "" while none does."""
+    if sequencing.sequencer is not None:
+        return "this process sequences the stream's writers"
+    told = read_committed(sequencing.directory)
+    if told is None or told.stopped:
+        return ""
+    who = f"process {told.pid} on {told.host} sequences the stream's writers, with its own limits"
+    return f"{who}; this process takes over when it stops"
+
+
+def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -> bool:
+    """Requests the end of a stream, sequences until it has ended; returns False if a signal has stopped it.
+
+    Raises ProducerFenced: a writer lives, and it is not to be left out by `force`.
+    """
+    _manifest(directory)
+    living = {} if force else _living(directory)
+    if living and not (directory / END).exists():
+        who = ", ".join(f"{name!r} (pid {head.pid} on {head.host})" for name, head in living.items())
+        what = f"{directory}: {count(len(living), 'writer')} still running: {one_line(who)}"
+        way = "stop them first, or give --force to end the stream without the rows that they have not published"
+        raise errors.ProducerFenced(f"{what}; {way}", directory=str(directory), holder=who)
+    if not (directory / END).exists():
+        folder = directory / WRITERS
+        request = EndRequest(time.time()).encode()
+        publish_bytes(request, folder / EndRequest.NAME, folder / f".{EndRequest.NAME}.{os.getpid()}")
+    return sequence(directory, Limits(), display, stop)
+
+
+def describe_end(directory: Path) -> Iterator[str]:
+    """Yields a line for each writer of a stream that has ended: its rows in the stream, and what was left out."""
+    taken, told = read_position(directory).taken, read_committed(directory)
+    for name in _names(directory):
+        rows, folder = taken.get(name, (0, 0))[0], directory / WRITERS / name
+        text = f"{name}: {count(rows, 'row')}"
+        try:
+            manifest = read_manifest(folder, None)
+            published = None if manifest is None else NativeStream(folder, manifest).published()
+        except (OSError, errors.LazyShardError) as cause:
+            yield one_line(f"  {text}; its folder cannot be read: {cause}")
+            continue
+        if published is not None and (left := published.samples + (published.short or 0) - rows) > 0:
+            why = "" if told is None else told.refused.get(name, "")
+            text += f"; left out {count(left, 'published row')}{why and f': {why}'}"
+        if published is None or not published.ended:
+            text += "; it has not ended, and rows that it had not published are left out"
+        yield one_line(f"  {text}")
+
+
+def _names(directory: Path) -> list[str]:
+    """Returns the names of all writers that have begun."""
+    folder = directory / WRITERS
+    return sorted(name for name in os.listdir(folder) if is_writer_name(name) and (folder / name).is_dir())
+
+
+def _living(directory: Path) -> dict[str, Head]:
+    """Returns the heads of the writers whose process runs, as far as can be told."""
+    found = {}
+    for name in _names(directory):
+        with contextlib.suppress(OSError, errors.LazyShardError):
+            head = read_record(directory / WRITERS / name / HEAD, Head.decode)
+            if head.state in ("running", "waiting"):
+                gone = process_gone(head)
+                if gone is False or (gone is None and time.time() - head.updated_at < ALIVE_S):
+                    found[name] = head
+    return found

@@ -1,0 +1,169 @@
+"""Several named writers of one stream: runs, limits of the whole stream, `sequence` and `end`."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.format.state import Cursor
+from lazyshard.stream import write_cursor
+from lazyshard_producer.cli import main
+from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import assert_one_line, ids, rows, run_arguments
+from tests.producer.commands import Running
+
+SIZE = 4
+
+
+def arguments(out: Path, name: str, first: int, stop: int, *more: object) -> list[str]:
+    """A run of writer `name` with the rows [first, stop)."""
+    source = out.parent / f"{name}.jsonl"
+    source.write_bytes(rows(first, stop))
+    return run_arguments(out, [source], SIZE, "--writer", name, *more)
+
+
+def head(out: Path, name: str | None = None) -> dict[str, Any]:
+    """The head of the stream, or of a writer; empty while there is none."""
+    path = (out if name is None else out / ".writers" / name) / "head.json"
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def test_runs_end_the_stream_together_and_may_be_killed(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    slow = arguments(out, "b", 100, 130, "--writers", 2, "--rate", 40)
+    with Running(nursery, *slow) as killed:
+        killed.wait_until(lambda: head(out, "b").get("chunks") == 2)
+        killed.end(signal.SIGKILL)
+    assert nursery.run(*arguments(out, "a", 0, 10, "--writers", 2))[0] == 0
+    assert not (out / "stream.end").exists()
+    assert nursery.run(*arguments(out, "b", 100, 130))[0] == 0
+    found = ids(out)
+    assert [one for one in found if one < 100] == list(range(10))
+    assert [one for one in found if one >= 100] == list(range(100, 130))
+    assert json.loads((out / "stream.end").read_bytes())["samples"] == 40
+    status, said = nursery.run(*arguments(out, "a", 0, 10))
+    assert status == 0
+    assert said == f"already ended: {out}/.writers/a holds 10 samples in 3 chunks; nothing to do\n"
+    status, said = nursery.run(*arguments(out, "a", 0, 12))
+    assert status == 5
+    assert_one_line(said, "these rows are not in it: ", "a.jsonl (52 bytes behind byte ")
+
+
+@pytest.mark.full  # A waiting run reports its reason every 5 s.
+def test_a_limit_holds_back_all_writers(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    limits = ("--max-ahead", 3, "--retain", "consumed", "--consumers", "trainer")
+    with (
+        Running(nursery, *arguments(out, "a", 0, 100, *limits)) as a,
+        Running(nursery, *arguments(out, "b", 100, 200, *limits)) as b,
+    ):
+
+        def held() -> bool:
+            pieces = [head(out, name).get("chunks", 0) for name in "ab"]
+            return head(out).get("chunks") == 3 and sum(pieces) == 3 + 2 * 2 and head(out)["state"] == "waiting"
+
+        a.wait_until(held)
+        a.wait_until(lambda: all("--max-ahead 3 chunks" in head(out, name).get("note", "") for name in "ab"))
+        manifest = json.loads((out / "stream.json").read_bytes())
+        plan = {"dp_size": 1, "batch_size": 1, "unit": SIZE, "window": SIZE, "seed": 0}
+        write_cursor(out, Cursor("trainer", manifest["stream_id"], 2 * SIZE, 2, plan, time.time()))
+        a.wait_until(lambda: head(out)["chunks"] == 5 and not (out / "chunk_00001.jsonl").exists())
+        assert (out / "chunk_00002.jsonl").exists()
+        assert [one.end(signal.SIGTERM)[0] for one in (a, b)] == [0, 0]
+    assert {head(out, name)["state"] for name in "ab"} == {"idle"}
+
+
+def test_a_signal_ends_the_wait_for_the_last_numbers(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    held = arguments(out, "a", 0, 3 * SIZE, "--writers", 1, "--max-ahead", 1)
+    for _ in range(2):  # The second run finds that its own stream has ended.
+        with Running(nursery, *held) as run:
+            run.wait_until(lambda: head(out, "a").get("state") == "finished" and head(out).get("state") == "waiting")
+            status, said = run.end(signal.SIGTERM)
+            assert status == 0
+            assert "terminated: " in said
+        assert head(out)["chunks"] == 1
+    assert nursery.run(*arguments(out, "a", 0, 3 * SIZE))[0] == 0
+    assert ids(out) == list(range(3 * SIZE))
+    assert (out / "stream.end").exists()
+
+
+def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Running(nursery, "sequence", out) as early:
+        with Running(nursery, "sequence", out, "--max-ahead", 1) as limited:
+            run = Running(nursery, *arguments(out, "a", 0, 100, "--max-ahead", 1))
+            with run:
+                run.wait_until(lambda: head(out, "a").get("chunks", 0) >= 3)
+                run.end(signal.SIGKILL)
+            assert limited.end(signal.SIGTERM)[0] == 0
+        early.wait_until(lambda: head(out)["chunks"] == head(out, "a")["chunks"])
+        assert "this process sequences the stream's writers" in early.said()
+        status, said = nursery.run("end", out)
+        assert status == 0, said
+        assert early.end()[0] == 0
+    assert ids(out) == list(range(SIZE * head(out)["chunks"]))
+
+
+def test_end_leaves_out_what_was_not_published(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert nursery.run(*arguments(out, "a", 0, 6))[0] == 0
+    with Running(nursery, *arguments(out, "b", 100, 200, "--rate", 30)) as b:
+        b.wait_until(lambda: head(out, "b").get("chunks", 0) >= 1)
+        status, said = nursery.run("end", out)
+        assert status == 6
+        assert_one_line(said, f"1 writer still running: 'b' (pid {b.pid} on ")
+        assert not (out / ".writers" / "end.json").exists()
+        b.end(signal.SIGKILL)
+    published = head(out, "b")["chunks"] * SIZE
+    for _ in range(2):  # A second `end` says the same.
+        status, said = nursery.run("end", out, "--no-progress")
+        assert status == 0
+        assert said.splitlines()[-3:] == [
+            f"finished: {out} holds {6 + published} samples in {len(list(out.glob('chunk_*.jsonl')))} chunks",
+            "  a: 6 rows",
+            f"  b: {published} rows; it has not ended, and rows that it had not published are left out",
+        ]
+    assert sorted(ids(out)) == [*range(6), *range(100, 100 + published)]
+    status, said = nursery.run(*arguments(out, "b", 100, 200))
+    assert status == 5
+    assert_one_line(said, "rows of writer 'b' that are not in it")
+
+
+def test_end_by_force_while_a_writer_runs(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Running(nursery, *arguments(out, "b", 100, 200, "--rate", 20)) as b:
+        b.wait_until(lambda: head(out, "b").get("chunks", 0) >= 1)
+        assert nursery.run("end", out, "--force")[0] == 0
+        status, said = b.end()
+        assert status == 5, said
+    found = ids(out)
+    assert found == list(range(100, 100 + len(found)))
+
+
+@pytest.mark.parametrize("command", ["sequence", "end"])
+def test_a_stream_that_has_no_writers_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
+    out = tmp_path / "out"
+    assert main(run_arguments(out, [tmp_path / "a.jsonl"])) == 0
+    capsys.readouterr()
+    assert main([command, str(out)]) == 5
+    assert_one_line(capsys.readouterr().err, "has one producer without a name")
+    assert main([command, "s3://bucket/stream"]) == 2
+    assert_one_line(capsys.readouterr().err, "a directory that all of them share")
+    assert main(["end", str(tmp_path / "nowhere")]) == 7
+
+
+def test_check_shows_where_a_writer_would_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    given = arguments(out, "a", 0, 6)
+    assert main(given) == 0
+    assert main(["check", *arguments(out, "b", 50, 60)[1:], "--rows", "1"]) == 0
+    assert f"{out}/.writers/b: does not exist yet" in capsys.readouterr().out
+    assert main(["check", *given[1:]]) == 0
+    assert f"{out}/.writers/a: has ended with 6 samples in 2 chunks" in capsys.readouterr().out

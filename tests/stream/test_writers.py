@@ -1,0 +1,507 @@
+"""Several named writers of one stream: order, remainders, end, resume, back-pressure, and what is refused."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader, errors
+from lazyshard.format.records import END, Encoding
+from lazyshard.format.seal import SealBytes
+from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
+from lazyshard.store import durable
+from lazyshard.stream import read_retired, sequencer, share
+from lazyshard.stream.sequencer import Sequencing
+from lazyshard.stream.share import Share
+from lazyshard.stream.writer import open_sequenced
+from tests.stream.streams import fork, forked, head, names, raised, reap, seal, wait_until
+
+
+def add(writer: ChunkWriter, start: int, stop: int) -> None:
+    name = writer.directory.name
+    for number in range(start, stop):
+        writer.write({"id": f"{name}{number}"}, tokens=number, source=number + 1)
+
+
+def write(directory: Path, name: str, rows: int, per_chunk: int = 2, *, end: bool = True, **how: Any) -> None:
+    writer = ChunkWriter(directory, per_chunk, writer=name, **how)
+    add(writer, writer.source or 0, rows)
+    writer.close(end)
+
+
+def chunks(directory: Path) -> list[str]:
+    """The ids of each sealed chunk."""
+    count = len(list(directory.glob("chunk_*.completed")))
+    paths = [directory / f"chunk_{number:05d}.jsonl" for number in range(count)]
+    return [" ".join(json.loads(line)["id"] for line in path.read_bytes().splitlines()) for path in paths]
+
+
+def ids(directory: Path) -> list[str]:
+    return " ".join(chunks(directory)).split()
+
+
+def of_writer(directory: Path, name: str) -> list[str]:
+    return [one for one in ids(directory) if one.rstrip("0123456789") == name]
+
+
+def position(directory: Path, chunk: int) -> Any:
+    found = Sequenced.read_source(seal(directory, chunk).source)
+    assert found is not None
+    return found.taken, [(one.writer, one.first, one.count, one.source) for one in found.rows]
+
+
+def ask_end(directory: Path) -> None:
+    target = directory / WRITERS / EndRequest.NAME
+    durable.publish_bytes(EndRequest(time.time()).encode(), target, target.with_name(".end"))
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No writer's process becomes the sequencer, and no writer waits for one."""
+    monkeypatch.setattr(Share, "_run", lambda self: None)
+    monkeypatch.setattr(Share, "finish", lambda self, published: None)
+    monkeypatch.setattr(share, "MOST_PIECES", 1000)
+
+
+def sequencing(directory: Path, *, arrays: bool = False, encoding: Encoding | None = None) -> Sequencing:
+    return Sequencing(directory, lambda: open_sequenced(directory, time.time, arrays, encoding))
+
+
+def sequence(directory: Path, turns: int = 1000, **how: Any) -> Sequencing:
+    """Becomes the sequencer, takes what is there, in at most so many turns, and stops; an error is raised."""
+    work = sequencing(directory, **how)
+    try:
+        for _ in range(turns):
+            if work.ended or work.step():
+                break
+    finally:
+        work.close()
+    return work
+
+
+def test_writers_of_one_process(tmp_path: Path) -> None:
+    counts = {"a": 5, "b": 0, "c": 9}
+    writers = {name: ChunkWriter(tmp_path, 2, writer=name, writers=3) for name in counts}
+    for number in range(9):
+        for name, writer in writers.items():
+            add(writer, number, min(number + 1, counts[name]))
+    for writer in writers.values():
+        writer.close()
+    assert {name: of_writer(tmp_path, name) for name in counts} == {
+        name: [f"{name}{number}" for number in range(count)] for name, count in counts.items()
+    }
+    assert [one["id"] for one in StreamReader(tmp_path)] == ids(tmp_path)
+    assert (len(ids(tmp_path)), head(tmp_path).ended, seal(tmp_path, 6).samples) == (14, True, 2)
+    assert names(tmp_path) == sorted(
+        [".producer.lock", WRITERS, "head.json", "stream.end", "stream.json", "stream.owner"]
+        + [f"chunk_{number:05d}.jsonl{end}" for number in range(7) for end in ("", ".completed")]
+    )
+
+
+def test_writers_in_processes_of_their_own_that_create_the_stream_at_once(tmp_path: Path) -> None:
+    ready, go = os.pipe()
+
+    def work(name: str) -> None:
+        os.read(ready, 1)
+        write(tmp_path / "stream", name, 31, 3, writers=6)
+
+    pids = [fork(work, name) for name in "abcdef"]
+    os.write(go, b"......")
+    assert [os.waitstatus_to_exitcode(reap(pid)) for pid in pids] == [0] * 6
+    for one in (ready, go):
+        os.close(one)
+    for name in "abcdef":
+        assert of_writer(tmp_path / "stream", name) == [f"{name}{number}" for number in range(31)]
+    assert head(tmp_path / "stream").samples == 6 * 31
+    assert names(tmp_path / "stream" / WRITERS) == sorted([*"abcdef", Committed.NAME])
+
+
+def test_turn_is_fair(tmp_path: Path, by_hand: None) -> None:
+    for name, rows in {"a": 7, "b": 2, "c": 5}.items():
+        write(tmp_path, name, rows, writers=0, end=False)
+    sequence(tmp_path)
+    assert chunks(tmp_path) == ["b0 b1", "c0 c1", "a0 a1", "c2 c3", "a2 a3", "a4 a5"]
+    assert position(tmp_path, 3) == ({"a": (2, 2), "b": (2, 0), "c": (4, 3)}, [("c", 2, 2, 4)])
+
+
+def test_writer_that_was_killed_before_its_head_told_the_end_has_ended(tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 1, writers=2)
+    writer = ChunkWriter(tmp_path, 2, writer="b")
+    add(writer, 0, 3)
+    path = tmp_path / WRITERS / "b" / "head.json"
+    before = path.read_bytes()
+    writer.close()
+    path.write_bytes(before)
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["b0 b1", "a0 b2"]
+
+
+def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 3, writers=1)
+    sequence(tmp_path, turns=1)
+    path = tmp_path / "head.json"
+    before = path.read_bytes()
+    for again in (lambda: sequence(tmp_path), lambda: raised(errors.StreamEnded, ChunkWriter, tmp_path, writer="a")):
+        sequence(tmp_path)
+        path.write_bytes(before)
+        again()
+        assert head(tmp_path).ended
+
+
+def test_sequencer_shows_between_pieces_that_it_is_alive(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn over many writers, on a slow disk, takes longer than the lease."""
+    monkeypatch.setattr(sequencer, "BEAT_S", 0.0)
+    for name in "abcdefghij":
+        write(tmp_path, name, 2, writers=0)
+    sequence(tmp_path, turns=1)
+    assert Committed.decode((tmp_path / WRITERS / Committed.NAME).read_bytes()).beat > 10
+
+
+def test_remainders_fill_chunks_together_and_the_last_ones_end_the_stream(tmp_path: Path, by_hand: None) -> None:
+    for name, rows in {"a": 3, "b": 7, "c": 3, "d": 0, "e": 1}.items():
+        write(tmp_path, name, rows, 4, writers=5)
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["b0 b1 b2 b3", "a0 a1 a2 b4", "b5 b6 c0 c1", "c2 e0"]
+    assert position(tmp_path, 1) == ({"a": (3, 1), "b": (5, 1)}, [("a", 0, 3, 3), ("b", 4, 1, 7)])
+    taken = {"a": (3, 1), "b": (7, 2), "c": (3, 3), "e": (1, 3)}
+    assert position(tmp_path, 3) == (taken, [("c", 2, 1, 3), ("e", 0, 1, 1)])
+    found = [seal(tmp_path, chunk).tokens for chunk in range(4)]
+    assert [None if one is None else one.tolist() for one in found] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 4],
+        [5, 6, 0, 1],
+        [2, 0],
+    ]
+
+
+def test_remainders_wait_until_they_fill_a_chunk(tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 3, 4, writers=3)
+    write(tmp_path, "b", 5, 4, end=False)
+    sequence(tmp_path)
+    assert chunks(tmp_path) == ["b0 b1 b2 b3"]
+    write(tmp_path, "b", 5, 4)
+    sequence(tmp_path)
+    assert chunks(tmp_path)[1:] == ["b4 a0 a1 a2"]
+    assert not (tmp_path / END).exists()
+
+
+@pytest.mark.parametrize("declared", [2, ["a", "b"]])
+def test_stream_ends_when_all_declared_writers_have_ended(declared: Any, tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 3, writers=declared)
+    assert not sequence(tmp_path).ended
+    write(tmp_path, "b", 4, end=False)
+    assert not sequence(tmp_path).ended
+    write(tmp_path, "b", 4)
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["a0 a1", "b0 b1", "b2 b3", "a2"]
+
+
+def test_end_request_ends_the_stream_without_the_writers_that_have_not_ended(tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 3, writers=0)
+    write(tmp_path, "b", 5, end=False)
+    assert not sequence(tmp_path).ended
+    ask_end(tmp_path)
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["b0 b1", "a0 a1", "b2 b3", "a2"]
+    error = raised(errors.StreamEnded, ChunkWriter, tmp_path, 2, writer="b")
+    assert (error.directory, error.samples) == (str(tmp_path), 7)
+
+
+def test_end_request_waits_for_a_writer_that_has_ended_unseen(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a", 2, writers=0)
+    work = sequencing(tmp_path)
+    assert work.step() == 0.0
+    monkeypatch.setattr(sequencer, "LAST_POLL_S", 1e9)
+    write(tmp_path, "b", 3)
+    ask_end(tmp_path)
+    while not work.ended:
+        work.step()
+    assert chunks(tmp_path) == ["a0 a1", "b0 b1", "b2"]
+
+
+def test_writer_resumes_after_its_last_piece(tmp_path: Path, by_hand: None) -> None:
+    write(tmp_path, "a", 5, writers=2, end=False)
+    write(tmp_path, "b", 1)
+    with ChunkWriter(tmp_path, writer="a") as writer:
+        assert (writer.source, writer.published_samples, writer.samples, writer.published_chunks) == (4, 4, 4, 2)
+        add(writer, 4, 5)
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["a0 a1", "a2 a3", "a4 b0"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_sequencer_resumes_after_the_newest_seal(told: bool, tmp_path: Path, by_hand: None) -> None:
+    for name in "ab":
+        write(tmp_path, name, 5, writers=2)
+    expected = ["b0 b1", "a0 a1", "a2 a3", "b2 b3", "b4 a4"]
+    for count in (2, 5):
+        assert sequence(tmp_path, turns=1).ended is False
+        assert chunks(tmp_path) == expected[:count]
+        if not told:
+            (tmp_path / WRITERS / Committed.NAME).unlink()
+    assert sequence(tmp_path).ended
+    assert chunks(tmp_path) == expected
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_files_get_a_second_name_or_are_copied(
+    linked: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not linked:
+        monkeypatch.setattr(durable, "link", lambda source, target: False)
+    for name in "ab":
+        writer = ChunkWriter(tmp_path, 2, writer=name, writers=2, arrays=True)
+        for number in range(3):
+            writer.write({"id": f"{name}{number}", "x": np.arange(number)}, tokens=10 + number)
+        writer.close()
+    assert sequence(tmp_path, arrays=True).ended
+    assert chunks(tmp_path) == ["b0 b1", "a0 a1", "a2 b2"]
+    for end in ("jsonl", "arrays"):
+        own = os.stat(tmp_path / WRITERS / "b" / f"chunk_00000.{end}")
+        assert os.path.samestat(own, os.stat(tmp_path / f"chunk_00000.{end}")) is linked
+    found = [(one["id"], one["x"].tolist()) for one in StreamReader(tmp_path)]
+    assert found[:2] + found[4:] == [("b0", []), ("b1", [0]), ("a2", [0, 1]), ("b2", [0, 1])]
+    assert seal(tmp_path, 0).digests.tolist() == seal(tmp_path / WRITERS / "b", 0).digests.tolist()
+    tokens = [seal(tmp_path, chunk).tokens for chunk in range(3)]
+    assert [None if one is None else one.tolist() for one in tokens] == [[10, 11], [10, 11], [12, 12]]
+
+
+def test_encoding_holds_for_all_writers(tmp_path: Path, by_hand: None) -> None:
+    encoding = {"tokenizer": "t", "max_length": 8}
+    for name in "ab":
+        write(tmp_path, name, 3, writers=2, arrays=True, encoding=encoding)
+    assert sequence(tmp_path, arrays=True, encoding=encoding).ended
+    assert len(ids(tmp_path)) == 6
+    error = raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a", arrays=True, encoding={"tokenizer": "u"})
+    assert error.directory == str(tmp_path)
+
+
+def test_writer_that_has_ended_and_starts_again_is_told_so(tmp_path: Path) -> None:
+    write(tmp_path, "a", 5, writers=2)
+    error = raised(errors.StreamEnded, ChunkWriter, tmp_path, writer="a")
+    assert (error.directory, error.samples) == (str(tmp_path / WRITERS / "a"), 5)
+    assert not (tmp_path / END).exists()
+    write(tmp_path, "b", 1)
+    assert (sorted(ids(tmp_path)), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4", "b0"], True)
+
+
+def test_writer_waits_while_two_pieces_have_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Share, "_run", lambda self: None)
+    writer = ChunkWriter(tmp_path, 2, writer="a", writers=0)
+    thread = threading.Thread(target=add, args=(writer, 0, 6), daemon=True)
+    thread.start()
+    wait_until(lambda: writer.full_chunks == 3, "the third piece is full")
+    assert (writer.published_chunks, thread.is_alive()) == (2, True)
+    sequence(tmp_path)
+    thread.join(30)
+    assert (writer.published_chunks, thread.is_alive()) == (3, False)
+    writer.close(end=False)
+    sequence(tmp_path)
+    assert chunks(tmp_path) == ["a0 a1", "a2 a3", "a4 a5"]
+
+
+def test_numbered_pieces_are_deleted_in_the_writers_folder_alone(tmp_path: Path) -> None:
+    write(tmp_path, "a", 41, writers=1)
+    assert ids(tmp_path) == [f"a{number}" for number in range(41)]
+    folder = tmp_path / WRITERS / "a"
+    kept = read_retired(folder)
+    assert kept >= 8
+    assert sorted(folder.glob("chunk_*.jsonl")) == [folder / f"chunk_{n:05d}.jsonl" for n in range(kept, 21)]
+
+
+def test_fork_writes_nothing_and_leaves_the_sequencer_to_its_parent(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2, writer="a", writers=1)
+    add(writer, 0, 3)
+
+    def child() -> None:
+        raised(RuntimeError, writer.write, {"id": "a3"})
+        raised(RuntimeError, writer.close)
+        writer.close(end=False)
+
+    assert forked(child) == 0
+    add(writer, 3, 5)
+    writer.close()
+    assert (ids(tmp_path), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4"], True)
+
+
+def test_exception_leaves_the_writer_resumable_and_the_stream_open(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
+        add(writer, 0, 5)
+        raise KeyError
+    assert (head(tmp_path / WRITERS / "a").state, (tmp_path / END).exists()) == ("failed", False)
+    write(tmp_path, "a", 6)
+    assert ids(tmp_path) == ["a0", "a1", "a2", "a3", "a4", "a5"]
+
+
+def test_second_process_of_one_name_is_refused(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
+        error = raised(errors.ProducerFenced, ChunkWriter, tmp_path, writer="a")
+        assert error.directory == str(tmp_path / WRITERS / "a")
+        add(writer, 0, 3)
+    assert ids(tmp_path) == ["a0", "a1", "a2"]
+
+
+@pytest.fixture
+def two(tmp_path: Path, by_hand: None) -> Path:
+    write(tmp_path, "a", 3, writers=2)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "actual"),
+    [
+        ({"writer": "a", "writers": 3}, "2", "3"),
+        ({"writer": "a", "writers": ["a", "b"]}, "2", "('a', 'b')"),
+        ({"writer": "a", "samples_per_chunk": 3}, "3", "2"),
+        ({"writer": "a", "arrays": True}, "arrays=True", "arrays=False"),
+        ({}, "one producer without a name", "several writers, each with a name"),
+    ],
+)
+def test_what_never_changes_is_refused(given: dict[str, Any], expected: str, actual: str, two: Path) -> None:
+    error = raised(errors.StreamMismatch, ChunkWriter, two, **given)
+    assert (str(error.expected), str(error.actual)) == (expected, actual)
+
+
+def test_one_writer_too_many_and_one_that_is_not_named_are_refused(two: Path, tmp_path: Path) -> None:
+    write(two, "b", 1, end=False)
+    raised(errors.StreamMismatch, ChunkWriter, two, writer="c")
+    assert not (two / WRITERS / "c").exists()
+    named = two / "named"
+    write(named, "a", 1, writers=["a", "b"], end=False)
+    raised(errors.StreamMismatch, ChunkWriter, named, writer="c")
+    write(named, "b", 1, end=False)
+
+
+def test_named_writer_does_not_join_the_stream_of_an_unnamed_one(tmp_path: Path) -> None:
+    ChunkWriter(tmp_path, 2).close(end=False)
+    before = names(tmp_path)
+    raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a")
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["", ".a", "a/b", "..", "a b", "ä", "a" * 65, 3])
+def test_what_is_no_name(name: Any, tmp_path: Path) -> None:
+    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writer=name)
+    assert not (tmp_path / "stream").exists()
+
+
+@pytest.mark.parametrize("writers", [-1, 10_001, True, [], "ab", ["a", "/"]])
+def test_what_is_no_number_of_writers(writers: Any, tmp_path: Path) -> None:
+    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writer="a", writers=writers)
+    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writers=2)
+    raised(ValueError, ChunkWriter, tmp_path / "stream", writer="a")
+    assert not (tmp_path / "stream").exists()
+
+
+def test_folder_that_has_fewer_rows_than_the_stream_is_refused(two: Path) -> None:
+    write(two, "b", 4, end=False)
+    sequence(two)
+    (two / WRITERS / "b").rename(two / "moved")
+    error = raised(errors.StreamInvalid, ChunkWriter, two, writer="b")
+    assert error.directory == str(two / WRITERS / "b")
+
+
+def test_newest_seal_that_no_sequencer_has_written_is_refused(two: Path) -> None:
+    sequence(two)
+    path = two / "chunk_00000.jsonl.completed"
+    path.write_bytes(json.dumps(json.loads(path.read_bytes()) | {"source": {"writers": {"a": [1]}}}).encode())
+    raised(errors.StreamInvalid, ChunkWriter, two, writer="b")
+    raised(errors.StreamInvalid, sequence, two)
+
+
+def break_seal(folder: Path, chunk: int) -> Path:
+    path = folder / f"chunk_{chunk:05d}.jsonl.completed"
+    path.write_bytes(path.read_bytes()[:-5])
+    return path
+
+
+def break_data(folder: Path, chunk: int) -> Path:
+    path = folder / f"chunk_{chunk:05d}.jsonl"
+    path.write_bytes(path.read_bytes()[:-3] + b'5"}')
+    return path
+
+
+def cut_data(folder: Path, chunk: int) -> Path:
+    path = folder / f"chunk_{chunk:05d}.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "chunk"), [(break_seal, 0), (cut_data, 0), (break_seal, 2), (cut_data, 2), (break_data, 2)]
+)
+def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
+    damage: Any, chunk: int, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencer, "RETRY_S", 0.0)
+    for name in "ab":
+        write(tmp_path, name, 5, writers=2)
+    folder = tmp_path / WRITERS / "a"
+    before = {path.name: path.read_bytes() for path in folder.glob("chunk_*")}
+    damaged = damage(folder, chunk)
+    assert not sequence(tmp_path).ended
+    assert of_writer(tmp_path, "b")[:4] == ["b0", "b1", "b2", "b3"]
+    assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(2 * chunk)]
+    told = Committed.decode((tmp_path / WRITERS / Committed.NAME).read_bytes())
+    assert list(told.refused) == ["a"]
+    assert str(damaged).removesuffix(".completed") in told.refused["a"]
+    damaged.write_bytes(before[damaged.name])
+    assert sequence(tmp_path).ended
+    for name in "ab":
+        assert of_writer(tmp_path, name) == [f"{name}{number}" for number in range(5)]
+
+
+def test_writer_whose_piece_is_damaged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "REFUSED_S", 0.0)
+    one, other = (ChunkWriter(tmp_path, 2, writer=name, writers=2) for name in "ab")
+    add(other, 0, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(SealBytes, "decode", _refuse_of("a", SealBytes.decode))
+        error = raised(errors.WriterFailed, add, one, 0, 9)
+        assert error.directory == str(tmp_path / WRITERS / "a")
+    one.close(end=False)
+    other.close()
+    monkeypatch.setattr(share, "REFUSED_S", 60.0)
+    write(tmp_path, "a", 9)
+    assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(9)]
+    assert of_writer(tmp_path, "b") == ["b0", "b1", "b2"]
+
+
+def test_sequencer_that_is_stopped_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        writer = ChunkWriter(tmp_path, 2, writer="a", writers=2)
+        add(writer, 0, 3)
+        wait_until(lambda: chunks(tmp_path), "the first chunk")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        add(writer, 3, 9)
+        writer.close()
+
+    pid = fork(work)
+    os.waitpid(pid, os.WUNTRACED)
+    monkeypatch.setattr(sequencer, "LEASE_S", 0.1)
+    with ChunkWriter(tmp_path, 2, writer="b") as writer:
+        add(writer, 0, 9)
+        os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(reap(pid)) == 0
+    for name in "ab":
+        assert of_writer(tmp_path, name) == [f"{name}{number}" for number in range(9)]
+    assert head(tmp_path).ended
+
+
+def _refuse_of(name: str, decode: Any) -> Any:
+    def refusing(data: bytes, chunk: int, file: str = "") -> Any:
+        if f"/{name}/" in file:
+            raise errors.SealInvalid(f"{file}: damaged", file=file)
+        return decode(data, chunk, file)
+
+    return refusing

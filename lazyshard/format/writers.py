@@ -67,7 +67,7 @@ def piece_stream_id(stream_id: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class WriterRows:
     """Rows of one writer in a chunk: those of the half-open range [first, first + count) of all that it has written."""
 
     writer: str
@@ -81,7 +81,7 @@ class Sequenced:
     """The position of a sequencer after a chunk."""
 
     taken: Mapping[str, tuple[int, int]]  # by writer: rows in the shared stream, and the last chunk that has some
-    rows: tuple[Rows, ...] = ()  # of this chunk, in order
+    rows: tuple[WriterRows, ...] = ()  # of this chunk, in order
 
     def to_source(self) -> dict[str, Any]:
         """Returns the field `source` of the chunk's seal."""
@@ -98,7 +98,7 @@ class Sequenced:
             return None
         if not all(isinstance(one, list) and len(one) == 4 and one[0] in taken and _fit(one[1:3]) for one in rows):
             return None
-        return cls({name: (one[0], one[1]) for name, one in taken.items()}, tuple(Rows(*one) for one in rows))
+        return cls({name: (one[0], one[1]) for name, one in taken.items()}, tuple(WriterRows(*one) for one in rows))
 
 
 def producer_source(source: Any) -> Any:

@@ -24,7 +24,7 @@ import xxhash
 from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.records import chunk_name
 from lazyshard.format.seal import Seal
-from lazyshard.format.writers import Rows, Sequenced
+from lazyshard.format.writers import Sequenced, WriterRows
 from lazyshard.part import MAX_SAMPLES
 from lazyshard.store.files import open_given_file, read_seal, stream_path
 from lazyshard.stream.listing import read_manifest
@@ -110,7 +110,7 @@ class _Positions:
             first += one.count
         return 0, seal.digests[:0]
 
-    def _last_rows(self, chunk: int) -> tuple[int, Rows] | None:
+    def _last_rows(self, chunk: int) -> tuple[int, WriterRows] | None:
         """Returns the last chunk up to one that has rows of the writer, and these rows."""
         position = Sequenced.read_source(self._source(chunk))
         if position is None or (taken := position.taken.get(self.writer or "")) is None:

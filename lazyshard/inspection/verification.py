@@ -35,7 +35,7 @@ from lazyshard.format.state import ReadingHint
 from lazyshard.format.writers import Sequenced
 from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
-from lazyshard.inspection.verification_writers import Positions, check_writers
+from lazyshard.inspection.verification_writers import SealedPositions, check_writers
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
 from lazyshard.stream.listing import are_whole, read_manifest, stream_missing, stream_unsealed
@@ -103,7 +103,7 @@ def verify(
     if not files.native and not files.seals:
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
     chunks = [one for one in facts.chunks_to_check(files) if one.chunk >= first_chunk]
-    verdicts, positions, shared = dict[int, ChunkVerdict](), Positions(), None
+    verdicts, positions, shared = dict[int, ChunkVerdict](), SealedPositions(), None
     if files.manifest is not None and files.manifest.writers is not None:
         shared = files.manifest
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))

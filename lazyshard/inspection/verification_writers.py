@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OWN: Final = "use another writer's name, and remove this folder"
 
 
-class Positions:
+class SealedPositions:
     """Checks that the rows of each writer are contiguous over the chunks, whose seals are given in order.
 
     Attributes:

@@ -229,7 +229,7 @@ class OpenChunk:
         return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
 
 
-class Piece:
+class LinkedChunk:
     """A published chunk of a writer's own stream, to be published as a chunk of the shared one; see `OpenChunk`.
 
     Its files get a second name: no byte of them is read. Where there are no hard links they are copied.
@@ -275,7 +275,7 @@ class PieceFile:
         self._number, self._first, self.path, self._size = number, first, path, size
 
     def check(self) -> None:
-        """Raises as `Piece.check`."""
+        """Raises as `LinkedChunk.check`."""
         if (found := os.stat(self._first, follow_symlinks=False)).st_size != self._size:
             raise damaged(
                 self._first, self._number, None, None, f"{self._size} bytes as sealed", f"{found.st_size} bytes"
@@ -288,7 +288,7 @@ class PieceFile:
             durable.copy(self._first, self.path)
 
 
-def publish_chunk(directory: Path, chunk: OpenChunk | Piece, source: Any, now: float, lock: WriterLock) -> None:
+def publish_chunk(directory: Path, chunk: OpenChunk | LinkedChunk, source: Any, now: float, lock: WriterLock) -> None:
     """Publishes a chunk whose rows were all passed on. It is published if and only if this returns.
 
     Checks the lock before each visible step. Raises ProducerFenced: another producer has taken the stream over, or has

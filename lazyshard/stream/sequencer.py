@@ -32,8 +32,8 @@ from lazyshard.format.writers import (
     WRITERS,
     Committed,
     EndRequest,
-    Rows,
     Sequenced,
+    WriterRows,
     is_writer_name,
     piece_stream_id,
 )
@@ -58,7 +58,7 @@ _HOLD_S: Final = 0.2  # a wait for the gate that readers are told of
 _SLICE_BYTES: Final = 1 << 20
 
 
-class Held(Protocol):
+class Limited(Protocol):
     """Why the next chunk may not be published yet."""
 
     @property
@@ -69,14 +69,14 @@ class Held(Protocol):
 class Gate(Protocol):
     """The limits of a stream, asked by its sequencer with the published chunks and samples."""
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Limited | None:
         """Returns why the next chunk may not be published yet, None if it may."""
 
     def after_publish(self, published_chunks: int) -> None:
         """Called after a publish; may delete chunks."""
 
 
-class Member:
+class SequencedWriter:
     """A writer, as the sequencer sees it."""
 
     def __init__(self, name: str, folder: Path, stream_id: str) -> None:
@@ -143,7 +143,7 @@ class Sequencer:
         manifest = read_manifest(self.directory, None)
         assert manifest is not None
         self._manifest: Manifest = manifest
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, SequencedWriter] = {}
         self.ended, self.hold = False, ""
         self._turn, self._process = 0, own_process()
         self._told = self._beaten = self._listed = 0.0
@@ -205,9 +205,9 @@ class Sequencer:
             self._tell(stopped=True)
         self._writer.close(end=False)
 
-    def _add(self, name: str) -> Member:
+    def _add(self, name: str) -> SequencedWriter:
         folder = self.directory / WRITERS / name
-        member = self.members[name] = Member(name, folder, self._manifest.stream_id)
+        member = self.members[name] = SequencedWriter(name, folder, self._manifest.stream_id)
         return member
 
     def _look(self, now: float, *, fresh: bool) -> None:
@@ -222,7 +222,7 @@ class Sequencer:
                 member.look(now, fresh=fresh)
 
     @contextlib.contextmanager
-    def _trouble(self, member: Member) -> Iterator[None]:
+    def _trouble(self, member: SequencedWriter) -> Iterator[None]:
         """Sets a writer aside whose pieces cannot be used: it stops no other one."""
         try:
             yield
@@ -241,22 +241,22 @@ class Sequencer:
             self._writer.state = "running"
         return bool(self.hold)
 
-    def _take(self, member: Member) -> None:
+    def _take(self, member: SequencedWriter) -> None:
         with self._trouble(member):
             number = member.taken // self._size
             path = member.folder / seal_name(number)
             seal = SealBytes.decode(read_file(path), number, str(path))
-            source, chunk = self._source([Rows(member.name, member.taken, self._size, seal.source)])
+            source, chunk = self._source([WriterRows(member.name, member.taken, self._size, seal.source)])
             self._writer.publish_piece(member.folder, seal, source=source)
             member.taken, member.chunk = member.taken + self._size, chunk
 
-    def _source(self, rows: list[Rows]) -> tuple[dict[str, Any], int]:
+    def _source(self, rows: list[WriterRows]) -> tuple[dict[str, Any], int]:
         """Returns the position after a chunk of these rows, and the chunk's number."""
         chunk, taken = self._writer.full_chunks, {m.name: (m.taken, m.chunk) for m in self.members.values() if m.taken}
         taken |= {one.writer: (one.first + one.count, chunk) for one in rows}
         return Sequenced(taken, tuple(rows)).to_source(), chunk
 
-    def _sound(self, rests: list[Member]) -> list[Member]:
+    def _sound(self, rests: list[SequencedWriter]) -> list[SequencedWriter]:
         """Returns the writers whose remainders can be read: all rows are checked before any of them is written."""
         for member in rests:
             with self._trouble(member):
@@ -264,14 +264,14 @@ class Sequencer:
                     self._show_alive()
         return [one for one in rests if not one.trouble]
 
-    def _merge(self, rests: list[Member]) -> None:
+    def _merge(self, rests: list[SequencedWriter]) -> None:
         """Fills a chunk with remainders, or takes all of them if they are fewer rows."""
-        room, parts, rows = self._size, list[tuple[Member, int]](), list[Rows]()
+        room, parts, rows = self._size, list[tuple[SequencedWriter, int]](), list[WriterRows]()
         for member in rests:
             if count := min(room, member.left):
                 seal = read_seal(member.folder, member.taken // self._size)
                 parts.append((member, count))
-                rows.append(Rows(member.name, member.taken, count, seal.source))
+                rows.append(WriterRows(member.name, member.taken, count, seal.source))
                 room -= count
         source, chunk = self._source(rows)
         for member, count in parts:
@@ -281,7 +281,7 @@ class Sequencer:
         for member, count in parts:
             member.taken, member.chunk = member.taken + count, chunk
 
-    def _remainder(self, member: Member, count: int) -> tuple[Chunk, Seal, int, int]:
+    def _remainder(self, member: SequencedWriter, count: int) -> tuple[Chunk, Seal, int, int]:
         number, first = divmod(member.taken, self._size)
         seal = read_seal(member.folder, number)
         return open_sealed(member.folder / chunk_name(number), seal), seal, first, first + count
@@ -298,7 +298,7 @@ class Sequencer:
             bool(wanted) and len(members) >= wanted and all(one.published.ended and not one.trouble for one in members)
         )
 
-    def _end(self, rests: list[Member]) -> None:
+    def _end(self, rests: list[SequencedWriter]) -> None:
         # Before the last chunk, whose seal is published only when the stream ends.
         self._tell(stopped=True)
         if rests:

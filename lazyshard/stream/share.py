@@ -109,8 +109,8 @@ class Share:
         self._check_declared(manifest.writers or 0, declared)
         with contextlib.suppress(FileNotFoundError):
             end = read_record(self.directory / END, End.decode)
-            with contextlib.suppress(ProducerFenced):
-                # Raises StreamEnded when it has cleared up behind a sequencer that was killed.
+            with contextlib.suppress(ProducerFenced, StreamEnded):
+                # Cleans up after a sequencer that was killed while it ended the stream, and raises StreamEnded.
                 open_stream()
             what = f"{self.directory}: the stream has ended with {end.samples:,} samples; rows of writer {self.name!r}"
             what += " that are not in it need another directory"
@@ -165,7 +165,7 @@ class Share:
         self._wait(lambda: self._taken >= whole, str)
         if self._is_last():
             # Of two that end at the same time, the later one finds both ends.
-            self._wait(lambda: self._ended, str)
+            self._wait(lambda: self._ended, str, for_end=True)
 
     def complete(self, published: int) -> None:
         """As `finish`, for a writer that has ended before, with so many rows."""
@@ -214,7 +214,7 @@ class Share:
                 return f"chunks of writer {self.name!r} wait for numbers in the stream: {head.note}"
         return f"chunks of writer {self.name!r} wait for the sequencer of the stream"
 
-    def _wait(self, done: Callable[[], bool], tell: Callable[[str], object]) -> None:
+    def _wait(self, done: Callable[[], bool], tell: Callable[[str], object], *, for_end: bool = False) -> None:
         pause, began = 0.002, time.monotonic()
         warned = told = began
         while not done():
@@ -227,6 +227,11 @@ class Share:
                 # A refusal may be older than what was done about it: the sequencer tries again once a second.
                 late = time.monotonic() - began >= REFUSED_S
                 self._check(found.refused.get(self.name, "") if late else "")
+                if late and for_end and found.refused:
+                    name, why = next(iter(found.refused.items()))
+                    what = f"{self.directory}: the stream cannot end: chunks of writer {name!r} are not taken: {why}"
+                    way = "repair them, or end the stream without them by `lazyshard-producer end`"
+                    raise WriterFailed(f"{what}; {way}", directory=str(self.directory))
             if (now := time.monotonic()) - told >= _HEARTBEAT_S:
                 told = now
                 tell(self._reason())

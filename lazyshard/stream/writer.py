@@ -23,7 +23,7 @@ from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import OpenChunk, Piece, WriteSteps
+from lazyshard.stream.publishing import LinkedChunk, OpenChunk, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
@@ -248,7 +248,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         fits = seal.samples == self.samples_per_chunk and (seal.arrays_size is not None) is self.arrays
         if len(self._chunk) or not fits:
             raise ValueError(f"{folder}: chunk {seal.chunk} cannot be the next one of {self.directory}")
-        piece = Piece(self.full_chunks, self._lock.path, folder, seal)
+        piece = LinkedChunk(self.full_chunks, self._lock.path, folder, seal)
         piece.check()
         self._row_source = source
         self.samples += len(piece)
@@ -380,7 +380,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         if len(self._chunk) == self.samples_per_chunk:
             self._publish()
 
-    def _publish(self, piece: Piece | None = None, *, last: bool = False) -> None:
+    def _publish(self, piece: LinkedChunk | None = None, *, last: bool = False) -> None:
         chunk = piece or self._chunk
         for file in self._chunk.files:
             file.pass_on()
@@ -392,7 +392,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._begin_chunk()
         self._publishing = self._steps.do(step)
 
-    def _publish_chunk(self, chunk: OpenChunk | Piece, source: Any, full_at: float, last: bool) -> None:
+    def _publish_chunk(self, chunk: OpenChunk | LinkedChunk, source: Any, full_at: float, last: bool) -> None:
         if self._share is not None:
             self._share.make_room(self.published_samples, self._tell_alive)
         try:

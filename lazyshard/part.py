@@ -19,12 +19,17 @@ _SHORTENED: Final = reprlib.Repr()
 _SHORTENED.maxstring = _SHOWN_MAX
 
 
+def as_it_is(value: Any) -> Any:
+    """Returns the value."""
+    return value
+
+
 class Kind(NamedTuple):
     """The kind of a field: what is expected, in words, and a check; `read` converts a value from JSON or a pickle."""
 
     expected: str
     fits: Callable[[Any], bool]
-    read: Callable[[Any], Any] = lambda value: value
+    read: Callable[[Any], Any] = as_it_is
 
     def check(self, field: str, value: Any) -> Any:
         """Returns the value if it fits; raises StateInvalid otherwise."""
@@ -69,11 +74,12 @@ class Checked:
 
     def __post_init__(self) -> None:
         for name, kind in kinds_of(type(self)).items():  # type: ignore[arg-type]
-            kind.check(name, getattr(self, name))
+            if not kind.fits(value := getattr(self, name)):
+                raise refused(name, kind.expected, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values: dicts, lists, strings, numbers, true, false and None."""
-        return {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: _plain(getattr(self, name)) for name in _names_of(type(self))}  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:
@@ -82,6 +88,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+@cache
+def _names_of(cls: type) -> tuple[str, ...]:
+    return tuple(one.name for one in dataclasses.fields(cls))
 
 
 @cache

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import starmap
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
@@ -184,7 +185,9 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
         raise refused("", "an object", value)
     found = {}
     for name, kind in part.kinds_of(cls).items():  # type: ignore[arg-type]
-        if name in value:
+        if name in value and kind.read is part.as_it_is:
+            found[name] = value[name]
+        elif name in value:
             with inside(name):
                 found[name] = kind.read(value[name])
         elif name not in missing:
@@ -319,14 +322,15 @@ _ENCODING: Final = or_null(Kind(f"an object of 1 to {_MAX_FACTS} plain values", 
 
 def given(value: Checked) -> dict[str, Any]:
     """Returns the fields of a value that differ from their default, as plain JSON values."""
-    defaults = defaults_of(type(value))
+    defaults = defaults_of(type(value))  # type: ignore[arg-type]
     kept = Checked.to_dict(value).items()
     return {name: plain for name, plain in kept if name not in defaults or getattr(value, name) != defaults[name]}
 
 
-def defaults_of(cls: type[Checked]) -> dict[str, Any]:
+@cache
+def defaults_of(cls: type) -> dict[str, Any]:
     """Returns the defaults of fields by name."""
-    found = ((one.name, one.default) for one in dataclasses.fields(cls))  # type: ignore[arg-type]
+    found = ((one.name, one.default) for one in dataclasses.fields(cls))
     return {name: default for name, default in found if default is not dataclasses.MISSING}
 
 
@@ -344,7 +348,7 @@ class SmallFile(Checked):
     def decode(cls: type[_FileT], data: bytes, file: str = "") -> _FileT:
         """Decodes the file's bytes; messages use `file` as its name. Raises FileInvalid, VersionUnsupported."""
         with in_file(file or cls.NAME):
-            return read(cls, parse_object(data), defaults_of(cls))
+            return read(cls, parse_object(data), defaults_of(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

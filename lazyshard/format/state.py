@@ -87,7 +87,7 @@ class _State(Checked):
         values = records.of_format(value, _FORMAT, f"the state of {cls.WHAT} in")
         if cls.KIND is not None:
             records.take(values, "kind", Kind(repr(cls.KIND), lambda kind: kind == cls.KIND))
-        return read(cls, values, records.defaults_of(cls))
+        return read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class _OfConsumer(SmallFile):
             values = {"stream_id": None} | records.parse_object(data)
             # A cursor copied to another name would allow the deletion of chunks that were not trained.
             records.take(values, "consumer", Kind(consumer, lambda value: value == consumer))
-            return records.read(cls, values, records.defaults_of(cls))
+            return records.read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,7 +380,7 @@ class Manifest(SmallFile):
             values = parse_object(data, FORMAT_WITH_ARRAYS)
             arrays = values["format"] == FORMAT_WITH_ARRAYS
             encoding = values.get("encoding") if arrays else None
-            return read(cls, values | {"arrays": arrays, "encoding": encoding}, defaults_of(cls))
+            return read(cls, values | {"arrays": arrays, "encoding": encoding}, defaults_of(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.format.writers import Committed, Sequenced
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
-from lazyshard.stream.writer import _sequenced
+from lazyshard.stream.writer import open_sequenced
 from tests.faults.test_model_code import in_order
 from tests.harness.disks import fast_folder
 from tests.harness.model import producer, recording
@@ -113,7 +113,7 @@ def content(path: str, data: bytes) -> Content:
 
 def _taken(taken: object) -> tuple[tuple[int, int], ...]:
     assert hasattr(taken, "get")
-    return tuple(tuple(taken.get(name, (0, 0))) for name in NAMES)  # type: ignore[misc]
+    return tuple(tuple(taken.get(name, (0, 0))) for name in NAMES)
 
 
 def expected_calls(plan: Plan) -> list[Step]:
@@ -140,7 +140,7 @@ def test_every_call_of_the_sequencer_is_a_step_of_the_model_in_the_same_order(ro
 
     def sequence() -> None:
         recording.Recorder(root, root / "record").install()
-        sequencing = Sequencing(stream, lambda: _sequenced(stream, time.time, False, None))
+        sequencing = Sequencing(stream, lambda: open_sequenced(stream, time.time, False, None))
         while not sequencing.ended:
             sequencing.step()
 

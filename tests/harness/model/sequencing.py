@@ -173,7 +173,7 @@ class Writer:
     def at_once(self, step: Step) -> list[Step]:
         """Returns the calls of a step that is proven by the model of a producer: it is durable when it is seen."""
         if step[0] == "end":
-            made = [(own(self.name, records.END), ("end", step[1]))]
+            made: list[tuple[str, Content]] = [(own(self.name, records.END), ("end", step[1]))]
         else:
             _, piece, rows = step
             end = rows[0][1] + rows[0][2]
@@ -302,8 +302,8 @@ class Sequencer:
         for chunk in found.open:
             name = records.chunk_name(chunk)
             steps += [("rename", at(name), f"{place}/{name}"), ("try", ("remove", f"{place}/{name}"))]
-        newest = seal_of(seen, STREAM, found.sealed - 1)[3] if found.sealed else ((), (), self.plan.size)
-        if end is not None or sum(one[2] for one in newest if found.sealed) % self.plan.size:
+        newest: Rows = seal_of(seen, STREAM, found.sealed - 1)[3] if found.sealed else ()
+        if end is not None or sum(count for _, _, count in newest) % self.plan.size:
             steps += [] if end is not None else self.ending(turn)
             return [*steps, *self.finishing(turn)]
         steps += [("check", place), *self.head(turn), ("done", Turn(place))]

@@ -217,7 +217,7 @@ class World:
         after = self._looked[key]
         if isinstance(after, str):
             yield Move(who, step, state, after)
-        for one in after or ():
+        for one in () if after is None or isinstance(after, str) else after:
             yield self._moved("refuse" if refused else who, step, state, number, self.push(one, rest))
 
     def _do(self, disk: int, who: str, step: Step) -> int | str | None:
@@ -309,10 +309,10 @@ class World:
         if USER in self.processes and todo[-1]:
             todo = (*todo[:-1], self._first)
         course = self._courses.values[state.course]
-        for disk in self._cuts[state.disk]:
-            after = course._replace(sealed=min(course.sealed, self._facts[disk].sealed), cut=True)
+        for left in self._cuts[state.disk]:
+            after = course._replace(sealed=min(course.sealed, self._facts[left].sealed), cut=True)
             number = self._courses.number(after)
-            yield self._judged("power cut", (), State(disk, todo, number, state.faults - 1, state.takeovers))
+            yield self._judged("power cut", (), State(left, todo, number, state.faults - 1, state.takeovers))
 
     def _moved(self, who: str, what: Step, state: State, number: int, cell: int) -> Move:
         """Returns a move after which a process has all this to do, less what only it can see."""

@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
+from tests.harness.model.disk import Disk
 from tests.harness.model.producer import Plan
 from tests.harness.model.world import FAULTS as KINDS
-from tests.harness.model.world import Move, State, World
+from tests.harness.model.world import World
 from tests.harness.planted.model import MUTANTS
 from tests.harness.tally import Tally
 
@@ -27,9 +29,18 @@ class Explored:
         return "\n".join([f"{self.broken} (found after {self.states:,} states)", *lines])
 
 
-def explore(world: World, faults: int) -> Explored:
+class Explorable(Protocol):
+    """A world of any states and moves."""
+
+    def first(self, faults: int) -> Any: ...
+    def moves(self, state: Any, /) -> Iterable[Any]: ...
+    def has_finished(self, state: Any, /) -> bool: ...
+    def disk(self, state: Any, /) -> Disk: ...
+
+
+def explore(world: Explorable, faults: int) -> Explored:
     first = world.first(faults)
-    before: dict[State, State | None] = {first: None}
+    before: dict[Any, Any] = {first: None}
     waiting = deque([first])
     found = Explored()
     while waiting and found.broken is None:
@@ -49,7 +60,7 @@ def explore(world: World, faults: int) -> Explored:
     return found
 
 
-def _history(world: World, before: dict[State, State | None], state: State, last: Move) -> list[str]:
+def _history(world: Explorable, before: dict[Any, Any], state: Any, last: Any) -> list[str]:
     moves = [(state, last)]
     while (earlier := before[state]) is not None:
         moves.append((earlier, next(move for move in world.moves(earlier) if move.state == state)))
@@ -57,7 +68,7 @@ def _history(world: World, before: dict[State, State | None], state: State, last
     return [_line(world, earlier, move) for earlier, move in reversed(moves)]
 
 
-def _line(world: World, state: State, move: Move) -> str:
+def _line(world: Explorable, state: Any, move: Any) -> str:
     if move.who != "power cut":
         word = {"kill": "KILL", "refuse": "ERROR"}.get(move.who, move.who)
         return f"{word}: {move.what}"

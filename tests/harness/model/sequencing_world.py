@@ -38,6 +38,7 @@ class Course(NamedTuple):
     sealed: int = 0  # as the directory shows, since the last power cut
     refused: bool = False  # a sequencer could not read a piece
     cut: bool = False  # the power was cut
+    untidy: int = 0  # how often a clean-up was refused: after the first time the next sequencer repeats it
 
 
 class Facts(NamedTuple):
@@ -282,7 +283,8 @@ class World:
             less = less._replace(course=self._courses.number(course._replace(refused=True)))
             yield from self._look(less, number, who, step, rest, refused=True)
         elif step[0] == "try":
-            yield self._moved("refuse", step, less, number, rest)
+            untidy = self._courses.number(course._replace(untidy=course.untidy + 1))
+            yield self._moved("refuse", step, less._replace(course=untidy), number, rest)
         elif step[0] in _CALLS and (after := self._failed(cell)):
             yield self._moved("refuse", step, less, number, after)
             disk = self._do(state.disk, who, step)
@@ -348,16 +350,17 @@ class World:
     def _judge(self, disk: int, number: int, done: bool) -> tuple[int, str | None]:
         course, found, seen = self._courses.values[number], self._facts[disk], self._visible(disk)
         more = course._replace(told=max(course.told, found.told), sealed=max(course.sealed, found.sealed))
-        wrong = found.wrong
+        # Readers that find no head look for the end themselves.
+        wrong, told = found.wrong, ("head", found.sealed, True)
         if wrong is None and found.sealed < more.told:
             wrong = f"{more.told} chunks were told of, only {found.sealed} are there"
         elif wrong is None and found.sealed < more.sealed:
             wrong = f"{more.sealed} chunks were sealed, only {found.sealed} are"
         elif wrong is None and found.refuses and not course.refused:
             wrong = "a writer is refused without cause"
-        elif wrong is None and done and (END_PATH not in seen or seen[HEAD_PATH] != ("head", found.sealed, True)):
+        elif wrong is None and done and (END_PATH not in seen or seen.get(HEAD_PATH, told) != told):
             wrong = "all are done, and readers are not told that the stream has ended"
-        elif wrong is None and done and not course.cut and (found.left or TMP in seen):
+        elif wrong is None and done and not course.cut and course.untidy < 2 and (found.left or TMP in seen):
             wrong = f"the stream has ended, left over are {found.left} {TMP if TMP in seen else ''}"
         return self._courses.number(more), wrong
 

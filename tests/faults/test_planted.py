@@ -6,7 +6,7 @@ COUNTS = {
     "points": 26,
     "writers": 9,
     "races": 5,
-    "many writers": 5,
+    "many writers": 4,
     "power": 24,
     "model": 31,
     "fuzz": 10,

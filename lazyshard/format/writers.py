@@ -7,6 +7,7 @@ are in the shared stream; as with any producer it is in the field `source` of ea
 - `.writers/committed.json` repeats the position of the newest durable seal for the writers, and shows that the
   sequencer is alive. It is a hint that the next sequencer writes anew.
 - `.writers/end.json` asks the sequencer to end the stream without the writers that have not ended.
+- `.writers/.producer.lock` is held while the stream is created; it stays, empty.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import filelock
+
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMismatch, WriterFailed
-from lazyshard.format.records import END, HEAD, Declared, Encoding, End, Head, Manifest
+from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, Declared, Encoding, End, Head, Manifest
 from lazyshard.format.writers import (
     WRITERS,
     check_declared,
@@ -34,6 +36,7 @@ _RETIRED_AT_ONCE: Final = 4  # pieces: deleting costs a durable record each time
 REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
 _HEARTBEAT_S: Final = 5.0
 _WARN_S: Final = 60.0
+_CREATED_S: Final = 60.0  # by then a process that creates the stream has done so, or it hangs
 _log = logging.getLogger("lazyshard")
 
 
@@ -97,15 +100,16 @@ class Share:
         if manifest is None:
             assert samples_per_chunk is not None
             made = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding, declared or 0)
-            try:
-                create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
-                manifest = made
-            except FileExistsError:
-                manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
-                if manifest is None:
-                    raise invalid(
-                        self.directory, "another writer has created a stream that is not visible yet"
-                    ) from None
+            # Without hard links, the lock alone keeps a manifest from being replaced.
+            with (
+                filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False),
+                contextlib.suppress(FileExistsError),
+            ):
+                if not (self.directory / MANIFEST).exists():
+                    create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
+            manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
+            if manifest is None:
+                raise invalid(self.directory, "another writer has created a stream that is not visible yet")
         self._check_declared(manifest.writers or 0, declared)
         with contextlib.suppress(FileNotFoundError):
             end = read_record(self.directory / END, End.decode)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
-from lazyshard.format.records import END, Encoding
+from lazyshard.format.records import END, LOCK, Encoding
 from lazyshard.format.seal import SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
 from lazyshard.store import durable
@@ -104,10 +104,13 @@ def test_writers_of_one_process(tmp_path: Path) -> None:
     )
 
 
-def test_writers_in_processes_of_their_own_that_create_the_stream_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [True, False])
+def test_writers_in_processes_of_their_own_that_create_the_stream_at_once(linked: bool, tmp_path: Path) -> None:
     ready, go = os.pipe()
 
     def work(name: str) -> None:
+        if not linked:
+            durable.link = lambda source, target: False
         os.read(ready, 1)
         write(tmp_path / "stream", name, 31, 3, writers=6)
 
@@ -119,7 +122,7 @@ def test_writers_in_processes_of_their_own_that_create_the_stream_at_once(tmp_pa
     for name in "abcdef":
         assert of_writer(tmp_path / "stream", name) == [f"{name}{number}" for number in range(31)]
     assert head(tmp_path / "stream").samples == 6 * 31
-    assert names(tmp_path / "stream" / WRITERS) == sorted([*"abcdef", Committed.NAME])
+    assert names(tmp_path / "stream" / WRITERS) == sorted([*"abcdef", Committed.NAME, LOCK])
 
 
 def test_turn_is_fair(tmp_path: Path, by_hand: None) -> None:

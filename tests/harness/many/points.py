@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
-from lazyshard.format.records import END, chunk_name, seal_name
+from lazyshard.format.records import END, LOCK, chunk_name, seal_name
 from lazyshard.format.writers import WRITERS, Committed
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import sequencer, share
@@ -129,7 +129,7 @@ def check_complete(directory: Path, before: dict[str, bytes], work: Work | None 
     assert StreamReader(directory).seen.ended, "readers are not told of the end"
     assert set(names(directory)) - allowed == LASTING | {WRITERS} | found.keys(), f"left over: {names(directory)}"
     left = {one for one in names(directory / WRITERS) if not one.startswith(".stream.")}
-    assert left == {*ROWS, Committed.NAME}, f"left over: {left}"
+    assert left == {*ROWS, Committed.NAME, LOCK}, f"left over: {left}"
     for folder in (directory, *(directory / WRITERS / name for name in ROWS)):
         try:
             found_here = verify(folder, jobs=1).findings

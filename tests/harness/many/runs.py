@@ -1,5 +1,6 @@
 """Random runs: 2 to 12 writers of one stream, each in a process; kills and stops of any; ranks that read live."""
 
+import faulthandler
 import itertools
 import json
 import os
@@ -74,6 +75,7 @@ def make_run(seed: int) -> Run:
 
 
 def write(run: Run, directory: Path, name: str, life: int, mutant: Callable[[], None] | None) -> int:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     sequencer.LEASE_S, sequencer.RETRY_S = LEASE_S, 0.1  # type: ignore[misc]
     if not run.linked:
         durable.link = lambda source, target: False
@@ -145,7 +147,9 @@ class Played:
                 if kills:
                     self._kill(kills.pop())
                 self._reap()
-                assert time.monotonic() < deadline, f"it hangs: {sorted(self._pids)}: {self._said()}"
+                if time.monotonic() > deadline:
+                    self._tell_stacks()
+                    raise AssertionError(f"it hangs: {self._pids}, {read_committed(self.directory)}: {self._said()}")
             assert (self.directory / END).exists(), "all writers have ended, and the stream has not"
             for name, pid in readers.items():
                 assert has_ended(pid, HANGS_S), f"{name} hangs: {self._said()}"
@@ -199,6 +203,11 @@ class Played:
             if time.monotonic() >= at:
                 del self._stopped[pid]
                 os.kill(pid, signal.SIGCONT)
+
+    def _tell_stacks(self) -> None:
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
 
     def _said(self) -> str:
         return " | ".join(f"{path.stem}: {path.read_text()[-1500:]}" for path in self._folder.glob("*.log"))

@@ -19,9 +19,9 @@ def committed_twice() -> None:
     """A seal tells of the chunks before it alone: a sequencer that takes over publishes its piece again."""
 
     def source(original: Any, self: Sequencer, rows: list[Any]) -> Any:
-        told = original(self, rows)
+        told, chunk = original(self, rows)
         before = {one.name: [one.taken, one.chunk] for one in self.members.values()}
-        return told | {"writers": {name: before[name] for name in told["writers"]}}
+        return told | {"writers": {name: before[name] for name in told["writers"]}}, chunk
 
     around(Sequencer, "_source", source)
 

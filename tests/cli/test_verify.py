@@ -89,7 +89,7 @@ JSON = r"""
  "chunks": 3, "samples": 5, "bytes": 45, "ended": true, "running": false, "quick": false, "findings": [
   {"severity": "damage", "kind": "digest", "file": "chunk_00001.jsonl", "expected": "XXH3 dabf1e4ca7f659b6 as sealed",
    "found": "d9fd6f4cf524f861", "remedy": "restore the file from a copy", "chunk": 1, "field": null, "row": 1,
-   "byte": 9, "rows": 1}]}
+   "byte": 9, "rows": 1}], "pieces": 0}
 """
 
 

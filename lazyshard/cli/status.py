@@ -395,7 +395,8 @@ def _of_producer(outlook: Outlook) -> str:
         return "the stream has ended"
     if head is None:
         return "the state of the producer is unknown"
-    again = "start it again"
+    shared = survey.census.manifest is not None and survey.census.manifest.writers is not None
+    again = "start a writer that has not ended" if shared else "start it again"
     # Free disk space first, if the next chunk does not fit or the producer was waiting for space.
     if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
         again = f"the disk is full, free some space and {again}"
@@ -412,7 +413,7 @@ def _of_producer(outlook: Outlook) -> str:
         "waiting": f"waits: {head.note}" if head.note else "waits",
     }
     sentence = sentences.get(outlook.state, "" if told else "is running")
-    return f"the producer {sentence}" if sentence else ""
+    return f"the {'sequencer' if shared else 'producer'} {sentence}" if sentence else ""
 
 
 def _of_readers(outlook: Outlook) -> str:

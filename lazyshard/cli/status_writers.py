@@ -11,6 +11,7 @@ from lazyshard.inspection.outlook import Outlook, WriterOutlook, WriterState
 
 _SHOWN: Final = 8  # writers in the text of `status`
 _LISTED: Final = 3  # names in a sentence
+_VERBS: Final = {"failed": "failed", "unknown": "did not begin, or cannot be read"}
 
 
 def writers_values(outlook: Outlook) -> dict[str, Any]:
@@ -83,6 +84,6 @@ def writers_summary(outlook: Outlook) -> str:
     parts = []
     for state, names in found.items():
         more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-        verb = f"{'is' if len(names) == 1 else 'are'} {state}" if state != "failed" else "failed"
+        verb = f"{'is' if len(names) == 1 else 'are'} {state}" if state not in _VERBS else _VERBS[state]
         parts.append(f"{'writer' if len(names) == 1 else 'writers'} {', '.join(names[:_LISTED])}{more} {verb}")
     return "; ".join(parts)

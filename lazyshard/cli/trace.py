@@ -136,7 +136,7 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
         return read_state(state, directory)
     if consumer is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
-        refuse_if(not names, "--state", f"{directory} holds no cursor; give a checkpoint with --state")
+        refuse_if(not names, "--state", f"no run has written a cursor to {directory}; give its checkpoint with --state")
         what = f"has the cursors of {', '.join(names)}: choose one with --consumer, or give a checkpoint with --state"
         refuse_if(len(names) > 1, "--consumer", f"{directory} {what}")
         [consumer] = names

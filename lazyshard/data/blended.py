@@ -7,16 +7,17 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from lazyshard.data.blend_state import BlendSpace, BlendStates
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.index_space import NOTHING, Space, consecutive, still_open
+from lazyshard.data.index_space import NOTHING, consecutive, still_open
 from lazyshard.data.map_style import Indexed
-from lazyshard.data.rank import IN_EPOCH_CALLED, Rank, Stats, log
-from lazyshard.data.run_state import BlendStates, StateDicts, Stopping, epoch_of, trained
+from lazyshard.data.rank import IN_EPOCH_CALLED, Stats, log
+from lazyshard.data.run_state import StateDicts, Stopping, epoch_of
 from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, redact
-from lazyshard.format.state import BlendPartState, BlendState, blend_shares
-from lazyshard.plan.blend import BlendCourse, BlendSchedule, shares
+from lazyshard.format.state import BlendState, blend_shares
+from lazyshard.plan.blend import BlendSchedule, shares
 from lazyshard.plan.course import Draw
 from lazyshard.store.files import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
@@ -31,44 +32,6 @@ class BlendDraw(NamedTuple):
 
     dataset: int
     draw: Draw
-
-
-class BlendSpace(Space):
-    """The indices of one blend, from the position of the run, given by its parts.
-
-    They end with num_samples, otherwise with the epoch of the stream that ends first (`first`) or last. `lengths` are
-    the draws per lane until then.
-    """
-
-    def __init__(
-        self, order: RunOrder, rank: Rank, parts: tuple[BlendPartState, ...], lengths: list[int], first: bool
-    ) -> None:
-        part, before = parts[-1], trained(parts[:-1])
-        self.parts, self.course, size = parts, BlendCourse(part.pieces), part.batch_size
-        self._begins = [draws for _, draws in part.begins]
-        if order.num_samples is not None:
-            block = max(order.num_samples - before, 0) // (rank.dp_size * size) * size
-        else:
-            left = enumerate(length - begin for length, begin in zip(lengths, self._begins, strict=True))
-            drawn = [(stream, max(more, 0) if first else more - 1) for stream, more in left if first or more > 0]
-            found = [end for one in drawn if (end := self.course.position(*one)) is not None]
-            block = min(found) // size * size if first else -(-(max(found, default=-1) + 1) // size) * size
-        super().__init__("the blend", order, rank, max(block, part.draws), part.draws, before)
-
-    def drawn(self, position: int) -> tuple[int, ...]:
-        """Returns how many draws per lane the current part of each stream has made at a position."""
-        return tuple(map(sum, zip(self._begins, self.course.counts(position), strict=True)))
-
-    def streams(self, index: int, count: int) -> list[int]:
-        """Returns the streams of an index and of those after it in its lane, `count` at most. Raises IndexError."""
-        position = self.layout.locate(index)[1]
-        return self.course.streams_of(position, min(position + count, self.layout.block))
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Returns the stream that an index draws from, and its index there. Raises IndexError."""
-        lane, position = self.layout.locate(index)
-        stream, draw = self.course.draw(position)
-        return stream, (self._begins[stream] + draw) * self.rank.dp_size + lane
 
 
 class BlendedDataset(Indexed[BlendSpace]):

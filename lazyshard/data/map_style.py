@@ -7,19 +7,22 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import orjson
 from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from lazyshard.data.index_space import Space, no_length
 from lazyshard.data.rank import EPOCH, Rank, check_dealt, log
-from lazyshard.data.run_state import BlendStates, RunStates, StateDicts, epoch_of
+from lazyshard.data.run_state import RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import parsed_rows
 from lazyshard.data.settings import ENDLESS, RunOrder
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import BlendState, RunState
 from lazyshard.memory import quick_loads
+
+if TYPE_CHECKING:
+    from lazyshard.data.blend_state import BlendStates
 
 _OWN: Final = frozenset({"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"})
 

@@ -55,7 +55,7 @@ MAX_SHARES: Final = 64  # Larger blends are not recorded: the cursor of each str
 _MAX_STREAM: Final = 400  # Characters of a stream's name
 # Must not occur in messages: control characters, including C1; and lone surrogates, which JSON cannot represent
 _NOT_IN_OWNERS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_TOKEN: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
+_OWNER_FORM: Final = "([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})"
 
 _StateT = TypeVar("_StateT", bound="_State")
 _FileT = TypeVar("_FileT", bound="_OfConsumer")
@@ -441,7 +441,7 @@ class CursorToken:
     @classmethod
     def parse(cls, text: str) -> CursorToken | None:
         """Returns the token of a text, None for any other text, which is of a foreign writer."""
-        found = _TOKEN.fullmatch(text)
+        found = re.fullmatch(_OWNER_FORM, text)
         if found is None or int(found[1]) > MAX_SAMPLES:
             return None
         return cls(int(found[1]), found[2], int(found[3]), found[4])

@@ -30,7 +30,7 @@ Severity = Literal["damage", "unchecked", "leftover"]
 
 RESTORE: Final = "restore the file from a copy"
 LAGGING: Final = 64  # newest chunks to look up by name even if not listed: listings of network filesystems lag
-_REMOVED: Final = "nothing to do: the producer's next start removes it"
+_REMOVED: Final = "harmless: the producer's next start removes it, if the stream has not ended"
 
 _T = TypeVar("_T")
 

@@ -38,6 +38,7 @@ from lazyshard.errors import ChunkMissing, FileInvalid, LazyShardError, Producer
 from lazyshard.format import records
 from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY, Encoding, arrays_name, chunk_name
 from lazyshard.format.seal import Seal
+from lazyshard.format.writers import WRITERS
 from lazyshard.store.durable import clear_folder, publish_bytes, publish_new_bytes, remove, rename, sync_directory
 from lazyshard.store.files import check_folder, read_file, read_record, read_seal
 from lazyshard.stream import listing as listings
@@ -337,7 +338,8 @@ class WriterLock:
         except filelock.Timeout as cause:
             holder = str(self._read() or "a process that has not written its name yet")
             what = f"{directory}: {holder} is already producing into this stream; stop it first, or choose another"
-            raise ProducerFenced(f"{what} directory", directory=str(directory), holder=holder) from cause
+            what += " writer's name" if directory.parent.name == WRITERS else " directory"
+            raise ProducerFenced(what, directory=str(directory), holder=holder) from cause
         with contextlib.ExitStack() as undo:
             undo.callback(self._lock.release)
             before = self._read()

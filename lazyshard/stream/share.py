@@ -255,7 +255,8 @@ class Share:
                 f"{self.folder}: the sequencer does not take its chunks: {refused}", directory=str(self.folder)
             )
         if self._ended:
-            what = f"{self.directory}: the stream has ended without the last rows of writer {self.name!r}"
+            what = f"{self.directory}: the stream has ended without the last rows of writer {self.name!r}; write them"
+            what += " to another directory"
             raise StreamEnded(what, directory=str(self.directory))
 
     def _run(self) -> None:

@@ -225,5 +225,5 @@ def plain_name(path: str) -> str:
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
     """Returns the error for a source that cannot continue from its position in the last seal."""
     what = "the stream's last seal holds no position to continue from"
-    text = f"{name}: {what}: expected {expected}, found {actual}; choose another --out"
+    text = f"{name}: {what}: expected {expected}, found {actual}; choose another --out, or another --writer"
     return SourceRefused(text, file=name, expected=expected, actual=actual)

@@ -67,6 +67,8 @@ def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> b
     """Sequences while no other process does, until the stream has ended; returns False if a signal has stopped it."""
     if (directory / MANIFEST).exists():
         _manifest(directory)
+    else:
+        display.note(f"{directory}: there is no stream yet; this process waits for its first writer")
     gate = SharedLimits(limits, display.warn)
     sequencing, told = Sequencing(directory, lambda: _open(directory), gate), ""
     with contextlib.closing(sequencing):
@@ -136,7 +138,11 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
 def describe_end(directory: Path) -> Iterator[str]:
     """Yields a line for each writer of a stream that has ended: its rows in the stream, and what was left out."""
     taken, told = read_position(directory).taken, read_committed(directory)
-    for name in _names(directory):
+    declared, found = _manifest(directory).writers, _names(directory)
+    for name in sorted({*found, *(declared if isinstance(declared, tuple) else ())}):
+        if name not in found:
+            yield one_line(f"  {name}: has not begun")
+            continue
         rows, folder = taken.get(name, (0, 0))[0], directory / WRITERS / name
         text = f"{name}: {count(rows, 'row')}"
         try:

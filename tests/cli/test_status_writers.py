@@ -65,7 +65,7 @@ def test_page_and_summary() -> None:
         "              last sign 2 s old",
         "              c: finished, 45 rows; 77 on node8, last sign 2 s old",
     ]
-    summary = "writer 'd' is dead; writer 'e' is refused; writer 'f' is unknown"
+    summary = "writer 'd' is dead; writer 'e' is refused; writer 'f' did not begin, or cannot be read"
     assert summary in status_values(found)["summary"]
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.data.programs import run_program
 
-LATER = ["data.blended", "data.commits", "data.encode_cache", "data.iterable", "data.loading", "data.sequences"]
-LATER += ["store.mirror", "store.objects", "stream.writer"]
+LATER = ["data.blend_state", "data.blended", "data.commits", "data.encode_cache", "data.iterable", "data.loading"]
+LATER += ["data.sequences", "plan.blend", "store.mirror", "store.objects", "stream.writer"]
 OPTIONAL = {"filelock", "fsspec", "watchdog", *(f"lazyshard.{name}" for name in LATER)}
 
 MOST_MODULES = 85  # Each costs about half a millisecond

@@ -49,7 +49,7 @@ def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> No
     last = max(batch.step for batch in third.batches)
     checkpoints.append(tmp_path / "output" / f"checkpoint-{last}")
     assert_every_sample_once([first, second, third], checkpoints, samples)
-    assert "on 2 ranks with micro batches of 2, before 4 ranks" in second.output
+    assert "ranks: 2, micro batch: 2 (before the restart ranks: 4" in second.output
 
 
 def consumed(directory: Path) -> int:

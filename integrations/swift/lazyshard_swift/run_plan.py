@@ -174,9 +174,9 @@ class RunPlan(Position):
     def describe_resume(self, before: Position) -> str:
         """Returns where a resumed run continues and what has changed, for the log."""
         text = f"continues after {self.consumed} samples, in step {self.step + 1}"
-        was, now = (f"{one.dp_size} ranks with micro batches of {one.batch_size}" for one in (before, self))
+        was, now = (f"ranks: {one.dp_size}, micro batch: {one.batch_size}" for one in (before, self))
         if was != now:
-            text += f"; on {now}, before {was}: the rest of the epoch is dealt again, each sample once"
+            text += f"; {now} (before the restart {was}): the rest of the epoch is dealt again, each sample once"
         text += "; the trainer treats the rest of the run as one epoch" if self.one_pass else ""
         return text + (f"; not trained: {', '.join(self.skipped)}" if self.skipped else "")
 

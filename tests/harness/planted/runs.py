@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from lazyshard.data.blend_state import BlendStates
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.run_state import BlendStates
 from lazyshard.format.state import BlendState
 from lazyshard.plan.segment import Segment
 from tests.harness.planted.planting import around

@@ -80,6 +80,9 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int |
         raise
 
 
+quick_dumps: Final[Callable[..., bytes]] = dumps if LIMITED else orjson.dumps  # As `quick_loads`
+
+
 def _check_room(text: bytes | bytearray | memoryview | str) -> None:
     size = len(text)
     # `{},{},{},...` is the densest JSON and takes less than this, so few texts need the closer estimate.

@@ -295,11 +295,15 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
     cursor, reading, age = one.consumer.cursor, one.consumer.reading, one.reading_age_s or 0.0
     checkpoint = "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
     yield "checkpoint", checkpoint if one.consumer.problem is None else "unknown, see the problem"
-    if one.lag_chunks is not None:
+    trained_all = outlook.survey.census.ended and one.lag_samples == 0
+    if one.lag_chunks is not None and trained_all:
+        kept = f"; {count(one.lag_chunks, 'chunk')} kept for it" if one.lag_chunks else ""
+        yield "lag", f"0 samples{kept}"
+    elif one.lag_chunks is not None:
         samples = "" if one.lag_samples is None else f", {count(one.lag_samples, 'sample')}"
         seconds = "" if one.lag_s is None else f", {duration(one.lag_s)}"
         yield "lag", f"{count(one.lag_chunks, 'chunk')}{samples}{seconds}"
-    if reading is not None and one.ahead_chunks is not None:
+    if reading is not None and one.ahead_chunks is not None and not trained_all:
         ahead = count(abs(one.ahead_chunks), "chunk")
         ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
         # A stream that has ended holds all its chunks, even if the last window is not full.

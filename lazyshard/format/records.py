@@ -35,7 +35,7 @@ import pybase64
 
 from lazyshard import part
 from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
-from lazyshard.memory import loads
+from lazyshard.memory import quick_loads
 from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, or_null, refused
 
 MANIFEST: Final = "stream.json"
@@ -154,7 +154,7 @@ def inside(name: str) -> Iterator[None]:
 def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
     """Returns the object in a file of a stream, whose format must not be later than `newest`."""
     try:
-        value = loads(data)
+        value = quick_loads(data)
     except orjson.JSONDecodeError as cause:
         raise refused("", "a JSON object", None, f"{part.shown(data)} ({cause})") from cause
     return of_format(value, newest, "written in stream", "a JSON object")

@@ -20,7 +20,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.errors import RowInvalid
-from lazyshard.memory import dumps, loads, quick_loads
+from lazyshard.memory import dumps, loads, quick_dumps, quick_loads
 
 _TYPE: Final = "Type is not JSON serializable: "  # Prefix of orjson's message, followed by the name of the type
 _MAX_LOOKED_AT: Final = 100_000  # Values: a row may contain itself, and bad rows must be cheap
@@ -186,7 +186,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)
     try:
-        line = dumps(row, other, orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
+        line = quick_dumps(row, other, orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
     except (orjson.JSONEncodeError, RecursionError) as cause:
         if isinstance(cause.__cause__, RowInvalid):
             raise cause.__cause__ from None

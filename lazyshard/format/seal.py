@@ -23,7 +23,6 @@ import numpy.typing as npt
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
 from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
-from lazyshard.format.writers import producer_source
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, integer, refused
 
 _COUNT: Final = integer(0, MAX_SAMPLES)
@@ -153,6 +152,21 @@ def _recipe(source: Any) -> dict[str, Any]:
 
 def _is_number(value: Any, high: float) -> bool:
     return type(value) in (int, float) and 0 <= value < high
+
+
+def producer_source(source: Any) -> Any:
+    """Returns the position of the one producer of a chunk's rows, from the field `source` of its seal.
+
+    In a stream with several writers it is that of the writer; None if the rows are of several.
+
+    >>> producer_source({"writers": {"a": [8, 5]}, "rows": [["a", 4, 4, {"page": 2}]]})
+    {'page': 2}
+    """
+    if not isinstance(source, dict) or not (isinstance(source.get("writers"), dict) and "rows" in source):
+        return source
+    rows = source["rows"]
+    one = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+    return one[3] if isinstance(one, list) and len(one) == 4 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,21 +102,6 @@ class Sequenced:
         return cls({name: (one[0], one[1]) for name, one in taken.items()}, tuple(WriterRows(*one) for one in rows))
 
 
-def producer_source(source: Any) -> Any:
-    """Returns the position of the one producer of a chunk's rows, from the field `source` of its seal.
-
-    In a stream with several writers it is that of the writer; None if the rows are of several.
-
-    >>> producer_source({"writers": {"a": [8, 5]}, "rows": [["a", 4, 4, {"page": 2}]]})
-    {'page': 2}
-    """
-    if not isinstance(source, dict) or not (isinstance(source.get("writers"), dict) and "rows" in source):
-        return source
-    rows = source["rows"]
-    one = rows[0] if isinstance(rows, list) and len(rows) == 1 else None
-    return one[3] if isinstance(one, list) and len(one) == 4 else None
-
-
 def _fit(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_COUNT.fits, value))
 

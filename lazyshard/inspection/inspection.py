@@ -19,9 +19,9 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import QUARANTINE, Manifest, chunk_name
 from lazyshard.format.row import parse_row
-from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
+from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows, producer_source
 from lazyshard.format.state import Cursor
-from lazyshard.format.writers import Sequenced, producer_source
+from lazyshard.format.writers import Sequenced
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
 from lazyshard.plan.shuffle import Cost, expected_neighbours

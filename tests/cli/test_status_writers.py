@@ -11,7 +11,8 @@ from lazyshard.cli.status import status_lines, status_values
 from lazyshard.cli.watch_page import render
 from lazyshard.cli.watch_server import MAX_LABELS, LastLook, watch_values
 from lazyshard.format.records import Head, Manifest
-from lazyshard.format.writers import Committed, producer_source
+from lazyshard.format.seal import producer_source
+from lazyshard.format.writers import Committed
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.survey import Writer, take_survey
 from lazyshard.store.files import read_seal

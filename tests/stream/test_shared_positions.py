@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.writers import Sequenced, check_writer_name, producer_source
+from lazyshard.format.seal import producer_source
+from lazyshard.format.writers import Sequenced, check_writer_name
 from lazyshard.store.files import read_seal
 from tests.stream.shared import owners, sequence, write_pieces
 

@@ -60,9 +60,13 @@ def finish(process: "subprocess.Popen[str]", directory: Path) -> dict[str, Any]:
 
 
 def durable(out: Path) -> set[int]:
-    """The keys of all complete pieces."""
-    records = [*out.glob(".ray/keys/*"), *out.glob(".ray/*/*/piece.json")]
-    return {key for path in records for key in json.loads(path.read_bytes())["keys"]}
+    """The keys of all complete pieces; a folder that is written has a hidden name, and pieces move as they are read."""
+    while True:
+        try:
+            records = [*out.glob(".ray/*/[!.]*/piece.json"), *out.glob(".ray/keys/*")]
+            return {key for path in records for key in json.loads(path.read_bytes())["keys"]}
+        except FileNotFoundError:
+            pass
 
 
 class Streams(NamedTuple):

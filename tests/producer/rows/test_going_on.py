@@ -28,6 +28,7 @@ FORMS: list[dict[str, Any]] = [
 FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
 
 
+@pytest.mark.timeout(400)  # 140 whole runs, each of which is continued after every row
 @hypothesis_settings(max_examples=140, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=3),

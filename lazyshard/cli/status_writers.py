@@ -43,15 +43,15 @@ def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
     if manifest is None or manifest.writers is None:
         return
     declared = manifest.writers if isinstance(manifest.writers, int) else len(manifest.writers)
-    states = Counter(one.state for one in by_urgency(outlook))
+    ordered, label = by_urgency(outlook), "  writer"
+    states = Counter(one.state for one in ordered)
     known = ": " * bool(states) + ", ".join(f"{number:,} {state}" for state, number in states.items())
     yield "writers", f"{len(outlook.writers):,}{f' of {declared:,}' if declared else ''}{known}"
     yield "  sequencer", sequencer_words(outlook)
-    ordered, label = by_urgency(outlook), "  writer"
     for one in ordered[:_SHOWN]:
         yield label, f"{one.name}: {writer_words(one)}"
         label = " "
-    if more := len(ordered) - _SHOWN if len(ordered) > _SHOWN else 0:
+    if (more := len(ordered) - _SHOWN) > 0:
         yield label, f"and {more:,} more, which --json lists"
 
 

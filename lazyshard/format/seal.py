@@ -84,10 +84,7 @@ class Seal:
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
         """Decodes the file's bytes; `chunk` is the number in its name, messages use `file` as its name."""
         with records.in_file(file or seal_name(chunk), SealInvalid):
-            values = records.parse_object(data, FORMAT_WITH_ARRAYS)
-            if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
-                raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
-            samples = take(values, "samples", records.PER_CHUNK)
+            values, samples = _parse(data, chunk)
             offsets = _read_offsets(values, "offsets", "bytes", samples, least=1)
             digests, arrays = unpack(values, "xxh3", "<u8", samples), None
             if values["format"] == FORMAT_WITH_ARRAYS:
@@ -95,6 +92,14 @@ class Seal:
                 arrays = SealedArrays(of_arrays, unpack(values, "arrays_xxh3", "<u8", samples))
             tokens = None if values.get("tokens") is None else unpack(values, "tokens", "<u4", samples)
             return cls(chunk, offsets, digests, tokens, values.get("source"), take(values, "sealed_at", NUMBER), arrays)
+
+
+def _parse(data: bytes, chunk: int) -> tuple[dict[str, Any], int]:
+    """Returns the object of a seal, and its samples."""
+    values = records.parse_object(data, FORMAT_WITH_ARRAYS)
+    if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
+        raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
+    return values, take(values, "samples", records.PER_CHUNK)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,10 +117,7 @@ class SealBytes:
     def decode(cls, data: bytes, chunk: int, file: str = "") -> SealBytes:
         """As `Seal.decode`; of offsets and digests only their lengths are checked."""
         with records.in_file(file or seal_name(chunk), SealInvalid):
-            values = records.parse_object(data, FORMAT_WITH_ARRAYS)
-            if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
-                raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
-            samples = take(values, "samples", records.PER_CHUNK)
+            values, samples = _parse(data, chunk)
             arrays = values["format"] == FORMAT_WITH_ARRAYS
             for prefix in ("", "arrays_")[: 1 + arrays]:
                 for field, count in (("offsets", samples + 1), ("xxh3", samples)):

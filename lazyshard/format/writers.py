@@ -23,14 +23,14 @@ from lazyshard.part import BOOLEAN, MAX_SAMPLES, TEXT, Kind, Samples, integer
 
 WRITERS: Final = ".writers"  # folder of the writers in a stream's directory
 _NAME: Final = re.compile(r"(?!.*\.json$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # beside the folders are files, *.json
+NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, not ending in '.json'"
 _COUNT: Final = integer(0, MAX_SAMPLES)
 
 
 def check_writer_name(name: Any) -> str:
     """Returns a writer's name: 1 to 64 letters, digits, `.`, `_` and `-`, the first no sign. Raises ValueError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        rule = "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not ending in '.json'"
-        raise ValueError(f"a writer's name is {rule}, got {name!r}")
+        raise ValueError(f"a writer's name is {NAME_RULE}, got {name!r}")
     return name
 
 

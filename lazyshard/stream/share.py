@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -76,6 +76,7 @@ class Share:
         self._failure: Exception | None = None
         self._retire: Callable[[int], object] = str
         self._taken = self._retired = 0
+        self._held_since = 0.0  # 0: it is not held
         self._ended = False
         self._pid = os.getpid()
 
@@ -152,7 +153,11 @@ class Share:
 
     def held(self, rows: int) -> str | None:
         """Returns why the next chunk, after so many rows, would wait; None if it would not. Raises as `make_room`."""
-        return None if self._look(lambda: self._has_room(rows)) else self._reason()
+        self._held_since = self._held_since or time.monotonic()
+        if not self._look(lambda: self._has_room(rows), self._held_since):
+            return self._reason()
+        self._held_since = 0.0
+        return None
 
     def make_room(self, published: int, tell: Callable[[str], object]) -> None:
         """Waits while there are two pieces without a number; `tell` shows that this writer is alive, and says why."""
@@ -198,17 +203,23 @@ class Share:
     def _has_room(self, rows: int) -> bool:
         return rows - self._taken < MOST_PIECES * self.samples_per_chunk
 
-    def _look(self, done: Callable[[], bool]) -> bool:
-        """Reads what is committed if it is not `done` yet; returns whether it is. Raises what ends the wait."""
+    def _look(self, done: Callable[[], bool], since: float, *, for_end: bool = False) -> bool:
+        """Reads what is committed if it is not `done` yet; returns whether it is. Raises what ends the wait.
+
+        `since`: the monotonic time at which the wait began.
+        """
         if done():
             return True
         # In this order: what is committed is told before the stream ends.
-        self._ended = (self.directory / END).exists()
-        if (found := read_committed(self.directory)) is not None:
+        self._ended, found = has_ended(self.directory), read_committed(self.directory)
+        if found is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
-            if not done():
-                self._check(found.refused.get(self.name, ""))
-        return done()
+        if done():
+            return True
+        # A refusal may be older than what was done about it: the sequencer tries again once a second.
+        late = time.monotonic() - since >= REFUSED_S
+        self._check({} if found is None or not late else found.refused, for_end=for_end)
+        return False
 
     def _reason(self) -> str:
         """Returns what this writer waits for, with the reason of the sequencer if it waits too."""
@@ -221,21 +232,7 @@ class Share:
     def _wait(self, done: Callable[[], bool], tell: Callable[[str], object], *, for_end: bool = False) -> None:
         pause, began = 0.002, time.monotonic()
         warned = told = began
-        while not done():
-            # In this order: what is committed is told before the stream ends.
-            self._ended = has_ended(self.directory)
-            if (found := read_committed(self.directory)) is not None:
-                self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
-                if done():
-                    return
-                # A refusal may be older than what was done about it: the sequencer tries again once a second.
-                late = time.monotonic() - began >= REFUSED_S
-                self._check(found.refused.get(self.name, "") if late else "")
-                if late and for_end and found.refused:
-                    name, why = next(iter(found.refused.items()))
-                    what = f"{self.directory}: the stream cannot end: chunks of writer {name!r} are not taken: {why}"
-                    way = "repair them, or end the stream without them by `lazyshard-producer end`"
-                    raise WriterFailed(f"{what}; {way}", directory=str(self.directory))
+        while not self._look(done, began, for_end=for_end):
             if (now := time.monotonic()) - told >= _HEARTBEAT_S:
                 told = now
                 tell(self._reason())
@@ -245,19 +242,21 @@ class Share:
             self._pause(pause, self._reason() if pause > 0.03 else "")
             pause = min(0.05, 1.3 * pause)
 
-    def _check(self, refused: str) -> None:
+    def _check(self, refused: Mapping[str, str], *, for_end: bool) -> None:
+        shared, own = str(self.directory), str(self.folder)
         if self._failure is not None:
-            raise WriterFailed(
-                f"{self.directory}: the sequencer has failed", directory=str(self.directory)
-            ) from self._failure
-        if refused:
-            raise WriterFailed(
-                f"{self.folder}: the sequencer does not take its chunks: {refused}", directory=str(self.folder)
-            )
+            raise WriterFailed(f"{shared}: the sequencer has failed", directory=shared) from self._failure
+        if self.name in refused:
+            what = f"{own}: the sequencer does not take its chunks: {refused[self.name]}"
+            raise WriterFailed(what, directory=own)
         if self._ended:
-            what = f"{self.directory}: the stream has ended without the last rows of writer {self.name!r}; write them"
-            what += " to another directory"
-            raise StreamEnded(what, directory=str(self.directory))
+            what = f"{shared}: the stream has ended without the last rows of writer {self.name!r}"
+            raise StreamEnded(f"{what}; write them to another directory", directory=shared)
+        if for_end and refused:
+            name, why = next(iter(refused.items()))
+            what = f"{shared}: the stream cannot end: chunks of writer {name!r} are not taken: {why}"
+            way = "repair them, or end the stream without them by `lazyshard-producer end`"
+            raise WriterFailed(f"{what}; {way}", directory=shared)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -11,13 +11,13 @@ from typing import Final
 
 from lazyshard import errors
 from lazyshard.format.records import END, HEAD, MANIFEST, Head, Manifest
-from lazyshard.format.writers import WRITERS, EndRequest, is_writer_name
+from lazyshard.format.writers import WRITERS, EndRequest
 from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_record
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
 from lazyshard.stream.listing import read_manifest
-from lazyshard.stream.sequencer import Sequencing, read_committed, read_position
+from lazyshard.stream.sequencer import Sequencing, read_committed, read_position, writer_names
 from lazyshard.stream.stream import NativeStream
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.settings import Limits
@@ -138,7 +138,7 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
 def describe_end(directory: Path) -> Iterator[str]:
     """Yields a line for each writer of a stream that has ended: its rows in the stream, and what was left out."""
     taken, told = read_position(directory).taken, read_committed(directory)
-    declared, found = _manifest(directory).writers, _names(directory)
+    declared, found = _manifest(directory).writers, writer_names(directory)
     for name in sorted({*found, *(declared if isinstance(declared, tuple) else ())}):
         if name not in found:
             yield one_line(f"  {name}: has not begun")
@@ -159,16 +159,10 @@ def describe_end(directory: Path) -> Iterator[str]:
         yield one_line(f"  {text}")
 
 
-def _names(directory: Path) -> list[str]:
-    """Returns the names of all writers that have begun."""
-    folder = directory / WRITERS
-    return sorted(name for name in os.listdir(folder) if is_writer_name(name) and (folder / name).is_dir())
-
-
 def _living(directory: Path) -> dict[str, Head]:
     """Returns the heads of the writers whose process runs, as far as can be told."""
     found = {}
-    for name in _names(directory):
+    for name in writer_names(directory):
         with contextlib.suppress(OSError, errors.LazyShardError):
             head = read_record(directory / WRITERS / name / HEAD, Head.decode)
             if head.state in ("running", "waiting"):

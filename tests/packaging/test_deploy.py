@@ -111,10 +111,9 @@ def slurm(tmp_path: Path, producer: str, out: Path, script: str = "producer", **
     return subprocess.Popen(["bash", str(DEPLOY / "slurm" / f"{script}.sbatch")], cwd=tmp_path, env=env, **told)
 
 
-def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    real = f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
-    with slurm(tmp_path, real, out) as job:
+def terminated(started: "subprocess.Popen[str]", out: Path) -> str:
+    """What a job says that is told, once it has published, that its time is over."""
+    with started as job:
         try:
             wait_until(lambda: published(out) >= 2, job)
             job.send_signal(signal.SIGTERM)
@@ -122,6 +121,13 @@ def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tm
         finally:
             job.kill()
     assert job.returncode == 0, output
+    return output
+
+
+def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    real = f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
+    output = terminated(slurm(tmp_path, real, out), out)
     assert "result=terminated" in output
     assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
 
@@ -130,14 +136,7 @@ def test_tasks_of_a_slurm_array_are_writers_of_one_stream(tmp_path: Path) -> Non
     (tmp_path / "generate.py").write_text(GENERATE)
     out, real = tmp_path / "out", f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
     array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_JOB_ID": "16", "STREAM": str(out)}
-    with slurm(tmp_path, real, out, "generators", **array) as job:
-        try:
-            wait_until(lambda: published(out) >= 2, job)
-            job.send_signal(signal.SIGTERM)
-            output, _ = job.communicate(timeout=60)
-        finally:
-            job.kill()
-    assert job.returncode == 0, output
+    terminated(slurm(tmp_path, real, out, "generators", **array), out)
     assert os.listdir(out / ".writers" / "task-3")
     assert (tmp_path / "scontrol").read_text() == "requeue 16_3\n"
 

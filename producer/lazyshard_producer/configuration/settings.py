@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from lazyshard.cli.output import size
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared, parse_size
 from lazyshard.format.state import check_consumer
-from lazyshard.format.writers import WRITERS, check_declared, is_writer_name
+from lazyshard.format.writers import NAME_RULE, WRITERS, check_declared, is_writer_name
 from lazyshard.plan.sequences import Pad, Split
 from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 
@@ -102,7 +102,7 @@ def _names(value: Any) -> tuple[Any, ...]:
 
 def _writer(name: str) -> str:
     if not is_writer_name(name):
-        raise ValueError("1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+        raise ValueError(NAME_RULE)
     return name
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from lazyshard.data import index_space
@@ -27,6 +26,8 @@ from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_parts import course_of, with_consumed
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from lazyshard.data.commits import Commits, ReadingHints
 
 

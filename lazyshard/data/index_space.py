@@ -10,10 +10,9 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from lazyshard.data.rank import IN_EPOCH_CALLED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
@@ -29,6 +28,8 @@ from lazyshard.stream.scattered import Held, ScatteredReader
 from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from lazyshard.data.commits import ReadingHints
 
 _NO_LENGTH: Final = "the data set has no length yet; set max_total_samples (per epoch) or num_samples (of the run)"
@@ -38,7 +39,7 @@ _POSITIONS: Final = 1 << 20  # Positions computed at a time: their samples take 
 # Lines read ahead: index of the first line, step, epoch, the lines of that index and the following ones at this step,
 # and the function that makes samples from them, if no more is needed. Only ever replaced as one value, so that no
 # thread combines the lines of one place with the index of another.
-Ahead = tuple[int, int, int, list[bytes], RowsOf | None]
+Ahead: TypeAlias = "tuple[int, int, int, list[bytes], RowsOf | None]"
 
 # Shared by all index spaces of a data set: its reader, the kinds of warnings already logged, and the shared numbers.
 Shared = tuple[StreamReader, set[str], SharedNumbers]

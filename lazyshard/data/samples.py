@@ -9,10 +9,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lazyshard.data.rank import Stats, log
@@ -26,6 +25,9 @@ from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES, RowPlace, read_place
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 # Bad substitutes after which a chunk is given up: with half of its rows bad, all fail with probability 1 in 65,536.
 MOST_BAD: Final = 16
 # Consecutively dropped rows, in the search for a substitute, after which the filter is taken to keep nothing. If it
@@ -35,8 +37,8 @@ _MOST_DROPPED: Final = 1 << 17  # Maximum number of rows remembered as dropped: 
 _SHORT: Final = 8  # Up to this many numbers, a list is smaller and faster to read as a list
 BUSY: Final = object()  # Marks a sample that is not cached yet and that another process is encoding
 
-Samples = Sequence[int] | npt.NDArray[np.int64]
-RowsOf = Callable[[list[bytes], Samples | None], list[Any]]
+Samples: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
+RowsOf: TypeAlias = "Callable[[list[bytes], Samples | None], list[Any]]"
 """Makes rows from checked lines, those of the first of some samples if these are known; empty if a line is bad."""
 
 

@@ -6,10 +6,9 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
@@ -27,6 +26,9 @@ from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, state_mismatch
 from lazyshard.stream.stream import ChunkLengths
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Pack", "Pad", "Split"]
 

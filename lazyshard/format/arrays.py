@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 import re
 import struct
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import xxhash
 
@@ -26,6 +25,9 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.records import Encoding
 from lazyshard.format.row import encode_row, values_in
 from lazyshard.memory import loads
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # The only key of an object that represents an array in a row; reserved in streams with arrays
 ARRAY_KEY: Final = "$array"

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import xxhash
 
@@ -24,6 +23,9 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import may_hold_arrays, move_arrays, refuse_array_key
 from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # Lines parsed together: few enough that their objects stay in the processor's cache and do not survive a collection of
 # Python's garbage collector
@@ -40,12 +42,11 @@ _DIGITS: Final = np.uint64(0x3030303030303030)
 # and at least 4 bytes on its two sides.
 _ADJACENT: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
 
-_Integers = npt.NDArray[np.int64]
-_Numbers = npt.NDArray[np.uint64]
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_Numbers: TypeAlias = "npt.NDArray[np.uint64]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CheckedArrays:
+class CheckedArrays(NamedTuple):
     """The arrays of rows: their bytes in the side file; for each row the end of its bytes and their digest."""
 
     data: bytes

@@ -26,10 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import starmap
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pybase64
 
@@ -37,6 +36,9 @@ from lazyshard import part
 from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.memory import quick_loads
 from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, or_null, refused
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"

@@ -15,20 +15,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
 from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, integer, refused
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _COUNT: Final = integer(0, MAX_SAMPLES)
 _SIZE: Final = integer(1, MAX_SAMPLES)
 
-_Numbers = npt.NDArray[np.uint64]
+_Numbers: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,8 +173,7 @@ def producer_source(source: Any) -> Any:
     return one[3] if isinstance(one, list) and len(one) == 4 else None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRows:
+class SourceRows(NamedTuple):
     """The source rows read up to the end of a chunk."""
 
     read: int  # rows read, including refused ones
@@ -204,8 +205,7 @@ class SourceRows:
         return cls(read, refused, all(one.exact for one in known), known[-1].pack)
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """How rows were made: "pack", "split" or "pad", with at most `size` tokens; None if unchanged or unknown."""
 
     form: str | None = None
@@ -229,8 +229,7 @@ class Made:
 MAX_SOURCES: Final = 100  # Larger mixtures are not reported: too long to read
 
 
-@dataclass(frozen=True, slots=True)
-class MixedSource:
+class MixedSource(NamedTuple):
     """One source of a mixture."""
 
     name: str  # as given, usually a path
@@ -267,8 +266,7 @@ def _can_be_mixed(weight: Any, entry: Any, count: Any, ended: Any) -> bool:
     return named and _is_number(weight, 1e100) and weight > 0 and _COUNT.fits(count)  # their sum cannot overflow
 
 
-@dataclass(frozen=True, slots=True)
-class DealtByCost:
+class DealtByCost(NamedTuple):
     """How rows were dealt to the data-parallel ranks, by their length in tokens, given in a field of the row.
 
     A micro batch has `micro_batch_size` rows of one rank; costs are per token, and per pair of tokens.

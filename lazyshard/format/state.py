@@ -35,7 +35,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from lazyshard.errors import StateInvalid, redact
 from lazyshard.format import records
@@ -420,8 +420,7 @@ def check_consumer(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class CursorToken:
+class CursorToken(NamedTuple):
     """A run and its turn: the fencing token of a cursor."""
 
     turn: int  # counts the runs of this name, from 1; two that begin at the same time may have the same turn

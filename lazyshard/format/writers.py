@@ -16,7 +16,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from lazyshard.format.records import MAX_WRITERS, Chunks, Declared, Process, Seconds, SmallFile
 from lazyshard.part import BOOLEAN, MAX_SAMPLES, TEXT, Kind, Samples, integer
@@ -77,8 +77,7 @@ class WriterRows:
     source: Any = None  # the writer's position after the piece that they come from
 
 
-@dataclass(frozen=True, slots=True)
-class Sequenced:
+class Sequenced(NamedTuple):
     """The position of a sequencer after a chunk."""
 
     taken: Mapping[str, tuple[int, int]]  # by writer: rows in the shared stream, and the last chunk that has some

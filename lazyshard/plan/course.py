@@ -29,16 +29,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps, Rules, outside
 from lazyshard.plan.segment import Segment
 
-_Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _OPEN: Final = 2**63 - 1  # The length of an epoch while the end of the stream is unknown
 _BLOCK: Final = 16_384  # Positions computed together: the temporary arrays fit in a processor's cache

@@ -20,12 +20,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import index as as_int
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-_Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _N = TypeVar("_N", int, _Integers)
 
 
@@ -43,8 +45,7 @@ def outside(name: str, value: int, stop: int | None, low: int = 0) -> IndexError
     return IndexError(f"{name} must be {bound}, got {value}")
 
 
-@dataclass(frozen=True, slots=True)
-class Deal:
+class Deal(NamedTuple):
     """The samples of a stream, dealt to `dp` lanes in units of `unit`; `total` is their number once known.
 
     `turn` is the lane that gets the first sample of the tail; it is not 0 if the lanes [0, turn) got one sample more
@@ -214,8 +215,7 @@ def window_positions(chunks: int, samples_per_chunk: int, unit: int) -> int:
     return -(-chunks * samples_per_chunk // unit) * unit
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How lanes map to indices of a map-style data set: a bijection between [0, size) and [0, block) of each lane.
 
     With `dp=2, block=3`, lane after lane or `strided`::

@@ -18,15 +18,17 @@ longer slices. Carried samples are not stored: a carried position is mapped to a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.plan.deal import Deal, Gaps, Rules
 from lazyshard.plan.shuffle import permutation
 
-_Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _BLOCK: Final = 512  # Carried positions of a lane whose samples are computed together
 
 

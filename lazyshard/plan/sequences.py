@@ -23,10 +23,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
@@ -35,7 +37,7 @@ ATTENTION_MASK: Final = "attention_mask"
 NO_LABEL: Final = -100  # Ignored by the losses of PyTorch and transformers
 MOST_ID: Final = 2**31 - 1  # The greatest token id: ids are stored in 32 bits
 
-_Tokens = npt.NDArray[np.int64]
+_Tokens: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,15 +32,17 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.plan.deal import check_field
 
-_Floats = npt.NDArray[np.float64]
-_Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _MASK: Final = 2**64 - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15

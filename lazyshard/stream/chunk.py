@@ -19,10 +19,9 @@ from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
@@ -33,6 +32,8 @@ from lazyshard.format.seal import DealtByCost, Seal, SealedArrays
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
@@ -49,8 +50,8 @@ _ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of an array held o
 _OPEN_FILES: Final = 8  # maximum number of open files: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, least recently used first
 
-Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _digest = xxhash.xxh3_64_digest
 
 

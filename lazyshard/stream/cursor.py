@@ -216,7 +216,7 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         cursor = self._read()
         # The token in the lock file outlives a cursor that was torn or removed.
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
-        self._token = replace(self._token, turn=max(0 if other is None else other.turn for other in known) + 1)
+        self._token = self._token._replace(turn=max(0 if other is None else other.turn for other in known) + 1)
         # If this fails, others only lack a name to report. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
             write_new(self._path, f"{self._token.text}\n".encode(), over=True)

@@ -14,12 +14,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
-from lazyshard.format.writers import Committed
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.stream.listing import Published
+
+if TYPE_CHECKING:
+    from lazyshard.format.writers import Committed
 
 FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
 # The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers

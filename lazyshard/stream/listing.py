@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import records
@@ -29,8 +30,7 @@ from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import UrlPath, check_folder, list_names, read_record, unreadable
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """What is published at one time: the chunks [0, chunks)."""
 
     chunks: int

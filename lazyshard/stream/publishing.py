@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import ProducerFenced
@@ -32,6 +31,8 @@ from lazyshard.store.files import MAX_PLAIN_BYTES
 from lazyshard.stream.chunk import damaged
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from lazyshard.stream.lock import WriterLock
 
 # Bytes of rows that may wait for the thread: what the caller makes while a chunk is synced, little next to other memory

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -20,8 +19,7 @@ HELD_BYTES: Final = 64 << 20
 """Maximum bytes of chunks that a `ScatteredReader` holds. If a window has more, its rows are read one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """Samples whose chunks are held, and the places of their rows."""
 
     samples: Numbers

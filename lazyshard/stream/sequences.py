@@ -10,10 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import StateMismatch
@@ -27,9 +26,12 @@ from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.stream import ChunkLengths
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # a single stream is a blend of one
-_Numbers = npt.NDArray[np.int64]
-_Lengths = npt.NDArray[np.uint32]
+_Numbers: TypeAlias = "npt.NDArray[np.int64]"
+_Lengths: TypeAlias = "npt.NDArray[np.uint32]"
 _Limit = int | None  # maximum number of samples, None for all
 _OnTooLong = Callable[[int, int, int], None]
 _Made = tuple[list[SplitSequence], Cut]

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.errors import FileInvalid, LengthUnknown, SealInvalid, StreamMismatch
 from lazyshard.format.records import END, FORMAT, HEAD, MANIFEST, OWNER, End, Head, Manifest, chunk_name, seal_name
@@ -26,12 +25,14 @@ from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
 from lazyshard.stream.listing import Published, are_whole, invalid, names_in, read_manifest, sort_names
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from lazyshard.store.mirror import Mirror
     from lazyshard.stream.reader import StreamReader
 
 _MANY: Final = 1000
 _OURS: Final = (MANIFEST, HEAD, OWNER)
-_Lengths = npt.NDArray[np.uint32]
+_Lengths: TypeAlias = "npt.NDArray[np.uint32]"
 Stream: TypeAlias = "NativeStream | ForeignStream"  # a stream directory or URL, open for reading
 
 
@@ -111,14 +112,13 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     return ForeignStream(directory, samples_per_chunk, found)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """What is known about a foreign directory, as numbers instead of names."""
 
     complete: int = 0  # the chunks [0, complete) have a marker and data
     data: int = 0
     seals: int = 0
-    odd: dict[int, str] = field(default_factory=dict)  # data files whose names differ from `chunk_name`
+    odd: Mapping[int, str] = {}  # data files whose names differ from `chunk_name`
     ours: frozenset[str] = frozenset()  # names of files that only native producers write
     ended: bool = False  # whether there was an end before it was listed
     listed: int = 0  # complete chunks in the last listing, without chunks looked up since; 0 if it was not listed
@@ -179,7 +179,7 @@ class ForeignStream:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out when to list again: another machine has another clock."""
-        return self.__dict__ | {"_known": replace(self._known, again_at=0.0)}
+        return self.__dict__ | {"_known": self._known._replace(again_at=0.0)}
 
     def published(self, wanted: int | None = None) -> Published:
         """Polls how many chunks are complete, and counts the rows of the newest one; lists if `wanted` is None."""
@@ -254,10 +254,10 @@ class ForeignStream:
         while step := step // 2:
             complete += step * _is_complete(self.directory, known, complete + step - 1)
         if complete > known.complete:
-            found = replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
+            found = known._replace(complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
         # A smaller directory that has an end is listed at once: that takes 2 ms.
         if known is _NOTHING and found.complete >= _MANY:
-            return replace(found, ended=ended)
+            return found._replace(ended=ended)
         missing = wanted > found.complete * self.samples_per_chunk and time.monotonic() >= known.again_at
         if known.ended != ended or (found is not known if ended else missing):
             return look_foreign(self.directory)

@@ -1,7 +1,6 @@
 """Mistakes of the sequencer and of named writers, of which crash points, overtaking and random runs must find each."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -48,7 +47,7 @@ def piece_number_used_again() -> None:
             return found, last
         for name in (seal_name(last.chunk), chunk_name(last.chunk)):
             (directory / name).unlink()
-        return replace(found, chunks=last.chunk, samples=found.samples - last.samples), last
+        return found._replace(chunks=last.chunk, samples=found.samples - last.samples), last
 
     everywhere(original, recover)
 

@@ -26,7 +26,7 @@ PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES: Final = read_golden()
 ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
 GROUPS: Final = (
-    *("Files that cannot be read", "Object stores", "Options and sources", "Writing a stream"),
+    *("Files that cannot be read", "Options and sources", "Writing a stream"),
     *("Steps, lengths and configuration", "States that do not fit", "ms-swift"),
 )
 

@@ -206,8 +206,8 @@ class StreamReader:
             end = f"; if no more will follow, create an empty file {where / END}"
         name = "sequencer" if writers else "producer"
         producer = heads.describe_producer(seen, samples, now, gone, open_rows, name)
-        silent = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where)
-        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{silent}"
+        idle = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where) if writers else ""
+        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{idle}"
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
         head = self.seen.head

@@ -86,7 +86,6 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         notice(f"{plan.checkpoint}: {plan.describe_resume(plan.saved)}")
     # After all checks, since a cursor keeps chunks until it is removed, and long before the first sample is read.
     checkpoints.Checkpoints(plan, args.output_dir).register()
-    notice(f"--sharded_lazy true: {stream}")
     return stream
 
 

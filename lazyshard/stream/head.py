@@ -202,7 +202,7 @@ def describe_producer(
         gap += f"; the newest chunk holds only {published.short:,} rows, so it counts only once stream.end exists"
     if (head := published.head) is None:
         chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks:,} chunks are"
-        return f"{chunks} complete, nothing is known about the {name}{gap}"
+        return f"{chunks} complete, nothing is known about the producer{gap}"
     age = heartbeat_age(published, now) or 0.0
     expected = expected_wait(samples, published)
     # The rate is as old as the last heartbeat, so the time since then counts.

@@ -172,11 +172,12 @@ class StreamReader:
                     return found
                 if waited >= heads.next_report(reported):
                     reported = heads.next_report(reported)
-                    # Of the workers of a loader that wait, one warns.
-                    rank = os.getpid() if self.parent is None else os.getppid()
-                    warns = not self.quiet and (poll is None or poll.warns_for(rank))
-                    if not self.quiet and _log.isEnabledFor(level := logging.WARNING if warns else logging.DEBUG):
-                        _log.log(level, "%s", self._describe(samples, chunk, waited))
+                    if not self.quiet:
+                        # Of the workers of a loader that wait, one warns.
+                        rank = os.getpid() if self.parent is None else os.getppid()
+                        level = logging.WARNING if poll is None or poll.warns_for(rank) else logging.DEBUG
+                        if _log.isEnabledFor(level):
+                            _log.log(level, "%s", self._describe(samples, chunk, waited))
                 age = heads.next_poll(waited, heads.expected_wait(samples, self.seen), self._least_poll)
                 due = age if poll is None else poll.pause(HEAD_SLOT, age)
                 pause = min(due, self.max_wait - waited, heads.next_report(reported) - waited)
@@ -206,7 +207,7 @@ class StreamReader:
             end = f"; if no more will follow, create an empty file {where / END}"
         name = "sequencer" if writers else "producer"
         producer = heads.describe_producer(seen, samples, now, gone, open_rows, name)
-        idle = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where) if writers else ""
+        idle = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where)
         return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{idle}"
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:

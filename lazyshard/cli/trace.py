@@ -27,7 +27,7 @@ from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
 _KEEPS_NONE: Final = "another program writes this directory, so no positions in sources are recorded"
-_NO_STATE: Final = "when it was trained is unknown: no run has left a state here; give a checkpoint with --state"
+_Run = Tracing | str  # A run, or why none is known
 _Answer = tuple[int | None, Sequence[str], Sequence[dict[str, Any]]]  # The sample, lines of text, values for --json
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 
@@ -90,9 +90,10 @@ def command(
     refuse_if(odd, "--sample", f"{sample!r}: expected numbers of samples, as 17 or 17,23")
     place = None if source is None else _source(source)
     saved = _saved(directory, state, consumer, needed=consumer is not None or steps is not None or not given)
-    opened = open_now(directory, saved.state.samples_per_chunk if saved and saved.state.stream_id is None else None)
+    foreign = None if isinstance(saved, str) or saved.state.stream_id is not None else saved.state
+    opened = open_now(directory, foreign and foreign.samples_per_chunk)
     facts = facts_of(opened)
-    tracing = None if saved is None else traced(saved, facts, str(directory))
+    tracing = saved if isinstance(saved, str) else traced(saved, facts, str(directory))
     there = range(facts.retired, facts.chunks)
     refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
     manifest = read_manifest(directory, None)
@@ -107,7 +108,7 @@ def command(
         answers = _of_source(opened, there, facts, tracing, place)
     elif text is not None:
         answers = _of_text(opened, there, facts, tracing, text, None if every else _FIRST_MATCHES)
-    elif saved is not None and tracing is not None:
+    elif isinstance(saved, SavedState) and isinstance(tracing, Tracing):
         answers = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
         answers = answers if steps is None else _of_steps(tracing, *steps, rank)
     for line in _told(answers, opened, facts, known, full if rows else None, as_json):
@@ -133,25 +134,29 @@ def _source(text: str) -> SourcePlace:
     return SourcePlace(match[1], line=number) if match[2] else SourcePlace(match[1], byte=number)
 
 
-def _saved(directory: Path, state: Path | None, consumer: str | None, *, needed: bool) -> SavedState | None:
-    """Returns the requested state. If there is none: raises ConfigInvalid if it is `needed`, else returns None."""
+def _saved(directory: Path, state: Path | None, consumer: str | None, *, needed: bool) -> SavedState | str:
+    """Returns the requested state. If there is none: raises ConfigInvalid if it is `needed`, else returns why."""
     if state is not None:
         return read_state(state, directory)
-    name = consumer
-    if consumer is None:
+    if (name := consumer) is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
         none = f"no run has written a cursor to {directory}; give its checkpoint with --state"
         refuse_if(needed and not names, "--state", none)
+        if not names:
+            return none
         what = f"has the cursors of {', '.join(names)}: choose one with --consumer, or give a checkpoint with --state"
         refuse_if(len(names) > 1, "--consumer", f"{directory} {what}")
-        name = names[0] if names else None
-    cursor = None if name is None else read_cursor(directory, name)
+        [name] = names
+    cursor = read_cursor(directory, name)
     saved = None if cursor is None else state_of_cursor(directory, cursor)
-    if saved is None and needed:
-        none = f"the cursor of {name!r} holds no state, as the run uses sequences or the trainer's own sampler"
-        none = f"consumer {name!r} has no cursor" if cursor is None else none
-        raise ConfigInvalid(f"{directory}: {none}; give a checkpoint with --state")
-    return saved
+    if saved is not None:
+        return saved
+    none = f"the cursor of {name!r} holds no state, as the run uses sequences or the trainer's own sampler"
+    none = f"consumer {name!r} has no cursor" if cursor is None else none
+    none = f"{directory}: {none}; give a checkpoint with --state"
+    if needed:
+        raise ConfigInvalid(none)
+    return none
 
 
 def _told(
@@ -188,7 +193,7 @@ def _told(
         yield from lines
 
 
-def _of_place(facts: StreamFacts, tracing: Tracing | None, chunk: int, row: int) -> Iterator[_Answer]:
+def _of_place(facts: StreamFacts, tracing: _Run, chunk: int, row: int) -> Iterator[_Answer]:
     each = facts.samples_per_chunk
     sample = chunk * each + row
     none = row >= each or (chunk < facts.chunks and sample >= facts.samples)
@@ -229,7 +234,7 @@ def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iter
         yield None, [f"{trained}; {holds}.{beyond if farthest > last else ''}"], []
 
 
-def _of_samples(facts: StreamFacts, tracing: Tracing | None, samples: Sequence[int]) -> Iterator[_Answer]:
+def _of_samples(facts: StreamFacts, tracing: _Run, samples: Sequence[int]) -> Iterator[_Answer]:
     # Checked before the first answer, so that an error leaves nothing on stdout.
     beyond = ", ".join(str(sample) for sample in samples if facts.ended and sample >= facts.samples)
     has = f"the stream has ended with {count(facts.samples, 'sample')}"
@@ -238,10 +243,10 @@ def _of_samples(facts: StreamFacts, tracing: Tracing | None, samples: Sequence[i
         chunk, row = divmod(sample, facts.samples_per_chunk)
         gone = f"; the producer has deleted the chunks below {facts.retired}" if chunk < facts.retired else ""
         lines = [f"sample {sample}: chunk {chunk}, row {row}{gone}"]
-        if tracing is None:
+        if isinstance(tracing, str):
             values = {"sample": sample, "chunk": chunk, "row": row, "became": None, "deleted": chunk < facts.retired}
             unpublished = ["  not published yet"] if sample >= facts.samples else []
-            yield sample, [*lines, *unpublished, f"  {_NO_STATE}"], [values]
+            yield sample, [*lines, *unpublished, f"  when it was trained is unknown: {tracing}"], [values]
             continue
         fates = list(tracing.fates(sample))
         lines += (f"  {_fate_line(fate, tracing)}" for fate in fates)
@@ -250,7 +255,7 @@ def _of_samples(facts: StreamFacts, tracing: Tracing | None, samples: Sequence[i
 
 
 def _of_source(
-    stream: Stream, there: range, facts: StreamFacts, tracing: Tracing | None, place: SourcePlace
+    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, place: SourcePlace
 ) -> Iterator[_Answer]:
     each = facts.samples_per_chunk
     refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
@@ -269,7 +274,7 @@ def _of_source(
 
 
 def _of_text(
-    stream: Stream, there: range, facts: StreamFacts, tracing: Tracing | None, text: str, matches: int | None
+    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, text: str, matches: int | None
 ) -> Iterator[_Answer]:
     with chunk_bar() as report:
         found = find_text(stream, there, text, report)

@@ -90,8 +90,9 @@ def command(
     refuse_if(odd, "--sample", f"{sample!r}: expected numbers of samples, as 17 or 17,23")
     place = None if source is None else _source(source)
     saved = _saved(directory, state, consumer, needed=consumer is not None or steps is not None or not given)
-    foreign = None if isinstance(saved, str) or saved.state.stream_id is not None else saved.state
-    opened = open_now(directory, foreign and foreign.samples_per_chunk)
+    # Of a directory that another program fills the state has the rows in a chunk.
+    of_foreign = isinstance(saved, SavedState) and saved.state.stream_id is None and saved.state.samples_per_chunk
+    opened = open_now(directory, of_foreign or None)
     facts = facts_of(opened)
     tracing = saved if isinstance(saved, str) else traced(saved, facts, str(directory))
     there = range(facts.retired, facts.chunks)

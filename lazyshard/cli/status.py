@@ -21,7 +21,7 @@ from typer import Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
-from lazyshard.cli.status_writers import writers_facts, writers_summary, writers_values
+from lazyshard.cli.status_writers import producer_label, writers_facts, writers_summary, writers_values
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.state import BlendShare, Cursor, given_shares
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, Looks, OpenWindow, Outlook
@@ -223,7 +223,8 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[st
     sources = ((one.name, one.share, one.rows, None if one.finished else one.weight) for one in outlook.survey.mixture)
     found += _mixed("mixture", "row", sources)
     yield found
-    yield [("producer", _producer_state(outlook)), *((f"  {label}", text) for label, text in producer_facts(outlook))]
+    made_by = producer_label(outlook), _producer_state(outlook)
+    yield [made_by, *((f"  {label}", text) for label, text in producer_facts(outlook))]
     yield list(writers_facts(outlook))
     unknown = "not known yet" if watching else "needs two observations; see --watch"
     for one in outlook.consumers:
@@ -397,10 +398,10 @@ def _of_producer(outlook: Outlook) -> str:
     survey, head, age = outlook.survey, outlook.survey.census.head, duration(outlook.heartbeat_age_s or 0.0)
     if survey.census.ended:
         return "the stream has ended"
+    who = producer_label(outlook)
     if head is None:
-        return "the state of the producer is unknown"
-    shared = survey.census.manifest is not None and survey.census.manifest.writers is not None
-    again = "start a writer that has not ended" if shared else "start it again"
+        return f"the state of the {who} is unknown"
+    again = "start it again" if who == "producer" else "start a writer that has not ended"
     # Free disk space first, if the next chunk does not fit or the producer was waiting for space.
     if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
         again = f"the disk is full, free some space and {again}"
@@ -417,7 +418,7 @@ def _of_producer(outlook: Outlook) -> str:
         "waiting": f"waits: {head.note}" if head.note else "waits",
     }
     sentence = sentences.get(outlook.state, "" if told else "is running")
-    return f"the {'sequencer' if shared else 'producer'} {sentence}" if sentence else ""
+    return f"the {who} {sentence}" if sentence else ""
 
 
 def _of_readers(outlook: Outlook) -> str:
@@ -435,7 +436,7 @@ def _of_readers(outlook: Outlook) -> str:
     if told or slowest is None:
         return "" if told else _behind(outlook)
     ahead = count(slowest.ahead_chunks or 0, "chunk")
-    return f"the producer is {ahead} ahead of the slowest reader, {slowest.consumer.name!r}"
+    return f"the {producer_label(outlook)} is {ahead} ahead of the slowest reader, {slowest.consumer.name!r}"
 
 
 def _behind(outlook: Outlook) -> str:

@@ -38,7 +38,7 @@ def by_urgency(outlook: Outlook) -> list[WriterOutlook]:
 
 
 def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
-    """Yields labels and texts: how many writers there are in each state, who sequences, and some of the writers."""
+    """Yields labels and texts: how many writers there are in each state, and some of them."""
     manifest = outlook.survey.census.manifest
     if manifest is None or manifest.writers is None:
         return
@@ -47,7 +47,6 @@ def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
     states = Counter(one.state for one in ordered)
     known = ": " * bool(states) + ", ".join(f"{number:,} {state}" for state, number in states.items())
     yield "writers", f"{len(outlook.writers):,}{f' of {declared:,}' if declared else ''}{known}"
-    yield "  sequencer", sequencer_words(outlook)
     for one in ordered[:_SHOWN]:
         yield label, f"{one.name}: {writer_words(one)}"
         label = " "
@@ -55,13 +54,10 @@ def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
         yield label, f"and {more:,} more, which --json lists"
 
 
-def sequencer_words(outlook: Outlook) -> str:
-    """Returns who gives the pieces their numbers, and since when it was last seen."""
-    if (told := outlook.survey.sequencer) is None:
-        return "none yet"
-    age = duration(max(0.0, outlook.survey.looked_at - told.updated_at))
-    gone = "; no such process on this machine" if outlook.survey.sequencer_gone and not told.stopped else ""
-    return f"{told.pid} on {told.host}, {f'stopped {age} ago' if told.stopped else f'last sign {age} old'}{gone}"
+def producer_label(outlook: Outlook) -> str:
+    """Returns what the producer of the stream is called: if there are several writers, it is their sequencer."""
+    manifest = outlook.survey.census.manifest
+    return "producer" if manifest is None or manifest.writers is None else "sequencer"
 
 
 def writer_words(one: WriterOutlook) -> str:
@@ -69,6 +65,7 @@ def writer_words(one: WriterOutlook) -> str:
     if one.published_samples is None:
         return f"{one.state}: {one.reason or 'it has not begun, or its head.json cannot be read'}"
     waiting = f", {count(one.waiting_pieces, 'piece')} waiting" if one.waiting_pieces else ""
+    waiting += f", {count(one.left_out_samples, 'row')} not part of the stream" if one.left_out_samples else ""
     rate = f", {per_second(one.samples_per_s or 0.0, 'rows')}" if one.state in ("running", "waiting") else ""
     sign = f"{one.pid} on {one.host}, last sign {duration(one.heartbeat_age_s or 0.0)} old"
     why = f"; {one.reason}" if one.reason else ""

@@ -27,6 +27,7 @@ from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
 _KEEPS_NONE: Final = "another program writes this directory, so no positions in sources are recorded"
+_Run = Tracing | str  # A run, or why none is known
 _Answer = tuple[int | None, Sequence[str], Sequence[dict[str, Any]]]  # The sample, lines of text, values for --json
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 
@@ -50,11 +51,11 @@ def command(
     origins: Annotated[bool, Option("--origins", help="Print the source and line of each row too.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line, with whole rows.")] = False,
 ) -> int:
-    """Shows which samples each rank trained at a step, and at which step a sample was trained.
+    """Shows which samples each rank trained at a step, at which step a sample was trained, and where it came from.
 
     Computes the answer from the state in a checkpoint or in the stream's cursor and from the published part of the
     stream; no log of samples is needed. The answer takes changes of the number of ranks into account and covers deleted
-    chunks, whose rows cannot be shown.
+    chunks, whose rows cannot be shown. If no run has left a state, answers about rows are their places and origins.
 
     Steps are numbered as in the trainer: the first is step 1, and checkpoint-N follows step N. Samples, chunks, rows,
     ranks and epochs are counted from 0. Without a question, shows the progress of the run and its parts.
@@ -88,25 +89,29 @@ def command(
     odd = sample is not None and re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", sample) is None
     refuse_if(odd, "--sample", f"{sample!r}: expected numbers of samples, as 17 or 17,23")
     place = None if source is None else _source(source)
-    saved = _saved(directory, state, consumer)
-    opened = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
+    saved = _saved(directory, state, consumer, needed=consumer is not None or steps is not None or not given)
+    # Of a directory that another program fills the state has the rows in a chunk.
+    of_foreign = isinstance(saved, SavedState) and saved.state.stream_id is None and saved.state.samples_per_chunk
+    opened = open_now(directory, of_foreign or None)
     facts = facts_of(opened)
-    tracing, there = traced(saved, facts, str(directory)), range(facts.retired, facts.chunks)
+    tracing = saved if isinstance(saved, str) else traced(saved, facts, str(directory))
+    there = range(facts.retired, facts.chunks)
     refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
     manifest = read_manifest(directory, None)
     shared = manifest is not None and manifest.writers is not None
     known = Origins(directory, there, facts.samples_per_chunk) if origins or (shared and steps is None) else None
-    answers: Iterable[_Answer] = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
-    if steps is not None:
-        answers = _of_steps(tracing, *steps, rank)
-    elif sample is not None:
-        answers = _of_samples(tracing, [int(one) for one in sample.split(",")])
+    answers: Iterable[_Answer] = ()
+    if sample is not None:
+        answers = _of_samples(facts, tracing, [int(one) for one in sample.split(",")])
     elif chunk is not None and row is not None:
-        answers = _of_place(tracing, chunk, row)
+        answers = _of_place(facts, tracing, chunk, row)
     elif place is not None:
-        answers = _of_source(opened, there, tracing, place)
+        answers = _of_source(opened, there, facts, tracing, place)
     elif text is not None:
-        answers = _of_text(opened, there, tracing, text, None if every else _FIRST_MATCHES)
+        answers = _of_text(opened, there, facts, tracing, text, None if every else _FIRST_MATCHES)
+    elif isinstance(saved, SavedState) and isinstance(tracing, Tracing):
+        answers = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
+        answers = answers if steps is None else _of_steps(tracing, *steps, rank)
     for line in _told(answers, opened, facts, known, full if rows else None, as_json):
         say(line)
     return exits.DONE
@@ -130,22 +135,29 @@ def _source(text: str) -> SourcePlace:
     return SourcePlace(match[1], line=number) if match[2] else SourcePlace(match[1], byte=number)
 
 
-def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedState:
-    """Returns the requested state. Raises ConfigInvalid if the cursor holds none."""
+def _saved(directory: Path, state: Path | None, consumer: str | None, *, needed: bool) -> SavedState | str:
+    """Returns the requested state. If there is none: raises ConfigInvalid if it is `needed`, else returns why."""
     if state is not None:
         return read_state(state, directory)
-    if consumer is None:
+    if (name := consumer) is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
-        refuse_if(not names, "--state", f"no run has written a cursor to {directory}; give its checkpoint with --state")
+        none = f"no run has written a cursor to {directory}; give its checkpoint with --state"
+        refuse_if(needed and not names, "--state", none)
+        if not names:
+            return none
         what = f"has the cursors of {', '.join(names)}: choose one with --consumer, or give a checkpoint with --state"
         refuse_if(len(names) > 1, "--consumer", f"{directory} {what}")
-        [consumer] = names
-    cursor = read_cursor(directory, consumer)
-    if (saved := None if cursor is None else state_of_cursor(directory, cursor)) is None:
-        none = f"the cursor of {consumer!r} holds no state, as the run uses sequences or the trainer's own sampler"
-        none = f"consumer {consumer!r} has no cursor" if cursor is None else none
-        raise ConfigInvalid(f"{directory}: {none}; give a checkpoint with --state")
-    return saved
+        [name] = names
+    cursor = read_cursor(directory, name)
+    saved = None if cursor is None else state_of_cursor(directory, cursor)
+    if saved is not None:
+        return saved
+    none = f"the cursor of {name!r} holds no state, as the run uses sequences or the trainer's own sampler"
+    none = f"consumer {name!r} has no cursor" if cursor is None else none
+    none = f"{directory}: {none}; give a checkpoint with --state"
+    if needed:
+        raise ConfigInvalid(none)
+    return none
 
 
 def _told(
@@ -182,13 +194,13 @@ def _told(
         yield from lines
 
 
-def _of_place(tracing: Tracing, chunk: int, row: int) -> Iterator[_Answer]:
-    facts, each = tracing.facts, tracing.facts.samples_per_chunk
+def _of_place(facts: StreamFacts, tracing: _Run, chunk: int, row: int) -> Iterator[_Answer]:
+    each = facts.samples_per_chunk
     sample = chunk * each + row
     none = row >= each or (chunk < facts.chunks and sample >= facts.samples)
     has = count(min(each, facts.samples - chunk * each), "row")
     refuse_if(none, "--row", f"no row {row}: chunk {chunk} has {has}")
-    return _of_samples(tracing, [sample])
+    return _of_samples(facts, tracing, [sample])
 
 
 def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iterator[_Answer]:
@@ -223,30 +235,36 @@ def _of_steps(tracing: Tracing, first: int, stop: int, rank: int | None) -> Iter
         yield None, [f"{trained}; {holds}.{beyond if farthest > last else ''}"], []
 
 
-def _of_samples(tracing: Tracing, samples: Sequence[int]) -> Iterator[_Answer]:
-    facts = tracing.facts
+def _of_samples(facts: StreamFacts, tracing: _Run, samples: Sequence[int]) -> Iterator[_Answer]:
     # Checked before the first answer, so that an error leaves nothing on stdout.
     beyond = ", ".join(str(sample) for sample in samples if facts.ended and sample >= facts.samples)
     has = f"the stream has ended with {count(facts.samples, 'sample')}"
     refuse_if(beyond, "--sample", f"no sample {beyond}: {has}")
     for sample in samples:
-        fates = list(tracing.fates(sample))
         chunk, row = divmod(sample, facts.samples_per_chunk)
         gone = f"; the producer has deleted the chunks below {facts.retired}" if chunk < facts.retired else ""
         lines = [f"sample {sample}: chunk {chunk}, row {row}{gone}"]
+        if isinstance(tracing, str):
+            values = {"sample": sample, "chunk": chunk, "row": row, "became": None, "deleted": chunk < facts.retired}
+            unpublished = ["  not published yet"] if sample >= facts.samples else []
+            yield sample, [*lines, *unpublished, f"  when it was trained is unknown: {tracing}"], [values]
+            continue
+        fates = list(tracing.fates(sample))
         lines += (f"  {_fate_line(fate, tracing)}" for fate in fates)
         fewer = ({"fewer_than_step": tracing.fewer_than_step(fate)} for fate in fates)
         yield sample, lines, [_fate_values(fate, tracing) | next(fewer) for fate in fates]
 
 
-def _of_source(stream: Stream, there: range, tracing: Tracing, place: SourcePlace) -> Iterator[_Answer]:
-    facts, each = tracing.facts, tracing.facts.samples_per_chunk
+def _of_source(
+    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, place: SourcePlace
+) -> Iterator[_Answer]:
+    each = facts.samples_per_chunk
     refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
     found = find_source(stream.directory, there, each, place)
     if found.samples:
         alike = f"{place}: {count(len(found.samples), 'row')} are identical, so it is one of these"
         yield None, [alike] if len(found.samples) > 1 else [], []
-        yield from _of_samples(tracing, found.samples)
+        yield from _of_samples(facts, tracing, found.samples)
         return
     first, stop = found.chunks
     samples = [first * each, min(stop * each, facts.samples)]
@@ -256,7 +274,9 @@ def _of_source(stream: Stream, there: range, tracing: Tracing, place: SourcePlac
     yield None, [f"{place}: {among}; which one is unknown: {found.why}"], [values]
 
 
-def _of_text(stream: Stream, there: range, tracing: Tracing, text: str, matches: int | None) -> Iterator[_Answer]:
+def _of_text(
+    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, text: str, matches: int | None
+) -> Iterator[_Answer]:
     with chunk_bar() as report:
         found = find_text(stream, there, text, report)
         # One more than is shown, to find out whether there are more
@@ -265,7 +285,7 @@ def _of_text(stream: Stream, there: range, tracing: Tracing, text: str, matches:
     if not samples:
         why = f"; {deleted}" if there.start else ""
         raise ConfigInvalid(f"{stream.directory}: no row in the present chunks contains this text{why}")
-    yield from _of_samples(tracing, samples[:matches])
+    yield from _of_samples(facts, tracing, samples[:matches])
     yield None, [f"{deleted}."] if there.start else [], []
     more = matches is not None and len(samples) > matches
     yield None, [f"Only the first {matches} are shown; --all shows all."] if more else [], []

@@ -27,8 +27,8 @@ def command(
 
     Checks each chunk's data against its seal (size, number of rows, row starts, digests), that each row is a JSON
     object, that chunk numbers have no gap, file names, head.json, stream.end, retired.json and the cursors, and looks
-    for files left over by a crash. If several writers write the stream, also checks their pieces that wait, and that
-    the rows of each writer follow each other.
+    for files left over by a crash. If several writers write the stream, also checks their pieces that are not in it,
+    and that the rows of each writer follow each other.
 
     Changes nothing and can run at any time, also while a producer is running: it checks the chunks that were published
     when it started.
@@ -59,7 +59,8 @@ def command(
     state = "ended" if found.ended else "live" if found.running else "open"
     kind = "" if found.native else ", without stream.json, so digests are not checked"
     chunks, samples = output.count(found.chunks - found.retired, "chunk"), output.count(found.samples, "sample")
-    waiting = f", {output.count(found.pieces, 'piece')} of writers not in it yet" if found.pieces else ""
+    part = "not part of it" if found.ended else "not in it yet"
+    waiting = f", {output.count(found.pieces, 'piece')} of writers {part}" if found.pieces else ""
     facts = f"{chunks}{begin}, {samples}, {output.size(found.size)}, {state}{waiting}{kind}"
     lines = [f"{finding.severity}: {finding}" for finding in found.findings]
     lines.append(f"{directory}: {facts}: {result} ({seconds:.1f} s, {effort})")

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from lazyshard import __version__
 from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
 from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
-from lazyshard.cli.status_writers import by_urgency, sequencer_words
+from lazyshard.cli.status_writers import by_urgency, producer_label
 from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths
@@ -85,7 +85,7 @@ def render(part: Part, values: Values, outlook: Outlook | None, shown: Shown | N
             "chunks": [(one["state"], one["first_chunk"], one["stop_chunk"]) for one in status["band"]["stretches"]],
             "producer": producer_facts(outlook) if status["producer"] else [],
             "writers": by_urgency(outlook),
-            "sequencer": sequencer_words(outlook),
+            "made_by": producer_label(outlook).capitalize(),
             "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
         }
     template = _environment().get_template("watch_page.html")

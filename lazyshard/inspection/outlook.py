@@ -68,12 +68,13 @@ class WriterOutlook(NamedTuple):
     state: WriterState
     published_samples: int | None  # in its pieces so far
     stream_samples: int  # of these, in the stream
-    waiting_pieces: int | None  # pieces whose rows are not all in the stream
+    waiting_pieces: int | None  # pieces whose rows are not all in the stream yet; 0 once it has ended
     samples_per_s: float | None
     heartbeat_age_s: float | None  # since its last sign of life
     host: str | None
     pid: int | None
     reason: str | None  # why it is refused, has failed or waits
+    left_out_samples: int | None = None  # rows in its pieces that are not part of the stream, which has ended
 
     @property
     def in_trouble(self) -> bool:
@@ -135,7 +136,7 @@ class Looks:
         consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
         band = make_band(census, survey.consumers)
         size, writers = 0 if census.manifest is None else census.manifest.samples_per_chunk, survey.writers
-        told = tuple(outlook_of_writer(one, size, now) for one in writers)
+        told = tuple(outlook_of_writer(one, size, now, census.ended) for one in writers)
         return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band, told)
 
     def _consumer(self, survey: Survey, consumer: Consumer, coming: float | None) -> ConsumerOutlook:
@@ -171,17 +172,18 @@ def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> S
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 
-def outlook_of_writer(one: Writer, samples_per_chunk: int, now: float) -> WriterOutlook:
-    """Returns what a writer does, given the rows in a piece."""
+def outlook_of_writer(one: Writer, samples_per_chunk: int, now: float, ended: bool) -> WriterOutlook:
+    """Returns what a writer does, given the rows in a piece, and whether the shared stream has ended."""
     if (head := one.head) is None:
         state: WriterState = "refused" if one.refused else "unknown"
         return WriterOutlook(one.name, state, None, one.taken, None, None, None, None, None, one.refused or None)
     age = max(0.0, now - head.updated_at)
     state = "refused" if one.refused else producer_state(head, age, one.gone is True, one.ended)
     rate = head.rate if state in ("running", "waiting", "refused") and not is_silent(head, now) else 0.0
-    pieces = -(-max(0, head.samples - one.taken) // samples_per_chunk)
+    left = max(0, head.samples - one.taken)
+    pieces = 0 if ended else -(-left // samples_per_chunk)
     about = one.name, state, head.samples, one.taken, pieces, rate, age, head.host, head.pid
-    return WriterOutlook(*about, one.refused or head.note or None)
+    return WriterOutlook(*about, one.refused or head.note or None, left if ended else 0)
 
 
 def outlook_of_reader(

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -28,9 +28,9 @@ from lazyshard.store import files
 from lazyshard.store.files import UrlPath, is_there, read_record
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
+from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks, writer_names
 from lazyshard.stream.reader import GRACE_S
-from lazyshard.stream.sequencer import writer_names
+from lazyshard.stream.sequencer import read_position
 
 _T = TypeVar("_T")
 Names = Callable[[int], tuple[str, ...]]  # returns a chunk's data file, seal, and other files
@@ -112,7 +112,12 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
             # The mixture of one of several writers is not that of the stream.
             of_one = (position := Sequenced.read_source(source)) is None or len(position.taken) == 1
             mixture = mixed_sources(source) if of_one else ()
-    writers, sequencer = _survey_writers(directory, census.manifest, problems)
+    writers, sequencer = _survey_writers(directory, census, problems)
+    if head is not None and sequencer is not None and sequencer.updated_at > head.updated_at:
+        # The sequencer writes both files, this one more often.
+        own = {name: getattr(sequencer, name) for name in ("host", "pid", "process", "updated_at")}
+        head = replace(head, **own)
+        census = replace(census, head=head)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
     # Damage of the manifest is reported twice.
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
@@ -122,16 +127,20 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
 
 
 def _survey_writers(
-    directory: Path, manifest: Manifest | None, problems: list[str]
+    directory: Path, census: Census, problems: list[str]
 ) -> tuple[tuple[Writer, ...], Committed | None]:
     """Returns the writers of a stream, and its sequencer; nothing for a stream of one producer."""
-    if manifest is None or manifest.writers is None:
+    if (manifest := census.manifest) is None or manifest.writers is None:
         return (), None
     folder, writers = directory / WRITERS, list[Writer]()
     # First: pieces that are published meanwhile are not in the stream yet.
     told = tolerate(lambda: _decoded(folder / Committed.NAME, Committed.decode), problems)
     taken: Mapping[str, Any] = {} if told is None else told.taken
     refused: Mapping[str, str] = {} if told is None else told.refused
+    if census.ended:
+        # Written before the last chunk, which takes the remainders. Damage of its seal is reported by `verify`.
+        with contextlib.suppress(errors.LazyShardError, OSError):
+            taken = read_position(directory).taken
     names = {*taken, *(manifest.writers if isinstance(manifest.writers, tuple) else ()), *writer_names(directory)}
     for name in sorted(names):
         head = tolerate(partial(_decoded, folder / name / HEAD, Head.decode), problems)

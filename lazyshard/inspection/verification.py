@@ -65,7 +65,7 @@ class Verified:
     running: bool  # whether its producer was running
     quick: bool  # whether the rows were not read
     findings: tuple[Fault, ...]  # what is wrong, in the order of the chunks
-    pieces: int = 0  # pieces of its writers that wait for a number in it, and were checked, too
+    pieces: int = 0  # pieces of its writers with rows that are not in it, and were checked, too
 
     def count(self, severity: Severity) -> int:
         """Returns the number of findings of a severity."""

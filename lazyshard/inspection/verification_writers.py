@@ -11,7 +11,7 @@ from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.records import MANIFEST, Manifest, seal_name
 from lazyshard.format.writers import WRITERS, Sequenced, piece_stream_id
 from lazyshard.inspection.verification_files import Fault, file_fault
-from lazyshard.stream.sequencer import writer_names
+from lazyshard.stream.listing import writer_names
 
 if TYPE_CHECKING:
     from lazyshard.inspection.verification import Verified
@@ -71,7 +71,7 @@ def check_writers(
     taken: Mapping[str, tuple[int, int]] | None,
     verify: Callable[[Path, int], Verified],
 ) -> tuple[list[Fault], int]:
-    """Checks the pieces that wait, by `verify` of a folder from a piece on; returns findings and the pieces."""
+    """Checks pieces that are not in the stream, by `verify` of a folder from one on; returns findings and pieces."""
     findings, waiting = list[Fault](), 0
     for name in writer_names(directory):
         rows = 0 if taken is None else taken.get(name, (0, 0))[0]

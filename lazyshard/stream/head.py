@@ -12,12 +12,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lazyshard.errors import LazyShardError
 from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
+from lazyshard.store.files import read_record
 from lazyshard.stream.listing import Published
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
 # only some thousands per second, which is what 1,000 nodes send at this pause
 FIRST_REQUEST_S: Final = 0.2
 STALE_HEARTBEAT_S: Final = 15.0  # producers send one every 5 s while rows arrive; three missed ones are worth a report
+_SHOWN: Final = 8  # writers named in a message
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _STARTED: Final = 19  # field of `/proc/PID/stat` after the program's name: its start, in clock ticks since boot
 
@@ -81,6 +84,14 @@ class Announcer:
                 remove(self._reserve)
                 if cause.errno not in _NO_ROOM:
                     raise
+
+    def tell_end(self, chunks: int, samples: int) -> None:
+        """Tells that the stream has ended. A head that tells it already stays: it names the process that ended it."""
+        with contextlib.suppress(LazyShardError, OSError):
+            head = read_record(self._path, Head.decode)
+            if (head.chunks, head.samples, head.ended) == (chunks, samples, True):
+                return
+        self.tell(chunks, samples, samples, "finished")
 
     def close(self) -> None:
         """Frees the reserved room."""
@@ -180,7 +191,12 @@ def expected_wait(samples: int, published: Published) -> float | None:
 
 
 def describe_producer(
-    published: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None
+    published: Published,
+    samples: int,
+    now: float,
+    gone: bool = False,
+    open_rows: bool | None = None,
+    name: str = "producer",
 ) -> str:
     """Describes what the producer is doing, and when to expect `samples`; `gone`: its process does not exist."""
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
@@ -216,8 +232,32 @@ def describe_producer(
     # A writer that waits for one slow row sends no heartbeat either, so this is reported later.
     if age > 60 and head.state in ("running", "waiting") and not gone:
         doing += ", it may be dead"
-    who = f"the producer (pid {head.pid} on {printable(head.host)})"
+    who = f"the {name} (pid {head.pid} on {printable(head.host)})"
     return f"{published.samples:,} samples are published, {who} {doing}{gap}"
+
+
+def describe_writers(directory: Path, names: Sequence[str], now: float) -> str:
+    """Describes which of the writers of a stream will publish nothing soon, "" if none; reads the head of each."""
+    from lazyshard.format.writers import WRITERS  # as in `writer_names`
+
+    found = []
+    for name in names:
+        try:
+            head = read_record(directory / WRITERS / name / HEAD, Head.decode)
+        except (LazyShardError, OSError):
+            found.append(f"{name} has not begun, or its head.json cannot be read")
+            continue
+        age, who = max(0.0, now - head.updated_at), f"{name} (pid {head.pid} on {printable(head.host)})"
+        if head.state == "failed":
+            found.append(f"{who} has failed")
+        elif head.state == "idle":
+            found.append(f"{who} was stopped")
+        elif not head.ended and process_gone(head):
+            found.append(f"{who} no longer runs")
+        elif not head.ended and age > STALE_HEARTBEAT_S:
+            found.append(f"{who} has given no sign of life for {format_seconds(age)}")
+    more = f", and {len(found) - _SHOWN:,} more like that" if len(found) > _SHOWN else ""
+    return f"; of its {len(names):,} writers: {', '.join(found[:_SHOWN])}{more}" if found else ""
 
 
 def is_silent(head: Head, now: float) -> bool:

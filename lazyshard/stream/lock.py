@@ -93,7 +93,7 @@ def open_for_writing(
         if closing := not found.ended and last is not None and last.samples < manifest.samples_per_chunk:
             publish_end(directory, chunks, samples, source, lock.path(END))
         if found.ended or closing:
-            announcer.tell(chunks, samples, samples, "finished")
+            announcer.tell_end(chunks, samples)
             what = f"{directory}: the stream has ended with {samples:,} samples; write a new one to another directory"
             raise StreamEnded(what, directory=str(directory), samples=samples)
         # Recovering a long stream takes time: another producer may have taken over meanwhile.

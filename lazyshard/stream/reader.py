@@ -17,7 +17,7 @@ from lazyshard.format.seal import DealtByCost
 from lazyshard.store.files import UrlPath, check_place, stream_path
 from lazyshard.stream import head as heads
 from lazyshard.stream.chunk import Chunk, OpenChunks
-from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint
+from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint, writer_names
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker
 
@@ -173,7 +173,11 @@ class StreamReader:
                 if waited >= heads.next_report(reported):
                     reported = heads.next_report(reported)
                     if not self.quiet:
-                        _log.warning("%s", self._describe(samples, chunk, waited))
+                        # Of the workers of a loader that wait, one warns.
+                        rank = os.getpid() if self.parent is None else os.getppid()
+                        level = logging.WARNING if poll is None or poll.warns_for(rank) else logging.DEBUG
+                        if _log.isEnabledFor(level):
+                            _log.log(level, "%s", self._describe(samples, chunk, waited))
                 age = heads.next_poll(waited, heads.expected_wait(samples, self.seen), self._least_poll)
                 due = age if poll is None else poll.pause(HEAD_SLOT, age)
                 pause = min(due, self.max_wait - waited, heads.next_report(reported) - waited)
@@ -189,7 +193,10 @@ class StreamReader:
             hint = path_hint(self.directory)
             return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
         seen, head, now, where = self.seen, self.seen.head, time.time(), self.directory
-        gone, open_rows, end = False, None, ""
+        gone, open_rows, end, writers = False, None, "", list[str]()
+        if self.stream_id is not None and not isinstance(where, UrlPath):
+            with contextlib.suppress(LazyShardError, OSError):
+                writers = self._ask(lambda: writer_names(where), "looking into %s", where)
         if head is not None and head.state in ("running", "waiting"):
             # True if a producer on this machine has ended, or is silent and has no process.
             silent = now - head.updated_at >= heads.STALE_HEARTBEAT_S
@@ -198,8 +205,10 @@ class StreamReader:
                 open_rows = self._ask(lambda: has_unpublished_rows(where, seen.chunks), "looking into %s", where)
         elif head is None and self.stream_id is None and seen.gap is None and seen.short is None:
             end = f"; if no more will follow, create an empty file {where / END}"
-        producer = heads.describe_producer(seen, samples, now, gone, open_rows)
-        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}"
+        name = "sequencer" if writers else "producer"
+        producer = heads.describe_producer(seen, samples, now, gone, open_rows, name)
+        idle = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where)
+        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{idle}"
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
         head = self.seen.head

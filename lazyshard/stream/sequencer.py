@@ -34,14 +34,13 @@ from lazyshard.format.writers import (
     EndRequest,
     Sequenced,
     WriterRows,
-    is_writer_name,
     piece_stream_id,
 )
 from lazyshard.store.durable import publish_bytes, remove
-from lazyshard.store.files import check_folder, is_folder, list_names, read_file, read_record, read_seal
+from lazyshard.store.files import check_folder, read_file, read_record, read_seal
 from lazyshard.stream.chunk import Chunk, open_sealed
 from lazyshard.stream.head import own_process, process_gone
-from lazyshard.stream.listing import Published, invalid, read_manifest
+from lazyshard.stream.listing import Published, invalid, read_manifest, writer_names
 from lazyshard.stream.stream import NativeStream
 
 if TYPE_CHECKING:
@@ -449,16 +448,6 @@ def read_committed(directory: Path) -> Committed | None:
     with contextlib.suppress(OSError, LazyShardError):
         return read_record(directory / WRITERS / Committed.NAME, Committed.decode)
     return None
-
-
-def writer_names(directory: Path) -> list[str]:
-    """Returns the names of the writers that have a folder in a stream, in order. Raises OSError."""
-    folder = directory / WRITERS
-    try:
-        names = list_names(check_folder(folder))
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if is_writer_name(name) and is_folder(folder / name))
 
 
 def read_position(directory: Path) -> Sequenced:

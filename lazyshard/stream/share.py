@@ -24,9 +24,9 @@ from lazyshard.format.writers import (
     piece_stream_id,
 )
 from lazyshard.store.files import check_folder, read_record
-from lazyshard.stream.listing import invalid
+from lazyshard.stream.listing import invalid, writer_names
 from lazyshard.stream.lock import create_stream, find_manifest
-from lazyshard.stream.sequencer import RETRY_S, Gate, Sequencing, has_ended, read_committed, read_position, writer_names
+from lazyshard.stream.sequencer import RETRY_S, Gate, Sequencing, has_ended, read_committed, read_position
 
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter

@@ -62,6 +62,7 @@ ASKING_S: Final = 2.0
 _SOON_S: Final = 0.001  # the shortest pause; a poll that is due within it is due now
 HEAD_SLOT: Final = 0  # the bytes of `head.json`
 RETIRED_SLOT: Final = 1  # the number of retired chunks, in decimal digits
+_FIRST_WARNER: Final = 2  # plus a process: a slot without an answer, locked by the wait that is warned of
 
 _Clock = Callable[[], float]
 _log = logging.getLogger("lazyshard")
@@ -276,6 +277,13 @@ class NodePoll:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+    def warns_for(self, process: int) -> bool:
+        """Returns whether this wait is the one to warn of, among those of a process and its children.
+
+        It then is until it ends, or its process does. Without a file each wait is.
+        """
+        return self._file is None or self._file.lock(_FIRST_WARNER + process)
 
     def renew(self, slot: int, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
         """Ensures that the answer is at most `age` seconds old, unless another process is polling for it now.

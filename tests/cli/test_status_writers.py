@@ -1,21 +1,27 @@
 """What `lazyshard status`, `watch` and its metrics show of the writers of a stream."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from lazyshard import ChunkWriter
 from lazyshard.cli.status import status_lines, status_values
 from lazyshard.cli.watch_page import render
 from lazyshard.cli.watch_server import MAX_LABELS, LastLook, watch_values
+from lazyshard.errors import StreamEnded
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.seal import producer_source
-from lazyshard.format.writers import Committed
-from lazyshard.inspection.outlook import Outlook
+from lazyshard.format.writers import Committed, EndRequest
+from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Writer, take_survey
+from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_seal
+from lazyshard.stream.share import Share
 from tests.cli.commands import lazyshard
 from tests.cli.looks import ID, NOW, outlook, survey
 from tests.cli.test_watch_metrics import page, samples
@@ -55,7 +61,6 @@ def test_page_and_summary() -> None:
     assert paragraph(found) == [
         "writers       6 of 8: 1 dead, 1 unknown, 1 refused, 1 waiting, 1 running, 1",
         "              finished",
-        "  sequencer   12345 on node7, last sign 1 s old",
         "  writer      d: dead, 70 rows; 77 on node8, last sign 1 min 30 s old",
         "              f: unknown: it has not begun, or its head.json cannot be read",
         "              e: refused, 30 rows, 2 pieces waiting; 77 on node8, last sign 2 s",
@@ -90,7 +95,7 @@ def test_values() -> None:
     assert values["writers"][4] == {
         **{"name": "e", "state": "refused", "published_samples": 30, "stream_samples": 10, "waiting_pieces": 2},
         **{"samples_per_s": 5.0, "heartbeat_age_s": 2.0, "host": "node8", "pid": 77},
-        "reason": "chunk_00001.jsonl: bad",
+        **{"reason": "chunk_00001.jsonl: bad", "left_out_samples": 0},
     }
     alone = status_values(outlook(survey()))
     assert (alone["sequencer"], alone["writers"]) == (None, [])
@@ -103,11 +108,8 @@ def test_many_writers_stay_readable() -> None:
     writers[200] = replace(writers[200], head=head(100, state="failed", note="no room"))
     found = shared(*writers, declared=256)
     shown = paragraph(found)
-    assert (shown[0], shown[1]) == (
-        "writers       256 of 256: 1 failed, 255 running",
-        "  sequencer   12345 on node7, last sign 1 s old",
-    )
-    told = [line[14:].split(":")[0] for line in shown[2:] if ": " in line]
+    assert shown[0] == "writers       256 of 256: 1 failed, 255 running"
+    told = [line[14:].split(":")[0] for line in shown[1:] if ": " in line]
     assert told == ["vllm-200", *names[:7]]
     assert shown[-1] == "              and 248 more, which --json lists"
     assert len(status_values(found)["writers"]) == 256
@@ -144,7 +146,7 @@ def test_table_of_the_page() -> None:
     table = text[text.index("<h2>Writers</h2>") :]
     table = table[: table.index("</table>")]
     assert table.count("<tr>") == 7
-    assert ("&lt;b&gt;" in table, "<b>" in table, "12345\u00a0on node7" in text) == (True, False, True)
+    assert ("&lt;b&gt;" in table, "<b>" in table, "<h3>Sequencer</h3>" in text) == (True, False, True)
     assert "<h2>Writers</h2>" not in render("now", values | {"status": None}, None, None).decode()
 
 
@@ -163,6 +165,57 @@ def test_a_stream_and_its_files(tmp_path: Path) -> None:
     (stream / ".writers" / "committed.json").write_bytes(b"{}")
     found = take_survey(stream, NOW)
     assert (len(found.problems), found.sequencer, len(found.writers)) == (1, None, 2)
+
+
+def test_an_ended_stream_without_some_rows(tmp_path: Path) -> None:
+    stream = tmp_path / "s"
+    write_pieces(stream, "a", 9)
+    write_pieces(stream, "b", 12, end=False)
+    cut(".writers/b/chunk_00001.jsonl.completed", 3)(stream)
+    publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
+    sequence(stream)
+    assert owners(stream)[-1] == ["a-8"]
+    a, b = json.loads(lazyshard("status", stream, "--json").stdout)["writers"]
+    assert [(one["waiting_pieces"], one["left_out_samples"]) for one in (a, b)] == [(0, 0), (0, 8)]
+    lines = status_lines(Looks().add(take_survey(stream, time.time())), watching=False)
+    assert [
+        line for line in lines if line.startswith("  writer      b: refused, 12 rows, 8 rows not part of the stream;")
+    ]
+    assert "2 pieces of writers not part of it" in lazyshard("verify", stream).stdout
+
+
+def test_processes_that_an_ended_stream_refuses_are_not_shown(tmp_path: Path) -> None:
+    write_pieces(stream := tmp_path / "s", "a", 9)
+    heads = [stream / ".writers" / "a" / "head.json", stream / "head.json"]
+    sequence(stream)
+    before = heads[0].read_bytes()
+    with mock.patch.object(Share, "complete"), pytest.raises(StreamEnded):
+        ChunkWriter(stream, writer="a")
+    assert heads[0].read_bytes() == before
+    publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
+    sequence(stream)
+    before = heads[1].read_bytes()
+    for name in ("a", "b"):
+        with pytest.raises(StreamEnded):
+            ChunkWriter(stream, writer=name)
+    assert heads[1].read_bytes() == before
+    # Its process was killed before it told of the end.
+    heads[1].write_bytes(before.replace(b'"ended":true', b'"ended":false').replace(b"finished", b"running"))
+    with pytest.raises(StreamEnded):
+        ChunkWriter(stream, writer="a")
+    assert json.loads(heads[1].read_bytes())["ended"]
+
+
+def test_the_process_of_the_sequencer_is_in_one_place(tmp_path: Path) -> None:
+    write_pieces(stream := tmp_path / "s", "a", 9)
+    sequence(stream)
+    committed = stream / ".writers" / "committed.json"
+    told = replace(Committed.decode(committed.read_bytes(), ""), host="node9", pid=99, updated_at=time.time() + 1)
+    committed.write_bytes(told.encode())
+    values = json.loads(lazyshard("status", stream, "--json").stdout)
+    assert [(one["host"], one["pid"]) for one in (values["producer"], values["sequencer"])] == [("node9", 99)] * 2
+    page = lazyshard("status", stream).stdout
+    assert ("\nsequencer     idle\n  process     99 on node9" in page, page.count("99 on node9")) == (True, 1)
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])

@@ -278,3 +278,21 @@ def test_rows_of_writers(tmp_path: Path) -> None:
     assert row.endswith(f"  row 1 of writer b: {tmp_path}/b.jsonl:2")
     assert "writer" not in told(run, "--step", "2")[1]
     assert told(run, "--source", f"{tmp_path}/b.jsonl:L5")[0] == "sample 13: chunk 3, row 1"
+
+
+def test_rows_of_a_stream_that_no_run_has_read(tmp_path: Path) -> None:
+    write_pieces(stream := tmp_path / "s", "a", 9, 1)
+    sequence(stream)
+    done = lazyshard("trace", stream, "--chunk", 1, "--row", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    place, unknown, origin = done.stdout.splitlines()
+    assert (place, origin) == ("sample 6: chunk 1, row 2", f"  from row 6 of writer a: {tmp_path}/a.jsonl:7")
+    assert "--state" in unknown
+    commit(stream, None)
+    for question in (("--sample", 6), ("--source", f"{tmp_path}/a.jsonl:L7"), ("--text", "a-6")):
+        (one,) = map(json.loads, lazyshard("trace", stream, *question, "--json").stdout.splitlines())
+        assert (one["sample"], one["chunk"], one["row"], one["became"]) == (6, 1, 2, None)
+        assert (one["writer"], one["writer_row"], one["origins"][0]["lines"]) == ("a", 6, [7])
+    assert lazyshard("trace", stream, "--sample", 9).returncode == 2
+    assert [lazyshard("trace", stream, *more).returncode for more in ([], ["--step", 1])] == [3, 3]
+    assert lazyshard("trace", stream, "--sample", 6, "--consumer", "sft").returncode == 3

@@ -28,6 +28,7 @@ from lazyshard.stream.listing import Published, has_unpublished_rows
 from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name
 from tests.stream import streams
 from tests.stream.damage import edit
+from tests.stream.shared import sequence, write_pieces
 from tests.stream.streams import DEADLINE_S, needs_root, open_descriptors, produce, raising, rows, wait_until
 
 ID: Final = "0123456789abcdef" * 2
@@ -464,3 +465,31 @@ def test_silent_producer_may_hold_rows(tmp_path: Path, per_chunk: int, words: st
     (tmp_path / "elsewhere" / "1.0").mkdir(parents=True)
     (tmp_path / ".tmp").symlink_to(tmp_path / "elsewhere")
     assert has_unpublished_rows(tmp_path, 0) is None
+
+
+def test_writers_that_give_no_sign_are_named(tmp_path: Path) -> None:
+    stream = tmp_path / "s"
+    for name in ("done", "gone", "silent", "busy", "failed"):
+        write_pieces(stream, name, 4, end=name == "done")
+    (stream / ".writers" / "new").mkdir()
+    sequence(stream)
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "state": "running", "updated_at": time.time()}
+    here |= {"process": head.own_process()}
+    changes = {"gone": {"pid": gone}, "silent": {"updated_at": time.time() - 100}, "failed": {"state": "failed"}}
+    for name in ("gone", "silent", "busy", "failed"):
+        edit(f".writers/{name}/head.json", **(here | changes.get(name, {})))(stream)
+    told = [f"{name} (pid {pid} on {here['host']})" for name, pid in (("failed", os.getpid()), ("gone", gone))]
+    text = str(
+        streams.refusal_of(WaitTimeout, "the sequencer .* of its 6 writers", StreamReader(stream, max_wait=0).read, 99)
+    )
+    assert [told[0] + " has failed" in text, told[1] + " no longer runs" in text] == [True, True]
+    assert ("silent (pid" in text, "new has not begun" in text, "busy" in text, "done" in text) == (
+        True,
+        True,
+        False,
+        False,
+    )

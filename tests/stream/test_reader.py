@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import threading
 import time
 import weakref
@@ -24,9 +25,20 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
-from lazyshard.stream.waiting import Waker
+from lazyshard.stream.waiting import HEAD_SLOT, NodePoll, Waker
 from tests.stream.damage import edit
-from tests.stream.streams import DEADLINE_S, add, forked, open_descriptors, produce, raised, rows, wait_until
+from tests.stream.streams import (
+    DEADLINE_S,
+    add,
+    fork,
+    forked,
+    open_descriptors,
+    produce,
+    raised,
+    reap,
+    rows,
+    wait_until,
+)
 
 
 class Clock:
@@ -122,6 +134,36 @@ def test_wait_is_logged_ever_more_rarely(tmp_path: Path, clock: Clock, caplog: p
     assert [text.partition("(")[2].partition(" of")[0] for text in texts] == waited
     assert texts[0].startswith("rank 3: ")
     assert "it may be dead" not in texts[1] and "it may be dead" in texts[2]
+
+
+def test_one_of_the_processes_of_a_rank_warns(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    directory, mark = produce(tmp_path / "s", 4, end=False), tmp_path / "mark"
+    reader = StreamReader(directory, max_wait=40)
+
+    def warn() -> None:
+        poll = NodePoll(reader.stream_id, lambda: os.stat(directory), lambda: 0.0)
+        poll.renew(HEAD_SLOT, 1.0, lambda: None, lambda _: True)
+        mark.write_text(str(poll.warns_for(os.getppid())))
+        signal.pause()
+
+    other = fork(warn)
+    try:
+        wait_until(lambda: mark.exists() and mark.read_text(), "the other warns")
+        with caplog.at_level(logging.DEBUG, "lazyshard"):
+            raised(WaitTimeout, reader.read, 5)
+            # Forks of this process are other ranks to each other.
+            assert forked(lambda: os._exit(_levels(reader, caplog) != [logging.WARNING] * 2)) == 0
+    finally:
+        os.kill(other, signal.SIGKILL)
+        reap(other)
+    assert (mark.read_text(), [record.levelno for record in caplog.records]) == ("True", [logging.DEBUG] * 2)
+    assert _levels(reader, caplog) == [logging.WARNING] * 2
+
+
+def _levels(reader: StreamReader, caplog: pytest.LogCaptureFixture) -> list[int]:
+    caplog.clear()
+    raised(WaitTimeout, reader.read, 5)
+    return [record.levelno for record in caplog.records]
 
 
 def test_clock_of_the_producer_has_no_effect_on_reading(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ class TrainStream(Dataset[Any]):
         return self._dataset.__getitems__([index + self._offset for index in indices])
 
     def __repr__(self) -> str:
-        """Describes the streams and the order, for the log."""
+        """Describes the streams and the order: ms-swift logs this at the start, after `train_dataset:`."""
         plan, data = self.plan, self._dataset
         shares, shown = data.shares if isinstance(data, BlendedDataset) else (1.0,), []
         for share, one in zip(shares[:SHOWN], plan.streams, strict=False):
@@ -223,7 +223,8 @@ class TrainStream(Dataset[Any]):
             order = f"{'grouped by length' if plan.layout == checkpoints.GROUPED else 'shuffled'} by ms-swift's sampler"
         elif plan.unit != plan.samples_per_chunk:
             order = f"dealt in units of {plan.unit} samples, {order}"
-        return f"TrainStream({', '.join(shown)}; rank {plan.rank.dp_rank} of {plan.dp_size}, {order})"
+        rank = f"data-parallel rank {plan.rank.dp_rank} of {plan.dp_size}"
+        return f"lazyshard with --sharded_lazy true: {', '.join(shown)}; {rank}, {order}"
 
     def log_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Logs how many of the published samples were trained, at most once per interval unless `at_once`."""

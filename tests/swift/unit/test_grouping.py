@@ -180,4 +180,6 @@ def test_nothing_is_given_up_traced_or_audited(directory: Path, tmp_path: Path, 
         assert main([command[0], str(directory), *command[1:]]) != exits.DONE
         told = capfd.readouterr()
         assert ("grouped by length" in told.err, told.out) == (True, "")
-    assert main(["trace", str(directory), "--sample", "0"]) == exits.REFUSED
+    assert main(["trace", str(directory)]) == exits.REFUSED
+    assert main(["trace", str(directory), "--sample", "0"]) == exits.DONE
+    assert "the cursor of 'run' holds no state" in capfd.readouterr().out

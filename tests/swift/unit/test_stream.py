@@ -129,7 +129,9 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     assert (consumer.name, consumer.cursor.consumed, consumer.chunks_before) == ("sft", 0, 0)
     assert consumer.cursor.stream_id == stream.plan.stream
     assert not hasattr(pickle.loads(pickle.dumps(stream)), "gate")
-    assert "2 per chunk" in repr(stream) and "in windows of 3 chunks" in repr(stream)
+    order = "data-parallel rank 0 of 1, shuffled in windows of 3 chunks a rank"
+    which = f"{directory} (4 samples published, 2 per chunk, still being produced)"
+    assert repr(stream) == f"lazyshard with --sharded_lazy true: {which}; {order}"
     args = megatron(train_iters=30, global_batch_size=1, sharded_lazy_unit="sample")
     assert "dealt in units of 1 samples" in repr(open_stream(plan(args, directory, 0, 1)))
     produce(directory, 6, 2, end=False)

@@ -22,10 +22,11 @@ from scripts.benchmarks.bench_producer import PRODUCER
 from scripts.benchmarks.bench_read import READ
 from scripts.benchmarks.bench_resume import RESUME
 from scripts.benchmarks.bench_settled import BALANCE, BLEND, PACK, STARTUP
+from scripts.benchmarks.bench_training import TRAIN
 from scripts.benchmarks.bench_wait import WAIT
 from scripts.benchmarks.bench_writers import MANY_WRITERS
 
-BENCHMARKS: Final = (READ, PRODUCER, MANY_WRITERS, RESUME, WAIT, ENCODE, LOADERS, BLEND, PACK, BALANCE, STARTUP)
+BENCHMARKS: Final = (READ, PRODUCER, MANY_WRITERS, RESUME, WAIT, ENCODE, LOADERS, BLEND, PACK, BALANCE, STARTUP, TRAIN)
 
 Chosen = list[tuple[Benchmark, list[Row]]]
 

@@ -477,7 +477,12 @@ def test_writers_that_give_no_sign_are_named(tmp_path: Path) -> None:
     if gone == 0:
         os._exit(0)
     os.waitpid(gone, 0)
-    here = {"host": socket.gethostname(), "pid": os.getpid(), "state": "running", "updated_at": time.time()}
+    here: dict[str, object] = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "state": "running",
+        "updated_at": time.time(),
+    }
     here |= {"process": head.own_process()}
     changes = {"gone": {"pid": gone}, "silent": {"updated_at": time.time() - 100}, "failed": {"state": "failed"}}
     for name in ("gone", "silent", "busy", "failed"):

@@ -4,7 +4,8 @@ A small decoder is trained by AdamW: in bfloat16 on a GPU, or a smaller one on t
 `encode` makes token ids, one a byte. Another process publishes the rows of a live stream a tenth faster than they are
 trained, so training stays close to the head. A step ends when the device has finished it. `% waiting` is the share of
 wall time spent in `next(loader)`, `% after the end` the share of steps that ended after the live stream had. The first
-steps of a run, in which workers start, are not counted. The digests of the trained rows are compared with those in
+steps of a run, in which workers start, are not counted. Wall time has no goal: on a GPU it differs by several percent
+between runs of the same batches, those in memory included. The digests of the trained rows are compared with those in
 memory: in the same order, or if shuffled by windows each row once. There are goals on a GPU only: on a CPU the
 processes that read and write take cores from the model.
 """
@@ -205,13 +206,13 @@ def _rows() -> Iterator[Row]:
     """Yields the rows: with workers over a stream, and for comparison without workers, and without a stream."""
     sides = ("ended", "ended, windows", "live", "live, windows", "ended, no workers", "memory, workers")
     for number, side in enumerate(sides):
-        name, goal = side.replace(", ", "-").replace(" ", "-"), 1 / 1.01 if GPU and number < 4 else None
-        yield Row(name, side, MEMORY, "ms a step", goal)
+        name, goal = side.replace(", ", "-").replace(" ", "-"), 1.0 if GPU and number < 4 else None
+        yield Row(name, side, MEMORY, "ms a step")
         yield Row(f"{name}.median", side, MEMORY, "median ms")
         yield Row(f"{name}.p99", side, MEMORY, "p99 ms")
-        yield Row(f"{name}.waiting", side, 1.0, "% waiting", goal and 1.0)
+        yield Row(f"{name}.waiting", side, 1.0, "% waiting", goal)
         if side.startswith("live"):
-            yield Row(f"{name}.after-end", side, 50.0, "% after the end", goal and 1.0)
+            yield Row(f"{name}.after-end", side, 50.0, "% after the end", goal)
 
 
 TRAIN: Final = Benchmark(

@@ -483,10 +483,14 @@ def test_writers_that_give_no_sign_are_named(tmp_path: Path) -> None:
         "state": "running",
         "updated_at": time.time(),
     }
-    here |= {"process": head.own_process()}
-    changes = {"gone": {"pid": gone}, "silent": {"updated_at": time.time() - 100}, "failed": {"state": "failed"}}
+    here["process"] = head.own_process()
+    changes: dict[str, dict[str, object]] = {
+        "gone": {"pid": gone},
+        "silent": {"updated_at": time.time() - 100},
+        "failed": {"state": "failed"},
+    }
     for name in ("gone", "silent", "busy", "failed"):
-        edit(f".writers/{name}/head.json", **(here | changes.get(name, {})))(stream)
+        edit(f".writers/{name}/head.json", **{**here, **changes.get(name, {})})(stream)
     told = [f"{name} (pid {pid} on {here['host']})" for name, pid in (("failed", os.getpid()), ("gone", gone))]
     text = str(
         streams.refusal_of(WaitTimeout, "the sequencer .* of its 6 writers", StreamReader(stream, max_wait=0).read, 99)

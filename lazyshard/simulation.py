@@ -23,10 +23,9 @@ from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.format.records import Head, parse_size
-from lazyshard.part import Part
+from lazyshard.part import FloatArray, Int64Array, Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
@@ -232,11 +231,11 @@ class Timeline:
     """The result of a simulation, in seconds since the training began."""
 
     setting: Setting
-    published: npt.NDArray[np.float64]  # when each chunk was published
-    begun: npt.NDArray[np.float64]  # when each chunk was allowed to begin
-    after_wait: npt.NDArray[np.int64]  # steps that began after a wait, including the first step
-    began: npt.NDArray[np.float64]  # when each of these steps began
-    waits: npt.NDArray[np.float64]  # how long each of them was waited for
+    published: FloatArray  # when each chunk was published
+    begun: FloatArray  # when each chunk was allowed to begin
+    after_wait: Int64Array  # steps that began after a wait, including the first step
+    began: FloatArray  # when each of these steps began
+    waits: FloatArray  # how long each of them was waited for
     needs: int  # how often a reading process needed rows that it had not seen published
     own_polls: int  # polls of the head by each such process
     shared: int  # polls of the head by one process per node
@@ -258,7 +257,7 @@ class Timeline:
         """Seconds in which no step was computed: before the first step, while waiting, or because reading is slow."""
         return max(0.0, self.end_s - self.setting.steps * self.setting.step_seconds)
 
-    def ends(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def ends(self, steps: Int64Array) -> FloatArray:
         """Returns when steps ended."""
         after = np.searchsorted(self.after_wait, steps, side="right") - 1
         return self.began[after] + (steps - self.after_wait[after] + 1) * self.setting.loaded_step_s

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
 from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
 from lazyshard.format.records import chunk_name
+from lazyshard.part import Array
 from lazyshard.store import durable
 from lazyshard.stream.listing import read_retired
 from lazyshard.stream.reader import StreamReader
@@ -231,7 +231,7 @@ class RowRefused(Exception):
 
 def read_row(
     row: dict[str, Any], settings: ExportSettings, integral: bool
-) -> tuple[npt.NDArray[Any], list[int], list[int] | None, Any]:
+) -> tuple[Array, list[int], list[int] | None, Any]:
     """Returns a parsed row's tokens, the lengths and modes of its sequences, and the key of its document.
 
     If `integral`, tokens must be integers, otherwise any numbers. Raises RowRefused for a row that cannot be exported.
@@ -264,7 +264,7 @@ def _take(row: dict[str, Any], name: str) -> Any:
     return row[name]
 
 
-def _numbers(values: Any, name: str, integral: bool = True) -> npt.NDArray[Any]:
+def _numbers(values: Any, name: str, integral: bool = True) -> Array:
     kinds, one = ({int}, "an integer") if integral else ({int, float}, "a number")
     if type(values) is not list:
         raise RowRefused(f"{name!r} is {_kind(values)}, expected a list, each item {one}")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import typer
 from rich import filesize
@@ -28,6 +27,7 @@ from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.format.state import check_consumer
+from lazyshard.part import Array
 from lazyshard.store.files import check_place, is_folder, stream_path
 from lazyshard.stream.head import format_seconds
 
@@ -315,7 +315,7 @@ def shorten(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _array(value: npt.NDArray[Any]) -> str:
+def _array(value: Array) -> str:
     """Returns an array as text: dtype, shape and first numbers.
 
     >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52]
@@ -327,7 +327,7 @@ def _array(value: npt.NDArray[Any]) -> str:
     return f"array of {name}, shape {shape}: {some}{', ...' if value.size > MAX_ITEMS else ''}".rstrip(": ")
 
 
-def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _numbers(value: Array) -> Array:
     """Returns an array that numpy can print: bfloat16, the upper half of a float32, is converted to float32."""
     if value.dtype != DTYPES["bfloat16"]:
         return value

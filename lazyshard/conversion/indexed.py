@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.errors import FileInvalid
+from lazyshard.part import Array, Int64Array
 from lazyshard.store.files import OpenFile, open_given_file
 
 INDEX_SUFFIX: Final = ".idx"
@@ -39,8 +39,6 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
-
-Ints = npt.NDArray[np.int64]
 
 
 class IndexHeader(NamedTuple):
@@ -96,9 +94,9 @@ class IndexHeader(NamedTuple):
 class IndexedSequences(NamedTuple):
     """Consecutive sequences of an index: the tokens of each, its first byte in the data file, and its mode."""
 
-    lengths: Ints
-    pointers: Ints
-    modes: Ints | None
+    lengths: Int64Array
+    pointers: Int64Array
+    modes: Int64Array | None
 
 
 class IndexedReader:
@@ -122,7 +120,7 @@ class IndexedReader:
         if self.header.sequences:
             self.sequences(self.header.sequences - 1, self.header.sequences)
 
-    def boundaries(self, first: int, stop: int) -> Ints:
+    def boundaries(self, first: int, stop: int) -> Int64Array:
         """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,), checked.
 
         Document first + k consists of the sequences [result[k], result[k + 1]).
@@ -140,7 +138,7 @@ class IndexedReader:
         modes = self._numbers("<i1", modes_at, first, stop) if self.header.has_modes else None
         return IndexedSequences(lengths, pointers, modes)
 
-    def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
+    def tokens(self, begin: int, count: int) -> Array:
         """Returns `count` tokens of the data file, in its own type and read-only, from the byte `begin` of a sequence.
 
         They are read into memory, so callers limit `count`. Raises FileInvalid: the file was truncated.
@@ -157,7 +155,7 @@ class IndexedReader:
         """Closes both files. May be called twice."""
         self._index = self._data = None
 
-    def _numbers(self, kind: str, begin: int, first: int, stop: int) -> Ints:
+    def _numbers(self, kind: str, begin: int, first: int, stop: int) -> Int64Array:
         assert self._index is not None and 0 <= first <= stop
         width = np.dtype(kind).itemsize
         data = self._index.read(begin + first * width, (stop - first) * width)
@@ -166,7 +164,7 @@ class IndexedReader:
         return np.frombuffer(data, kind).astype(np.int64)
 
 
-def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
+def check_boundaries(boundaries: Int64Array, first: int, header: IndexHeader, file: str) -> None:
     """Checks the document boundaries from number `first` on; raises FileInvalid."""
     back = np.concatenate([[False], boundaries[1:] < boundaries[:-1]])
     if (wrong := np.flatnonzero((boundaries < 0) | (boundaries > header.sequences) | back)).size:
@@ -181,7 +179,9 @@ def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: st
         raise refuse(file, f"all {header.sequences} sequences in documents", actual)
 
 
-def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHeader, data_size: int, file: str) -> None:
+def check_sequences(
+    lengths: Int64Array, pointers: Int64Array, first: int, header: IndexHeader, data_size: int, file: str
+) -> None:
     """Checks that the sequences from number `first` on lie within the `.bin` file; raises FileInvalid."""
     width = header.token.itemsize
     # Lengths are below 2**31, so nothing overflows; pointers can have any value, so they are only compared.

@@ -19,7 +19,7 @@ from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSteps, RunOrder, Step, check_group
 from lazyshard.format.state import RunState
-from lazyshard.part import Part
+from lazyshard.part import Part, UInt32Array
 from lazyshard.plan.course import Course, Draw
 from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, StreamReader
@@ -92,7 +92,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
     # The rank to which the sequences made of the rows are dealt; the rows themselves are read as rank 0 of 1.
     _sequence_ranks: Rank | None = None
     # Tokens of each sample, computed at the first request.
-    _tokens: npt.NDArray[np.uint32] | None = None
+    _tokens: UInt32Array | None = None
 
     def __init__(
         self,

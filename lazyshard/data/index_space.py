@@ -20,6 +20,7 @@ from lazyshard.data.run_state import gaps_of
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
 from lazyshard.data.settings import RunOrder, warn_if_undone
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
+from lazyshard.part import Int64Array, UInt32Array
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
@@ -151,7 +152,7 @@ class IndexSpace(Space):
         # The course is endless, the indices of a lane are not.
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
-    def window(self, lane: int, position: int, most: int) -> npt.NDArray[np.int64]:
+    def window(self, lane: int, position: int, most: int) -> Int64Array:
         """Returns the samples of a position and of those after it in its window, at least one, as int64."""
         total = self._total(position)
         stop = min(self.course.window_stop(lane, position, total), position + most, self.layout.block)
@@ -224,7 +225,7 @@ def still_open(reader: StreamReader, so: str = _NO_LENGTH) -> LengthUnknown:
     return no_length(reader.directory, f"{live}, so {so}")
 
 
-def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
+def lengths_by_sample(reader: StreamReader, total: int | None) -> UInt32Array:
     """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthUnknown, StreamMismatch, OSError."""
     directory = reader.directory
     if total is None:
@@ -239,7 +240,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
     return read_lengths(stream, total)
 
 
-def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> npt.NDArray[np.signedinteger[Any]]:
+def lengths_by_index(space: IndexSpace, by_sample: UInt32Array) -> npt.NDArray[np.signedinteger[Any]]:
     """Returns the length of each index's sample, as int32 or int64, as torch cannot reduce unsigned integers."""
     total, block = len(by_sample), space.layout.block
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64

@@ -9,7 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, 
 from lazyshard.format.arrays import BFLOAT16
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
+from lazyshard.part import Array, Int64Array
 from lazyshard.plan.deal import Gaps
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES, RowPlace, read_place
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Bad substitutes after which a chunk is given up: with half of its rows bad, all fail with probability 1 in 65,536.
 MOST_BAD: Final = 16
@@ -37,7 +35,7 @@ _MOST_DROPPED: Final = 1 << 17  # Maximum number of rows remembered as dropped: 
 _SHORT: Final = 8  # Up to this many numbers, a list is smaller and faster to read as a list
 BUSY: Final = object()  # Marks a sample that is not cached yet and that another process is encoding
 
-Samples: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
+Samples: TypeAlias = "Sequence[int] | Int64Array"
 RowsOf: TypeAlias = "Callable[[list[bytes], Samples | None], list[Any]]"
 """Makes rows from checked lines, those of the first of some samples if these are known; empty if a line is bad."""
 
@@ -273,7 +271,7 @@ class SampleMaker:
         return BadSample(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
 
 
-def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+def as_tensor(array: Array) -> torch.Tensor:
     """Returns a tensor that shares the memory of an array from a row.
 
     A read-only array is copied, as torch has no read-only tensors; lazyshard's readers return none.
@@ -354,7 +352,7 @@ MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item
 MARKS |= {"$tuple": lambda values: tuple(map(unpack, values))}
 
 
-def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
+def array_of_list(values: list[Any]) -> Array | None:
     """Returns a list of numbers of one type as an array that converts back to the same list; None for other lists."""
     kinds = set(map(type, values))
     if kinds == {int}:

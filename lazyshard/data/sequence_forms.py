@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Made
 from lazyshard.format.state import BlendState, RunState, SequenceState
 from lazyshard.memory import raise_if_short
+from lazyshard.part import Int64Array
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, state_mismatch
 from lazyshard.stream.stream import ChunkLengths
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["Pack", "Pad", "Split"]
 
@@ -138,7 +136,7 @@ class _Encoded(NamedTuple):
     """An encoded row, its tokens as the form needs them, and their number."""
 
     sample: Any
-    tokens: dict[str, npt.NDArray[np.int64]]
+    tokens: dict[str, Int64Array]
     total: int
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -25,9 +25,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.records import Encoding
 from lazyshard.format.row import encode_row, values_in
 from lazyshard.memory import loads
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from lazyshard.part import Array, ByteArray
 
 # The only key of an object that represents an array in a row; reserved in streams with arrays
 ARRAY_KEY: Final = "$array"
@@ -117,7 +115,7 @@ def refuse_array_key(row: object) -> None:
         raise _invalid(f"the key {ARRAY_KEY!r} is reserved in a stream with arrays; rename it")
 
 
-def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
+def fill_row(row: dict[str, Any], data: ByteArray) -> None:
     """Replaces the array descriptions in a parsed row by arrays, which are views of `data`; each is checked first.
 
     `data` is u8 of shape (bytes,): the row's bytes in the side file. After a RowInvalid the row is partly filled.
@@ -135,7 +133,7 @@ def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
                 pending.append(value)
 
 
-def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+def _array(value: dict[str, Any], key: str | int, data: ByteArray) -> Array:
     described = value[ARRAY_KEY]
     if len(value) != 1 or type(described) is not list or len(described) != 3:
         raise _refused(key, f'{{"{ARRAY_KEY}":[dtype, shape, offset]}}', value)
@@ -153,7 +151,7 @@ def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -
     stop = offset + math.prod(shape) * dtype.itemsize
     if stop > len(data):
         raise _refused(key, f"an array within the {len(data)} bytes of its row", f"{described}, which ends at {stop}")
-    array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, offset)
+    array: Array = np.ndarray(shape, dtype, data, offset)
     if dtype == np.bool_ and array.size and data[offset:stop].max() > 1:
         raise _refused(key, "truth values, bytes of 0 and 1", f"{data[offset:stop].max()}")
     return array
@@ -240,7 +238,7 @@ def encode_slot(record: bytes, offset: int) -> bytes:
     return SLOT.pack(offset, len(record), _digest(record))
 
 
-def decode_record(data: npt.NDArray[np.uint8], digest: int, key: bytes, row: int, line: int) -> Kept | None:
+def decode_record(data: ByteArray, digest: int, key: bytes, row: int, line: int) -> Kept | None:
     """Returns the content of a record; None unless it is the whole record of this row, chunk and line.
 
     `data` is u8 of shape (bytes,), owned by the caller: arrays of the sample are views of it; `digest` is the slot's.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,9 +23,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import may_hold_arrays, move_arrays, refuse_array_key
 from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from lazyshard.part import Array, ByteArray, Int64Array, UInt32Array, UInt64Array
 
 # Lines parsed together: few enough that their objects stay in the processor's cache and do not survive a collection of
 # Python's garbage collector
@@ -42,16 +40,13 @@ _DIGITS: Final = np.uint64(0x3030303030303030)
 # and at least 4 bytes on its two sides.
 _ADJACENT: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
-_Numbers: TypeAlias = "npt.NDArray[np.uint64]"
-
 
 class CheckedArrays(NamedTuple):
     """The arrays of rows: their bytes in the side file; for each row the end of its bytes and their digest."""
 
     data: bytes
-    ends: _Numbers
-    digests: _Numbers
+    ends: UInt64Array
+    digests: UInt64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,13 +54,13 @@ class CheckedLines:
     """Lines that were checked to be rows, ready to be published. Can be pickled."""
 
     data: bytes  # the rows one after the other, each with its newline
-    ends: _Numbers  # u64 of shape (rows,): row i ends before byte ends[i] of the data
-    digests: _Numbers  # u64 of shape (rows,): as in a `Seal`
+    ends: UInt64Array  # u64 of shape (rows,): row i ends before byte ends[i] of the data
+    digests: UInt64Array  # u64 of shape (rows,): as in a `Seal`
     duplicates: tuple[int, ...] = ()  # indices of rows in which an object has a key twice
     # the error of the line after these rows, with its `index`; None if all lines are rows
     refused: RowInvalid | None = None
     # u32 of shape (rows,): length of each sample in tokens, None if not measured
-    tokens: npt.NDArray[np.uint32] | None = None
+    tokens: UInt32Array | None = None
     arrays: CheckedArrays | None = None  # the arrays of the rows; None in a stream without arrays
 
     def __len__(self) -> int:
@@ -165,19 +160,19 @@ def _check_parsed(lines: Sequence[bytes], keys: list[int]) -> CheckedLines | Non
     return CheckedLines(data, ends.astype(np.uint64), _digests(lines), duplicates)
 
 
-def _ends(parts: Sequence[bytes], dtype: type = np.uint64) -> npt.NDArray[Any]:
+def _ends(parts: Sequence[bytes], dtype: type = np.uint64) -> Array:
     """Returns the end of each part in their concatenation."""
     return np.cumsum(np.fromiter(map(len, parts), dtype, len(parts)), dtype=dtype)
 
 
-def _digests(parts: Sequence[bytes]) -> _Numbers:
+def _digests(parts: Sequence[bytes]) -> UInt64Array:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, parts), np.uint64, len(parts))
 
 
-def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
+def _scan(text: ByteArray) -> tuple[int, int, Int64Array]:
     """Returns the number of control characters and of colons, and the positions of words of about 8 digits."""
     controls = colons = 0
-    places: list[_Integers] = []
+    places: list[Int64Array] = []
     found = np.empty(_WINDOW_BYTES, np.bool_)
     masked = np.empty(_WINDOW_BYTES // 8, np.uint64)
     for start in range(0, len(text), _WINDOW_BYTES):
@@ -191,19 +186,17 @@ def _scan(text: npt.NDArray[np.uint8]) -> tuple[int, int, _Integers]:
     return controls, colons, np.concatenate(places) if places else np.empty(0, np.int64)
 
 
-def _long_numbers(text: npt.NDArray[np.uint8], words: _Integers) -> _Integers:
+def _long_numbers(text: ByteArray, words: Int64Array) -> Int64Array:
     """Returns the words that may belong to a number of 19 digits."""
     if not len(words):
         return words
     adjacent = (text[np.clip(words[:, None] + _ADJACENT, 0, len(text) - 1)] & 0xF0) == 0x30
     followed = np.diff(words, append=-1) == 8
-    long: _Integers = words[followed | adjacent.all(axis=1)]
+    long: Int64Array = words[followed | adjacent.all(axis=1)]
     return long
 
 
-def _find_duplicates(
-    lines: Sequence[bytes], text: npt.NDArray[np.uint8], ends: _Integers, keys: list[int]
-) -> Iterator[int]:
+def _find_duplicates(lines: Sequence[bytes], text: ByteArray, ends: Int64Array, keys: list[int]) -> Iterator[int]:
     """Yields the indices of rows in which an object has a key twice."""
     colons = np.flatnonzero(text == _COLON)
     before = text[colons - 1]

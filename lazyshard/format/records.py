@@ -35,7 +35,7 @@ import pybase64
 from lazyshard import part
 from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.memory import quick_loads
-from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, or_null, refused
+from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Array, Checked, Kind, Samples, integer, or_null, refused
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -216,7 +216,7 @@ def pack(numbers: npt.ArrayLike, dtype: str) -> str:
     return pybase64.b64encode(np.asarray(numbers, dtype=dtype).tobytes()).decode("ascii")
 
 
-def unpack(values: Mapping[str, Any], field: str, dtype: str, count: int) -> npt.NDArray[Any]:
+def unpack(values: Mapping[str, Any], field: str, dtype: str, count: int) -> Array:
     """Returns an array of `count` numbers, "<u8" or "<u4", encoded by `pack`."""
     value = take(values, field, Kind("a base64 string", lambda value: isinstance(value, str)))
     try:

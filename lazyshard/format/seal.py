@@ -15,30 +15,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
 from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
-from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, integer, refused
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, UInt32Array, UInt64Array, integer, refused
 
 _COUNT: Final = integer(0, MAX_SAMPLES)
 _SIZE: Final = integer(1, MAX_SAMPLES)
-
-_Numbers: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedArrays:
     """The seal of a chunk's side file, as `Seal`; a row without arrays has two equal offsets."""
 
-    offsets: _Numbers
-    digests: _Numbers
+    offsets: UInt64Array
+    digests: UInt64Array
 
     @property
     def size(self) -> int:
@@ -53,10 +48,10 @@ class Seal:
     chunk: int  # the chunk's number
     # u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of the data
     # file, with its newline; the last entry is the file's size
-    offsets: _Numbers
-    digests: _Numbers  # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, with its newline
+    offsets: UInt64Array
+    digests: UInt64Array  # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, with its newline
     # u32 of shape (samples,): length of each sample in tokens, or None if not measured
-    tokens: npt.NDArray[np.uint32] | None = None
+    tokens: UInt32Array | None = None
     source: Any = None  # JSON value: the producer's position in every source after this chunk; None if it has none
     sealed_at: float = 0.0  # seconds since 1970, UTC
     arrays: SealedArrays | None = None  # of the chunk's side file; None in a stream without arrays
@@ -134,7 +129,7 @@ class SealBytes:
         return records.encode(self._values | {"chunk": chunk, "source": source, "sealed_at": now})
 
 
-def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: int, least: int) -> _Numbers:
+def _read_offsets(values: dict[str, Any], field: str, size_field: str, samples: int, least: int) -> UInt64Array:
     """Returns the start of each row, of `least` or more bytes, and the end of the last; checks the file's size."""
     offsets = unpack(values, field, "<u8", samples + 1)
     size = take(values, size_field, integer(least, MAX_SAMPLES))

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Tracing
 from lazyshard.inspection.tracing_sequences import ROWS_AT_ONCE, SequenceTracing
 from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.part import BoolArray, Int64Array
 from lazyshard.plan.sequences import Split, SplitSequence
 from lazyshard.stream.sequences import PlannedWindow
 
@@ -36,7 +36,6 @@ _MAX_RANGES: Final = 1000  # ranges kept of each kind; the number of samples is 
 TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT = range(5)
 _KINDS: Final[dict[str, int]] = {"trained": TRAINED, "to come": TO_COME, "left over": LEFT_OVER, "skipped": SKIPPED}
 
-_Mask = npt.NDArray[np.bool_]
 Report = Callable[[str, int, int], None]  # called with a phase, the amount done, and the total
 
 SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
@@ -87,7 +86,7 @@ class AuditedState:
     trained: int | None = None  # if abandoned: samples after the shared ones; None if a longer state counts them
     again: dict[int, Ranges] = field(default_factory=dict)  # by epoch, those that the course trained too
 
-    def count_again(self, counts: Counts, marks: _Mask) -> None:
+    def count_again(self, counts: Counts, marks: BoolArray) -> None:
         """Counts the marked samples, trained on this branch, that the course trained too."""
         again = ranges_where(counts.total, lambda a, b: marks[a:b] & (counts.trained[a:b] > 0))
         if again.samples:
@@ -142,13 +141,13 @@ class Counts:
             self.trained, self.kinds = np.pad(self.trained, (0, more)), np.pad(self.kinds, (0, more))
         self.total = max(self.total, total)
 
-    def mark(self, samples: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], kind: int) -> None:
+    def mark(self, samples: Int64Array, epochs: Int64Array, kind: int) -> None:
         """Counts draws in these epochs: as trained, or why they are not."""
         wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
         self.impossible += int(np.count_nonzero(wrong))
         self.add(samples[~wrong], kind)
 
-    def add(self, samples: npt.NDArray[np.int64], kind: int) -> None:
+    def add(self, samples: Int64Array, kind: int) -> None:
         """Counts samples as trained, or why they were not."""
         if kind == TRAINED:
             # A scalar of the array's own type: with any other, `np.add.at` is fifty times slower.
@@ -192,7 +191,7 @@ def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + _LOOKED_AT, stop)) for first in range(start, stop, _LOOKED_AT))
 
 
-def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
+def ranges_where(total: int, picked: Callable[[int, int], BoolArray]) -> Ranges:
     """Returns the samples of [0, total) selected by `picked`, which returns a mask for a half-open range of samples."""
     samples, found = 0, list[tuple[int, int]]()
     for first, last in _blocks(0, total):

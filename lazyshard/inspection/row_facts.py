@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.records import QUARANTINE
 from lazyshard.memory import loads
+from lazyshard.part import Array, Int64Array
 from lazyshard.store.files import UrlPath, open_file, read_file, read_seal, stream_path
 from lazyshard.stream.stream import lengths_missing, open_now
 
@@ -64,9 +64,9 @@ class Lengths:
 
     def __init__(self) -> None:
         self.count = self.total = self.smallest = self.largest = 0
-        self._buckets: npt.NDArray[np.int64] = np.zeros(len(_LOWEST), np.int64)
+        self._buckets: Int64Array = np.zeros(len(_LOWEST), np.int64)
 
-    def add(self, lengths: npt.NDArray[Any]) -> None:
+    def add(self, lengths: Array) -> None:
         """Counts lengths: integers from 0."""
         if len(values := lengths.astype(np.int64)):
             one = Lengths()

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_states import MemberSteps, PartSteps, SavedState, StepPlace, Steps
-from lazyshard.part import Part
+from lazyshard.part import Int64Array, Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream.run_parts import check_fits, course_of
@@ -36,8 +35,6 @@ MAX_PARTS: Final = 1000
 MAX_EPOCHS: Final = 100_000
 MAX_STEP_DRAWS: Final = 100_000_000
 _BLOCK: Final = 1 << 19  # draws computed at a time: about 60 MB with all intermediate results
-
-_Integers = npt.NDArray[np.int64]
 
 
 class Fate(NamedTuple):
@@ -66,7 +63,7 @@ class Stretch(NamedTuple):
     stop: int
     became: Became
 
-    def blocks(self, total: int) -> Iterator[tuple[_Integers, _Integers]]:
+    def blocks(self, total: int) -> Iterator[tuple[Int64Array, Int64Array]]:
         """Yields the draws in blocks: samples and their epochs."""
         # In whole windows if possible: the permutation of a window that is cut would be computed twice.
         long = max(1, min(self.stop - self.start, _BLOCK))

@@ -12,14 +12,13 @@ from itertools import accumulate, takewhile
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from lazyshard.errors import ChunkRetired, LazyShardError, LengthUnknown, WaitTimeout
 from lazyshard.format.state import BlendState, RunState, SequenceState, WindowPlace
 from lazyshard.inspection.tracing import MAX_STEP_DRAWS, Became, Fate, StreamFacts, Tracing, done_before
 from lazyshard.inspection.tracing_states import PartSteps, SavedState, StepPlace, Steps
-from lazyshard.part import Part
+from lazyshard.part import BoolArray, Int64Array, Part
 from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
@@ -29,7 +28,6 @@ from lazyshard.stream.run_parts import course_of
 from lazyshard.stream.sequences import ALONE, PlannedWindow, RowDraws, RowOrder, SequencePlanner, SequenceRows, skips_of
 
 _Numbered = tuple[int, SplitSequence]  # a sequence, after its number in the epoch
-_Integers = npt.NDArray[np.int64]
 ROWS_AT_ONCE: Final = 1 << 20  # rows before the first window processed at a time: some 60 MB
 
 
@@ -252,7 +250,7 @@ class SequenceTracing(Tracing):
         """Returns the ranges of samples that are skipped."""
         return [*(one for part in self.of.parts for one in part.skip), *self.rows.gaps[self.stream].ranges]
 
-    def before(self, *, cut: bool = False) -> Iterator[_Integers]:
+    def before(self, *, cut: bool = False) -> Iterator[Int64Array]:
         """Yields rows before `first`, and if `cut` the row it cuts: only the state shows that they were trained."""
         window, within = divmod(self.first.position, self.rows.rows)
         within += (cut and self.first.offset > 0) or self.row_ended() is not None
@@ -261,7 +259,7 @@ class SequenceTracing(Tracing):
         if within:
             yield self.planner.in_order(window, self.of.epoch)[:within]
 
-    def drawn(self, rows: _Integers) -> RowDraws:
+    def drawn(self, rows: Int64Array) -> RowDraws:
         """Returns the draws of rows that are close to each other."""
         first, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
         return RowDraws(*(one[rows - first] for one in self.rows.draws(first, stop, self.of.epoch)))
@@ -277,7 +275,7 @@ class SequenceTracing(Tracing):
         whole = 0 if row is None else form.framed([self.planner.length_of(row, self.of.epoch)])[0]
         return row if first.offset == whole - 1 else None
 
-    def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, _Integers, npt.NDArray[np.bool_]]]:
+    def rows_met(self, window: PlannedWindow) -> Iterator[tuple[int, Int64Array, BoolArray]]:
         """Yields the rows that a window adds: their first number, all in order, and whether each is after `first`."""
         own = window.place.window
         # The first window also adds the rows that were left over for it.

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.records import chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.format.writers import Sequenced, WriterRows
-from lazyshard.part import MAX_SAMPLES
+from lazyshard.part import MAX_SAMPLES, UInt64Array
 from lazyshard.store.files import open_given_file, read_seal, stream_path
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream
@@ -98,7 +97,7 @@ class _Positions:
         whole = found is None or found[1].count == self._size
         return chunk if whole or (newest := self._last_rows(self.chunks[-1])) is None else max(chunk, newest[0])
 
-    def digests(self, chunk: int) -> tuple[int, npt.NDArray[np.uint64]]:
+    def digests(self, chunk: int) -> tuple[int, UInt64Array]:
         """Returns the first row of this producer in a chunk, and the digests of its rows there."""
         seal, first = read_seal(self._directory, chunk), 0
         if self.writer is None:

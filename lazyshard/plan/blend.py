@@ -21,14 +21,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
+from lazyshard.part import FloatArray, Int64Array
 
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
@@ -139,7 +136,7 @@ class BlendTable:
         return periods * self.period + int(self._places[periods > 0][stream][nth])
 
 
-def _order(parts: _Integers, ahead: bool) -> list[int]:
+def _order(parts: Int64Array, ahead: bool) -> list[int]:
     """Returns the draws of a period; `ahead` if the first uses the errors of the second, as in the first period."""
     period, order = int(parts.sum()), []
     errors = parts.copy() if ahead else np.zeros_like(parts)
@@ -184,7 +181,7 @@ class BlendCourse:
         self._tables = [piece.table for piece in self.pieces]
         self._shifts = [piece.offset - piece.first for piece in self.pieces]
         # Draws of each stream before each piece that its own table does not count, shape (pieces, streams).
-        self._before: list[_Integers] = []
+        self._before: list[Int64Array] = []
         drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
         for piece, stop in zip_longest(self.pieces, self._firsts[1:]):
             self._before.append(drawn - piece.table.counts(piece.offset))
@@ -268,7 +265,7 @@ class BlendSchedule:
         return tuple(pieces)
 
 
-def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | None) -> int:
+def _offset(parts: tuple[int, ...], lag: FloatArray, draws: int | None) -> int:
     """Returns the table offset at which a piece begins so that it makes up for the lag of streams.
 
     `draws` is the length of the piece, None if it has no end. If each piece began at the start of its table, short

@@ -29,18 +29,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from lazyshard.part import Part
+from lazyshard.part import Int64Array, Part
 from lazyshard.plan.deal import Gaps, Rules, outside
 from lazyshard.plan.segment import Segment
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _OPEN: Final = 2**63 - 1  # The length of an epoch while the end of the stream is unknown
 _BLOCK: Final = 16_384  # Positions computed together: the temporary arrays fit in a processor's cache
@@ -104,7 +103,7 @@ class Begin:
         segment = self.later(self.segment.epoch + 1 + epochs)
         return segment, within - position, position - within + self.full
 
-    def draws(self, lanes: _Integers, positions: _Integers) -> tuple[_Integers | int, _Integers]:
+    def draws(self, lanes: Int64Array, positions: Int64Array) -> tuple[Int64Array | int, Int64Array]:
         """Returns epochs (one for all or one each) and samples of positions counted from the beginning of the part."""
         segment, shift, _ = self.around(int(positions.max()))
         if positions.min() >= -shift:
@@ -199,7 +198,7 @@ class Course:
         segment, shift, _ = self.begin(total).around(position)
         return Draw(segment.epoch, segment.sample(lane, position + shift))
 
-    def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[_Integers, _Integers]:
+    def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and samples of `draw` for arrays or integers, broadcast; fastest window by window."""
         lane, position = np.asarray(lanes, np.int64), np.asarray(positions, np.int64)
         # `broadcast_arrays` of numpy 2.4.6 leaked 28 bytes per window (tests/data/test_memory_flat.py).
@@ -350,7 +349,7 @@ class Ending(NamedTuple):
         numbers = np.cumsum(places).reshape(places.shape)[len(own) :, lane] - 1
         return (*own, *self._again(at_end)[numbers].tolist())
 
-    def _again(self, at_end: AtEnd) -> npt.NDArray[np.int64]:
+    def _again(self, at_end: AtEnd) -> Int64Array:
         dp, count = len(self.left), self.whole.size
         assert count
         step = dp * self.batch_size

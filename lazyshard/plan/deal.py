@@ -20,15 +20,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import index as as_int
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from lazyshard.part import Int64Array
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
-_N = TypeVar("_N", int, _Integers)
+_N = TypeVar("_N", int, Int64Array)
 
 
 def check_field(name: str, value: object, low: int, stop: int | None = None) -> None:
@@ -63,7 +61,7 @@ class Deal(NamedTuple):
         stripe, within = divmod(position, self.unit)
         return (stripe * self.dp + lane) * self.unit + within
 
-    def samples(self, lanes: _Integers, positions: _Integers, total: int | None = None) -> _Integers:
+    def samples(self, lanes: Int64Array, positions: Int64Array, total: int | None = None) -> Int64Array:
         """Returns `sample` for int64 arrays of the same shape."""
         # (stripe * dp + lane) * unit + position % unit, with the remainder written out as position - stripe * unit: one
         # division, not two. In place, since memory bandwidth is the bottleneck for millions of positions.

@@ -18,17 +18,14 @@ longer slices. Carried samples are not stored: a carried position is mapped to a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
+from lazyshard.part import Int64Array
 from lazyshard.plan.deal import Deal, Gaps, Rules
 from lazyshard.plan.shuffle import permutation
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _BLOCK: Final = 512  # Carried positions of a lane whose samples are computed together
 
 
@@ -49,7 +46,7 @@ class Slices:
         """Returns the offset at which a slice begins."""
         return number * self.each + min(number, self.more)
 
-    def starts(self, numbers: _Integers) -> _Integers:
+    def starts(self, numbers: Int64Array) -> Int64Array:
         """Returns `start` for an array."""
         return numbers * self.each + np.minimum(numbers, self.more)
 
@@ -60,7 +57,7 @@ class Slices:
             number = (offset - self.more) // self.each
         return number, offset - self.start(number)
 
-    def find_all(self, offsets: _Integers) -> tuple[_Integers, _Integers]:
+    def find_all(self, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns `find` for an array."""
         number = offsets // (self.each + 1)
         if self.each:
@@ -122,7 +119,7 @@ class Segment:
             self._removed = [offset for offset, one in enumerate(samples) if one in self.gaps]
             self._kept_before = [offset - number for number, offset in enumerate(self._removed)]
 
-    def _places_before(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
+    def _places_before(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns lanes and positions in the previous segment of carried samples, numbered in [0, carried)."""
         out = np.searchsorted(self._kept_before, numbers, side="right")
         lanes, within = self._rests.find_all(numbers + out)
@@ -165,14 +162,14 @@ class Segment:
             samples += self.before.samples(*self._places_before(np.arange(start + first, start + stop))).tolist()
         return samples[within]
 
-    def _order(self, lane: int, number: int, total: int | None) -> _Integers:
+    def _order(self, lane: int, number: int, total: int | None) -> Int64Array:
         """Returns the permutation of a window of the fresh deal; the last window is as long as the rest of its lane."""
         size = self.rules.window
         if total is not None:
             size = min(size, self._deal.lane_length(lane, total) - number * size)
         return permutation(size, self.rules.seed, self.epoch, lane, number)
 
-    def samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
+    def samples(self, lanes: Int64Array, positions: Int64Array) -> Int64Array:
         """Returns `sample` for int64 arrays of one dimension and the same length."""
         behind = positions - self._slices.each - (lanes < self._slices.more)
         fresh = behind >= 0
@@ -184,7 +181,7 @@ class Segment:
         drawn[over] = self.before.samples(*self._places_before(positions[over] + self._slices.starts(lanes[over])))
         return drawn
 
-    def _fresh_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
+    def _fresh_samples(self, lanes: Int64Array, positions: Int64Array) -> Int64Array:
         if (window := self.rules.window) and len(positions):
             numbers = positions // window
             # Sorted by window, so that each permutation is computed once, whatever the order of positions.

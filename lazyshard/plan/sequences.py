@@ -23,9 +23,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+
+from lazyshard.part import Array, Int64Array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,8 +38,6 @@ POSITION_IDS: Final = "position_ids"
 ATTENTION_MASK: Final = "attention_mask"
 NO_LABEL: Final = -100  # Ignored by the losses of PyTorch and transformers
 MOST_ID: Final = 2**31 - 1  # The greatest token id: ids are stored in 32 bits
-
-_Tokens: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ def _tokens(pieces: Sequence[Piece]) -> int:
     return sum(piece.stop - piece.start for piece in pieces)
 
 
-def tokens_of(sample: Any) -> dict[str, _Tokens]:
+def tokens_of(sample: Any) -> dict[str, Int64Array]:
     """Returns the token ids of an encoded row (a dict, or the ids alone), and its labels if it has some.
 
     Raises:
@@ -337,7 +337,7 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     return found
 
 
-def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str, _Tokens]:
+def pad_tokens(tokens: Mapping[str, Int64Array], size: int, token: int) -> dict[str, Int64Array]:
     """Returns the tokens of a row with at most `size` tokens, padded to arrays of shape (size,).
 
     Token ids are padded with `token`, labels with -100; `attention_mask` is 1 for tokens of the row.
@@ -348,8 +348,8 @@ def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str
 
 
 def cut_tokens(
-    sequence: SplitSequence, tokens: Mapping[int, Mapping[str, npt.NDArray[Any]]], form: Split
-) -> dict[str, _Tokens]:
+    sequence: SplitSequence, tokens: Mapping[int, Mapping[str, Array]], form: Split
+) -> dict[str, Int64Array]:
     """Returns the tokens of a sequence, with `position_ids` that start at 0 for each document.
 
     An inserted BOS or EOS is its own label. Raises ValueError: some of its documents have labels and others do not.
@@ -358,7 +358,7 @@ def cut_tokens(
     names = list(rows[0])
     if any(list(row) != names for row in rows):
         raise ValueError("some rows of the sequence have labels and others do not")
-    found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in [*names, POSITION_IDS]}
+    found: dict[str, list[Array]] = {name: [] for name in [*names, POSITION_IDS]}
     last = len(rows) - 1
     for number, (piece, row) in enumerate(zip(sequence.pieces, rows, strict=True)):
         front = np.array([form.every_bos] * (sequence.bos and number == 0) + [form.bos] * piece.bos, np.int64)
@@ -369,7 +369,7 @@ def cut_tokens(
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _numbers(name: str, values: Any, least: int, what: str) -> _Tokens:
+def _numbers(name: str, values: Any, least: int, what: str) -> Int64Array:
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as cause:

@@ -32,17 +32,16 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from lazyshard.part import FloatArray, Int64Array
 from lazyshard.plan.deal import check_field
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_Floats: TypeAlias = "npt.NDArray[np.float64]"
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _MASK: Final = 2**64 - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15
@@ -77,7 +76,7 @@ def mix64(*key: int) -> int:
 
 # A lane draws from one window at a time; the other entries serve processes that switch between lanes.
 @lru_cache(maxsize=16)
-def permutation(size: int, *key: int) -> _Integers:
+def permutation(size: int, *key: int) -> Int64Array:
     """Returns the permutation of [0, size) for `key`: element i is the new place of i; int64, read-only.
 
     A smaller size with the same key gives the same order without the numbers from `size` on. The last 16 are cached.
@@ -179,12 +178,12 @@ class Cost:
         if not self.per_token and not self.per_token_squared:
             raise ValueError("per_token and per_token_squared cannot both be 0: every row would cost nothing")
 
-    def of(self, tokens: npt.ArrayLike) -> _Floats:
+    def of(self, tokens: npt.ArrayLike) -> FloatArray:
         """Returns ``per_token * t + per_token_squared * t**2`` for lengths t in tokens, of the same shape."""
         lengths = np.asarray(tokens, np.float64)
         return self.of_packs(lengths, lengths * lengths)
 
-    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike) -> _Floats:
+    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike) -> FloatArray:
         """Returns the cost of packs of samples that do not attend to each other, from sums of lengths and squares."""
         sums, of_squares = np.asarray(tokens, np.float64), np.asarray(squares, np.float64)
         return np.asarray(sums * self.per_token + of_squares * self.per_token_squared)
@@ -217,7 +216,7 @@ class Balance:
         """Returns how many samples there are from this one (included) to the end of its stripe."""
         return self.stripe - sample % self.stripe
 
-    def order(self, costs: npt.ArrayLike, first: int) -> _Integers:
+    def order(self, costs: npt.ArrayLike, first: int) -> Int64Array:
         """Returns the order in which to publish rows: element i is the row that becomes sample `first + i`.
 
         If `first` is not the beginning of a stripe, rows keep their order. Raises ValueError: more than `room(first)`.
@@ -238,7 +237,7 @@ class Balance:
         steps = dealt[self._steps(rows[dealt], stripe).transpose(0, 2, 1).reshape(-1)]
         return np.concatenate((steps, np.sort(chance[len(steps) :])))
 
-    def _steps(self, costs: _Floats, stripe: int) -> _Integers:
+    def _steps(self, costs: FloatArray, stripe: int) -> Int64Array:
         """Returns the rows of each step, shape (steps, ranks, micro_batch_size)."""
         chance = permutation(len(costs), self.seed, _ROWS, stripe)
         batches, sums = _batches(costs, chance, self.micro_batch_size)
@@ -250,7 +249,7 @@ class Balance:
         return found
 
 
-def _batches(costs: _Floats, chance: _Integers, size: int) -> tuple[_Integers, _Floats]:
+def _batches(costs: FloatArray, chance: Int64Array, size: int) -> tuple[Int64Array, FloatArray]:
     """Returns micro batches of nearly equal cost, shape (n / size, size), and their costs."""
     falling = chance[np.argsort(-costs[chance], kind="stable")]
     count = len(costs) // size

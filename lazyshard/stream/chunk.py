@@ -19,7 +19,7 @@ from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -29,11 +29,10 @@ from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
 from lazyshard.format.records import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal, SealedArrays
+from lazyshard.part import ByteArray, Int64Array, UInt64Array
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
@@ -50,8 +49,6 @@ _ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of an array held o
 _OPEN_FILES: Final = 8  # maximum number of open files: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, least recently used first
 
-Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _digest = xxhash.xxh3_64_digest
 
 
@@ -109,7 +106,7 @@ class ChunkArrays(FileOfRows):
         fit = bisect_right(self._offsets, self._offsets[first] + budget, first, stop + 1) - 1
         return min(stop, max(first + at_least, fit))
 
-    def read_rows(self, first: int, stop: int) -> Bytes:
+    def read_rows(self, first: int, stop: int) -> ByteArray:
         """Reads and checks the bytes of the rows [first, stop) in one system call; returns u8 owned by the caller."""
         offsets = self._offsets
         for row in range(first, stop):
@@ -125,11 +122,11 @@ class ChunkArrays(FileOfRows):
                 raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
         return data
 
-    def ends(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def ends(self, first: int, stop: int) -> UInt64Array:
         """Returns the end of each of the rows [first, stop), in bytes from the start of row `first`."""
         return np.array(self._offsets[first + 1 : stop + 1], np.uint64) - np.uint64(self._offsets[first])
 
-    def digests(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def digests(self, first: int, stop: int) -> UInt64Array:
         """Returns the digests of the rows [first, stop)."""
         return np.frombuffer(self._digests, ">u8")[first:stop].astype(np.uint64)
 
@@ -233,7 +230,7 @@ class Chunk(FileOfRows):
         """Reads the whole file without checking its rows: use `spans` and `check` for that."""
         return self._read(0, self._offsets[-1])
 
-    def spans(self, rows: Numbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Numbers | None]:
+    def spans(self, rows: Int64Array) -> tuple[UInt64Array, UInt64Array, Int64Array | None]:
         """Returns the start and stop bytes of rows, in any order, and the bits of their digests if there are any."""
         offsets = np.frombuffer(self._offsets, dtype=np.uint64)
         digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
@@ -377,9 +374,9 @@ class RowMemory:
         self.size = 0  # bytes that are kept, in use or not
         self._limit = limit
         self._lock = Lock()
-        self._buffers: deque[Bytes] = deque()
+        self._buffers: deque[ByteArray] = deque()
 
-    def take(self, size: int) -> Bytes:
+    def take(self, size: int) -> ByteArray:
         """Returns u8 of shape (size,) that nothing else refers to, uninitialized."""
         # Never waits: a lock that a thread holds while its process forks stays locked in the child.
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):

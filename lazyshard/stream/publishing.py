@@ -25,14 +25,13 @@ from lazyshard.errors import ProducerFenced
 from lazyshard.format.batch import CheckedLines
 from lazyshard.format.records import END, End, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealBytes, SealedArrays
+from lazyshard.part import UInt64Array
 from lazyshard.store import durable
 from lazyshard.store.durable import create, publish_bytes, rename, start_writing_back, sync, sync_directory, write_all
 from lazyshard.store.files import MAX_PLAIN_BYTES
 from lazyshard.stream.chunk import damaged
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from lazyshard.stream.lock import WriterLock
 
 # Bytes of rows that may wait for the thread: what the caller makes while a chunk is synced, little next to other memory
@@ -118,13 +117,13 @@ class RowFile:
         self.digests.append(_digest(row))
         self._add(row)
 
-    def extend(self, data: bytes, ends: npt.NDArray[np.uint64], digests: npt.NDArray[np.uint64]) -> None:
+    def extend(self, data: bytes, ends: UInt64Array, digests: UInt64Array) -> None:
         """Adds the bytes of rows; `ends` are relative to these bytes."""
         self.offsets.frombytes((ends + np.uint64(self.offsets[-1])).tobytes())
         self.digests.frombytes(digests.tobytes())
         self._add(data)
 
-    def sealed(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    def sealed(self) -> tuple[UInt64Array, UInt64Array]:
         """Returns the offsets and digests of the rows so far."""
         return np.asarray(self.offsets, dtype=np.uint64), np.asarray(self.digests, dtype=np.uint64)
 

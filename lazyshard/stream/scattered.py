@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError
-from lazyshard.stream.chunk import LARGE_ROW_BYTES, Numbers, good_until
+from lazyshard.part import Int64Array
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, good_until
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
@@ -22,9 +23,9 @@ HELD_BYTES: Final = 64 << 20
 class Held(NamedTuple):
     """Samples whose chunks are held, and the places of their rows."""
 
-    samples: Numbers
+    samples: Int64Array
     row_bytes: int  # the mean size of their rows, at least 1
-    spans: Numbers  # of shape (3, samples): chunk, first byte of the row, byte at which it ends (exclusive)
+    spans: Int64Array  # of shape (3, samples): chunk, first byte of the row, byte at which it ends (exclusive)
     digests: bytes | None  # 8 bytes of each row; None for a foreign stream
     chunks: frozenset[int]
 
@@ -43,7 +44,7 @@ class ScatteredReader:
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self._reader, "_held": {}}
 
-    def prepare(self, samples: Numbers) -> Held | None:
+    def prepare(self, samples: Int64Array) -> Held | None:
         """Takes the published samples, at least one, that will be read soon; returns the argument for `lines`.
 
         Returns None, and releases the held chunks, unless the chunks fit into `HELD_BYTES`, at least a quarter of their
@@ -55,7 +56,7 @@ class ScatteredReader:
         self._held = {}
         return None
 
-    def _find(self, samples: Numbers) -> Held | None:
+    def _find(self, samples: Int64Array) -> Held | None:
         numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
         spans = np.empty((3, len(samples)), dtype=np.int64)
         spans[0] = numbers

@@ -10,14 +10,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import xxhash
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.part import Part
+from lazyshard.part import BoolArray, Int64Array, Part, UInt32Array
 from lazyshard.plan.blend import BlendCourse, BlendPiece
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
@@ -26,12 +26,7 @@ from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.stream import ChunkLengths
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 ALONE: Final = BlendCourse((BlendPiece(0, (1,)),))  # a single stream is a blend of one
-_Numbers: TypeAlias = "npt.NDArray[np.int64]"
-_Lengths: TypeAlias = "npt.NDArray[np.uint32]"
 _Limit = int | None  # maximum number of samples, None for all
 _OnTooLong = Callable[[int, int, int], None]
 _Made = tuple[list[SplitSequence], Cut]
@@ -40,9 +35,9 @@ _Made = tuple[list[SplitSequence], Cut]
 class RowDraws(NamedTuple):
     """The stream, and the epoch and sample in it, of each of some consecutive rows."""
 
-    streams: _Numbers
-    epochs: _Numbers
-    samples: _Numbers
+    streams: Int64Array
+    epochs: Int64Array
+    samples: Int64Array
 
 
 class RowOrder(NamedTuple):
@@ -64,7 +59,7 @@ class SequenceRows:
         self.name, self.readers, self.rows = name, readers, rows
         self._limits, self._samples, self._stopping = limits, samples, stopping
         self._lengths = [ChunkLengths(reader) for reader in self.readers]
-        self._known: dict[tuple[int, int], tuple[RowDraws, _Lengths]] = {}
+        self._known: dict[tuple[int, int], tuple[RowDraws, UInt32Array]] = {}
 
     def order(self, epoch: int) -> RowOrder:
         """Returns the order of the rows of an epoch."""
@@ -76,7 +71,7 @@ class SequenceRows:
         self.readers[stream].wait_for(needed if limit is None else min(needed, limit))
         return self._total_seen(stream)
 
-    def lengths(self, window: int, epoch: int) -> _Lengths:
+    def lengths(self, window: int, epoch: int) -> UInt32Array:
         """Returns the lengths of a window's rows; fewer at the end. Waits, and raises, as a draw does."""
         return self.window(window, epoch)[1]
 
@@ -110,7 +105,7 @@ class SequenceRows:
         total = seen.samples if limit is None else min(seen.samples, limit)
         return total if seen.ended or total == limit else None
 
-    def window(self, window: int, epoch: int) -> tuple[RowDraws, _Lengths]:
+    def window(self, window: int, epoch: int) -> tuple[RowDraws, UInt32Array]:
         """Returns the draws of a window's rows, and their lengths. Waits, and raises, as `lengths`."""
         if (found := self._known.get((epoch, window))) is not None:
             return found
@@ -255,7 +250,7 @@ class SequencePlanner:
             ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
-    def in_order(self, window: int, epoch: int) -> _Numbers:
+    def in_order(self, window: int, epoch: int) -> Int64Array:
         """Returns the rows of a window, in the order in which they are made into sequences."""
         count = len(self._source.lengths(window, epoch))
         order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
@@ -286,12 +281,12 @@ def skips_of(parts: Sequence[Part]) -> list[tuple[int, Gaps]]:
 class _Making(NamedTuple):
     """Makes sequences of some rows of a window, given by their indices; `last` if no row follows."""
 
-    rows: _Numbers
-    lengths: _Numbers
+    rows: Int64Array
+    lengths: Int64Array
     form: Form
     last: bool
 
-    def of(self, own: _Numbers, offset: int, *, begun: bool) -> _Made:
+    def of(self, own: Int64Array, offset: int, *, begun: bool) -> _Made:
         names = self.rows[own].tolist()
         lengths, start = self.lengths[own].tolist(), Cut(0, offset)
         made, (document, offset) = make_sequences(lengths, self.form, start, last=self.last, begun=begun)
@@ -302,7 +297,7 @@ class _Making(NamedTuple):
         ]
         return sequences, Cut(int(own[document]) if document < len(own) else len(self.rows), offset)
 
-    def without(self, made: _Made, begin: int, start: Cut, kept: npt.NDArray[np.bool_], *, begun: bool) -> _Made:
+    def without(self, made: _Made, begin: int, start: Cut, kept: BoolArray, *, begun: bool) -> _Made:
         """Remakes the sequences from number `begin` on from the rows in `kept`; those before stay as they are."""
         (sequences, cut), own = made, np.flatnonzero(kept)
         before = sequences[:begin]

@@ -18,6 +18,7 @@ import numpy as np
 from lazyshard.errors import FileInvalid, LengthUnknown, SealInvalid, StreamMismatch
 from lazyshard.format.records import END, FORMAT, HEAD, MANIFEST, OWNER, End, Head, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.part import UInt32Array
 from lazyshard.store.durable import refused
 from lazyshard.store.files import UrlPath, again_if_stale, is_there, read_record, read_seal
 from lazyshard.stream import listing
@@ -25,14 +26,11 @@ from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
 from lazyshard.stream.listing import Published, are_whole, invalid, names_in, read_manifest, sort_names
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from lazyshard.store.mirror import Mirror
     from lazyshard.stream.reader import StreamReader
 
 _MANY: Final = 1000
 _OURS: Final = (MANIFEST, HEAD, OWNER)
-_Lengths: TypeAlias = "npt.NDArray[np.uint32]"
 Stream: TypeAlias = "NativeStream | ForeignStream"  # a stream directory or URL, open for reading
 
 
@@ -358,7 +356,7 @@ class NativeStream:
         return listing.read_retired(self.directory, self.stream_id)
 
 
-def read_lengths(stream: Stream, samples: int) -> _Lengths:
+def read_lengths(stream: Stream, samples: int) -> UInt32Array:
     """Returns the tokens of the first `samples` samples, u32. Raises LengthUnknown: a chunk has none, or was deleted.
 
     Reads the seal of each chunk, some 30 bytes per row, in every process that calls this.
@@ -378,7 +376,7 @@ def read_lengths(stream: Stream, samples: int) -> _Lengths:
     return lengths
 
 
-def _tokens(directory: Path, seal: Seal) -> _Lengths:
+def _tokens(directory: Path, seal: Seal) -> UInt32Array:
     if seal.tokens is None:
         raise lengths_missing(directory, seal.chunk)
     return seal.tokens
@@ -391,9 +389,9 @@ class ChunkLengths:
         if reader.stream_id is None:
             raise lengths_missing(reader.directory)
         self._reader = reader
-        self._kept: dict[int, _Lengths] = {}
+        self._kept: dict[int, UInt32Array] = {}
 
-    def of(self, chunk: int) -> _Lengths:
+    def of(self, chunk: int) -> UInt32Array:
         """Returns u32 of shape (rows,), waiting until the chunk is published; empty after the end of the stream."""
         if (lengths := self._kept.get(chunk)) is None:
             first, size = chunk * self._reader.samples_per_chunk, self._reader.samples_per_chunk

@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, Ints, data_path
+from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, data_path
 from lazyshard.errors import FileInvalid, RowInvalid
 from lazyshard.memory import dumps
+from lazyshard.part import Int64Array
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import count
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
@@ -120,7 +121,7 @@ class IndexedSource(Source):
                 error.args = (f"{error}; {where}, both counted from 0",)
             raise
 
-    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[Line]:
+    def _lines(self, row: int, all_bounds: Int64Array, found: IndexedSequences) -> list[Line]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
         counts = np.diff(ends[all_bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:

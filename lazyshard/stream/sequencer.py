@@ -18,9 +18,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from lazyshard.store.files import check_folder, is_folder, list_names, read_file
 from lazyshard.stream.chunk import Chunk, open_sealed
 from lazyshard.stream.head import own_process, process_gone
 from lazyshard.stream.listing import Published, invalid, read_manifest
+from lazyshard.stream.publishing import Piece
 from lazyshard.stream.stream import NativeStream
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ LEASE_S: Final = 4.0  # another process takes over after as long without a beat
 RETRY_S: Final = 1.0  # until a writer in trouble, or the lock, is tried again
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 0.02  # a poll is one stat for each writer
+TOGETHER: Final = 8  # pieces that share the sync of a directory, `head.json` and `committed.json`
 _HEARTBEAT_S: Final = 5.0
 _HOLD_S: Final = 0.2  # a wait for the gate that readers are told of
 _SLICE_BYTES: Final = 1 << 20
@@ -71,6 +74,9 @@ class Gate(Protocol):
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Limited | None:
         """Returns why the next chunk may not be published yet, None if it may."""
+
+    def fits(self, published_chunks: int, more: int) -> bool:
+        """Returns whether so many more chunks may be published together with one that may; changes nothing."""
 
     def after_publish(self, published_chunks: int) -> None:
         """Called after a publish; may delete chunks."""
@@ -145,7 +151,7 @@ class Sequencer:
         self._manifest: Manifest = manifest
         self.members: dict[str, SequencedWriter] = {}
         self.ended, self.hold = False, ""
-        self._turn, self._process = 0, own_process()
+        self._turn, self._together, self._process = 0, TOGETHER, own_process()
         self._told = self._beaten = self._listed = 0.0
         if writer.source is not None:
             if (found := Sequenced.read_source(writer.source)) is None:
@@ -158,7 +164,7 @@ class Sequencer:
         self._tell()
 
     def turn(self) -> int:
-        """Publishes at most one piece of each writer, and remainders if they fill a chunk; returns how many chunks.
+        """Publishes the next pieces together, and remainders if they fill a chunk; returns how many chunks.
 
         Ends the stream if all writers have ended, or its end was requested, and nothing is left to publish.
         """
@@ -169,12 +175,7 @@ class Sequencer:
         self.hold = ""
         members = list(self.members.values())
         self._turn = (self._turn + 1) % max(1, len(members))
-        for member in members[self._turn :] + members[: self._turn]:
-            if not member.trouble and member.left >= self._size:
-                if self._is_held():
-                    break
-                self._take(member)
-                self._show_alive()
+        self._take(members[self._turn :] + members[: self._turn])
         rests = [one for one in members if one.published.ended and 0 < one.left < self._size and not one.trouble]
         if not self.hold and sum(one.left for one in rests) >= self._size:
             rests = self._sound(rests)
@@ -241,20 +242,46 @@ class Sequencer:
             self._writer.state = "running"
         return bool(self.hold)
 
-    def _take(self, member: SequencedWriter) -> None:
-        with self._trouble(member):
-            number = member.taken // self._size
-            path = member.folder / seal_name(number)
-            seal = SealBytes.decode(read_file(path), number, str(path))
-            source, chunk = self._source([WriterRows(member.name, member.taken, self._size, seal.source)])
-            self._writer.publish_piece(member.folder, seal, source=source)
-            member.taken, member.chunk = member.taken + self._size, chunk
+    def _fits(self, more: int) -> bool:
+        return self._gate is None or self._gate.fits(self._writer.published_chunks, more)
 
-    def _source(self, rows: list[WriterRows]) -> tuple[dict[str, Any], int]:
-        """Returns the position after a chunk of these rows, and the chunk's number."""
-        chunk, taken = self._writer.full_chunks, {m.name: (m.taken, m.chunk) for m in self.members.values() if m.taken}
-        taken |= {one.writer: (one.first + one.count, chunk) for one in rows}
-        return Sequenced(taken, tuple(rows)).to_source(), chunk
+    def _take(self, members: list[SequencedWriter]) -> None:
+        """Publishes pieces together: one of each writer, in this order, then the next ones."""
+        waiting, pieces, after = deque(members), list[Piece](), self._taken()
+        while waiting and len(pieces) < self._together:
+            member = waiting.popleft()
+            taken, _ = after.get(member.name, (0, 0))
+            if member.trouble or member.published.samples - taken < self._size:
+                continue
+            if self._is_held() if not pieces else not self._fits(len(pieces)):
+                break
+            with self._trouble(member):
+                number, chunk = taken // self._size, self._writer.full_chunks + len(pieces)
+                path = member.folder / seal_name(number)
+                seal = SealBytes.decode(read_file(path), number, str(path))
+                position = after | {member.name: (taken + self._size, chunk)}
+                rows = WriterRows(member.name, taken, self._size, seal.source)
+                piece = Piece(member.folder, seal, Sequenced(position, (rows,)).to_source())
+                self._writer.check_piece(piece)
+                pieces.append(piece)
+                waiting.append(member)
+                after = position
+        if pieces:
+            began = time.monotonic()
+            self._writer.publish_pieces(pieces)
+            self._took(after)
+            # Nothing shows meanwhile that the sequencer is alive.
+            slow = time.monotonic() - began > BEAT_S / 2
+            self._together = max(1, self._together // 2) if slow else min(TOGETHER, 2 * self._together)
+
+    def _taken(self) -> dict[str, tuple[int, int]]:
+        """Returns the position after the last published chunk."""
+        return {one.name: (one.taken, one.chunk) for one in self.members.values() if one.taken}
+
+    def _took(self, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Goes on from a position, that of the chunks that were published last."""
+        for name, (rows, chunk) in taken.items():
+            self.members[name].taken, self.members[name].chunk = rows, chunk
 
     def _sound(self, rests: list[SequencedWriter]) -> list[SequencedWriter]:
         """Returns the writers whose remainders can be read: all rows are checked before any of them is written."""
@@ -273,13 +300,13 @@ class Sequencer:
                 parts.append((member, count))
                 rows.append(WriterRows(member.name, member.taken, count, seal.source))
                 room -= count
-        source, chunk = self._source(rows)
+        after = self._taken() | {one.writer: (one.first + one.count, self._writer.full_chunks) for one in rows}
+        source = Sequenced(after, tuple(rows)).to_source()
         for member, count in parts:
             for lines in checked_slices(*self._remainder(member, count)):
                 self._writer.write_lines(lines, source=source)
                 self._show_alive()
-        for member, count in parts:
-            member.taken, member.chunk = member.taken + count, chunk
+        self._took(after)
 
     def _remainder(self, member: SequencedWriter, count: int) -> tuple[Chunk, Seal, int, int]:
         number, first = divmod(member.taken, self._size)
@@ -312,7 +339,7 @@ class Sequencer:
 
     def _tell(self, *, stopped: bool = False) -> None:
         self._beaten, self._beat = time.monotonic(), self._beat + 1
-        taken = {one.name: [one.taken, one.chunk] for one in self.members.values() if one.taken}
+        taken = {name: list(one) for name, one in self._taken().items()}
         refused = {one.name: one.trouble for one in self.members.values() if one.trouble}
         told = Committed(
             self._writer.published_chunks,
@@ -371,6 +398,7 @@ class Sequencing:
         self.directory, self._open_stream, self._gate = directory, open_stream, gate
         self.sequencer: Sequencer | None = None
         self.ended = False
+        self._told = Told(directory)
         self._seen: tuple[Committed | None, float] | None = None  # what was told last, and when that was first seen
         self._try_at = 0.0
         self._pause = FIRST_POLL_S
@@ -415,7 +443,7 @@ class Sequencing:
         if now < self._try_at:
             return False
         self.ended = has_ended(self.directory)
-        found = read_committed(self.directory)
+        found = self._told.read()
         if self._seen is None or found != self._seen[0]:
             # What another process has told before this one started may be as old as the stream.
             self._seen = found, now
@@ -444,11 +472,29 @@ def has_ended(directory: Path) -> bool:
     return False
 
 
+class Told:
+    """What the sequencer of a stream has told last. It is decoded only when it has changed: writers that wait poll."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / WRITERS / Committed.NAME
+        self._data = b""
+        self._found: Committed | None = None
+
+    def read(self) -> Committed | None:
+        """Returns it; None where nothing of it can be read."""
+        with contextlib.suppress(OSError, LazyShardError):
+            return read_record(self._path, self._decode)
+        return None
+
+    def _decode(self, data: bytes, file: str) -> Committed | None:
+        if data != self._data:
+            self._found, self._data = Committed.decode(data, file), data
+        return self._found
+
+
 def read_committed(directory: Path) -> Committed | None:
     """Returns what the sequencer has told last; None where nothing of it can be read."""
-    with contextlib.suppress(OSError, LazyShardError):
-        return read_record(directory / WRITERS / Committed.NAME, Committed.decode)
-    return None
+    return Told(directory).read()
 
 
 def writer_names(directory: Path) -> list[str]:

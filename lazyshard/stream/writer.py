@@ -18,12 +18,11 @@ from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
-from lazyshard.format.seal import SealBytes
 from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import LinkedChunk, OpenChunk, WriteSteps
+from lazyshard.stream.publishing import LinkedChunk, OpenChunk, Piece, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
@@ -230,30 +229,33 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise rows.refused
         return rows.duplicates
 
-    def publish_piece(self, folder: Path, seal: SealBytes, *, source: Any) -> None:
-        """Publishes a chunk of another stream on this filesystem as the next one of this stream. Raises as `write`.
-
-        Its files get a second name here, which costs the same whatever their size.
-
-        Args:
-            folder: the other stream's directory.
-            seal: the seal of its chunk, which must hold `samples_per_chunk` rows. The open chunk here must be empty.
-            source: as in `write`.
+    def check_piece(self, piece: Piece) -> None:
+        """Checks that a chunk of another stream can be one of this stream.
 
         Raises:
-            ChunkCorrupt, FileNotFoundError: a file of the chunk has another length than its seal says, or is not there;
-                nothing is published, and the writer continues.
+            ChunkCorrupt, FileNotFoundError: a file of it has another length than its seal says, or is not there.
+            ValueError: it has not `samples_per_chunk` rows, or arrays if and only if this stream has.
+        """
+        if piece.seal.samples != self.samples_per_chunk or (piece.seal.arrays_size is not None) is not self.arrays:
+            raise ValueError(f"{piece.folder}: chunk {piece.seal.chunk} cannot be the next one of {self.directory}")
+        piece.check()
+
+    def publish_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Publishes chunks of other streams on this filesystem as the next ones of this stream. Raises as `write`.
+
+        Their files get a second name here, which costs the same whatever their size. `check_piece` must have passed
+        them, and the open chunk must be empty.
         """
         self._check_open()
-        fits = seal.samples == self.samples_per_chunk and (seal.arrays_size is not None) is self.arrays
-        if len(self._chunk) or not fits:
-            raise ValueError(f"{folder}: chunk {seal.chunk} cannot be the next one of {self.directory}")
-        piece = LinkedChunk(self.full_chunks, self._lock.path, folder, seal)
-        piece.check()
-        self._row_source = source
-        self.samples += len(piece)
+        assert not len(self._chunk)
+        chunks = [
+            (LinkedChunk(number, self._lock.path, piece), piece.source)
+            for number, piece in enumerate(pieces, self.full_chunks)
+        ]
+        self._row_source = pieces[-1].source
+        self.samples += sum(len(chunk) for chunk, _ in chunks)
         try:
-            self._publish(piece)
+            self._publish(chunks)
         except BaseException as cause:
             self._fail(cause)
 
@@ -378,31 +380,33 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.samples += rows
         self._row_source = self._row_source if source is None else source
         if len(self._chunk) == self.samples_per_chunk:
-            self._publish()
+            self._publish([(self._chunk, self._row_source)])
 
-    def _publish(self, piece: LinkedChunk | None = None, *, last: bool = False) -> None:
-        chunk = piece or self._chunk
+    def _publish(self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], *, last: bool = False) -> None:
         for file in self._chunk.files:
             file.pass_on()
         # Waits for the previous chunk: at most one may be in progress.
         self._steps.wait(self._publishing)
-        step = functools.partial(self._publish_chunk, chunk, self._row_source, time.monotonic(), last)
-        self.full_chunks += 1
+        step = functools.partial(self._publish_chunks, chunks, time.monotonic(), last)
+        self.full_chunks += len(chunks)
         self._dropped.detach()
         self._begin_chunk()
         self._publishing = self._steps.do(step)
 
-    def _publish_chunk(self, chunk: OpenChunk | LinkedChunk, source: Any, full_at: float, last: bool) -> None:
+    def _publish_chunks(
+        self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], full_at: float, last: bool
+    ) -> None:
         if self._share is not None:
             self._share.make_room(self.published_samples, self._tell_alive)
         try:
-            publishing.publish_chunk(self.directory, chunk, source, self._clock(), self._lock)
+            publishing.publish_chunks(self.directory, chunks, self._clock(), self._lock)
         except BaseException:
-            chunk.discard()
+            for chunk, _ in chunks:
+                chunk.discard()
             raise
-        self.published_chunks += 1
-        self.published_samples += len(chunk)
-        self.source = source
+        self.published_chunks += len(chunks)
+        self.published_samples += sum(len(chunk) for chunk, _ in chunks)
+        self.source = chunks[-1][1]
         if not last:
             # A partial chunk is the last one: the head counts it only together with the end.
             self._tell(self._state)
@@ -415,7 +419,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     def _end(self) -> None:
         if len(self._chunk):
-            self._publish(last=True)
+            self._publish([(self._chunk, self._row_source)], last=True)
         self._steps.wait()
         self._lock.check()
         end = self.published_chunks, self.published_samples, self._row_source

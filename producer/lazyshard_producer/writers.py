@@ -54,6 +54,10 @@ class SharedLimits:
         self._alarmed = alarm
         return held
 
+    def fits(self, published_chunks: int, more: int) -> bool:
+        """As `Holdback.fits`."""
+        return self._holdback.fits(published_chunks, more)
+
     def after_publish(self, published_chunks: int) -> None:
         """As `Holdback.after_publish`."""
         self._holdback.after_publish(published_chunks)

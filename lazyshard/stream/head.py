@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.errors import LazyShardError, redact
 from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
 from lazyshard.format.writers import Committed
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
@@ -239,6 +240,16 @@ def describe_silence(head: Head, now: float, least: float, open_rows: bool | Non
     if not head.open:
         rows = "rows" if open_rows else "rows, if any,"
     return f"{told}, with {rows} in its open chunk, which is published once it is full or the producer closes it"
+
+
+def failure_note(error: BaseException | None) -> str:
+    """Returns the note of a producer that an error has stopped."""
+    return plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
+
+
+def plain(text: str) -> str:
+    """Returns a text as a note: on one line, shortened, as valid UTF-8; file names need not be."""
+    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]
 
 
 def failure_words(note: str) -> str:

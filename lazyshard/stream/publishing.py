@@ -236,9 +236,16 @@ class Piece(NamedTuple):
     seal: SealBytes
     source: Any  # the position after it, for the seal here
 
-    def check(self) -> None:
-        """Raises ChunkCorrupt, FileNotFoundError: its files are not as long as sealed, or not there."""
+    def check(self, samples_per_chunk: int, *, arrays: bool) -> None:
+        """Checks that it can be a chunk of a stream.
+
+        Raises:
+            ChunkCorrupt, FileNotFoundError: a file of it has another length than its seal says, or is not there.
+            ValueError: it has another number of rows, or it has arrays and the stream does not, or the reverse.
+        """
         number = self.seal.chunk
+        if self.seal.samples != samples_per_chunk or (self.seal.arrays_size is not None) is not arrays:
+            raise ValueError(f"{self.folder}: chunk {number} has {self.seal.samples} rows, or other arrays")
         for name, size in ((chunk_name, self.seal.size), (arrays_name, self.seal.arrays_size)):
             path = self.folder / name(number)
             if size is not None and (found := os.stat(path, follow_symlinks=False).st_size) != size:

@@ -26,7 +26,8 @@ from lazyshard.format.writers import (
 from lazyshard.store.files import check_folder, read_record
 from lazyshard.stream.listing import invalid
 from lazyshard.stream.lock import create_stream, find_manifest
-from lazyshard.stream.sequencer import RETRY_S, Gate, Sequencing, Told, has_ended, read_position, writer_names
+from lazyshard.stream.members import RETRY_S, Told, has_ended, read_position, writer_names
+from lazyshard.stream.sequencer import Gate, Sequencing
 
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter

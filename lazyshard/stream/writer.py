@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed, redact
+from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
-from lazyshard.stream.head import check_state
+from lazyshard.stream.head import check_state, failure_note, plain
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
 from lazyshard.stream.publishing import LinkedChunk, OpenChunk, Piece, WriteSteps
@@ -229,21 +229,10 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise rows.refused
         return rows.duplicates
 
-    def check_piece(self, piece: Piece) -> None:
-        """Checks that a chunk of another stream can be one of this stream.
-
-        Raises:
-            ChunkCorrupt, FileNotFoundError: a file of it has another length than its seal says, or is not there.
-            ValueError: it has not `samples_per_chunk` rows, or arrays if and only if this stream has.
-        """
-        if piece.seal.samples != self.samples_per_chunk or (piece.seal.arrays_size is not None) is not self.arrays:
-            raise ValueError(f"{piece.folder}: chunk {piece.seal.chunk} cannot be the next one of {self.directory}")
-        piece.check()
-
     def publish_pieces(self, pieces: Sequence[Piece]) -> None:
         """Publishes chunks of other streams on this filesystem as the next ones of this stream. Raises as `write`.
 
-        Their files get a second name here, which costs the same whatever their size. `check_piece` must have passed
+        Their files get a second name here, which costs the same whatever their size. `Piece.check` must have passed
         them, and the open chunk must be empty.
         """
         self._check_open()
@@ -349,9 +338,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                     self._fail(cause)
             else:
                 self._finish_steps()
-                self._leave(state, _plain(note))
+                self._leave(state, plain(note))
         except BaseException as cause:
-            self._leave("failed", _why(cause))
+            self._leave("failed", failure_note(cause))
             raise
         else:
             if end and self._share is not None:
@@ -370,7 +359,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
-        self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
+        self.close(end=kind is None, state="failed" if failed else "idle", note=failure_note(error) if failed else "")
 
     def _begin_chunk(self) -> None:
         self._chunk = OpenChunk(self.full_chunks, self._lock.path, self._steps, arrays=self.arrays)
@@ -474,7 +463,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             told = self._failed(cause.strerror or str(cause), "make room or fix the filesystem, then open")
             # A producer that takes over removes this one's directory, which is not a filesystem error.
             self._failure = told = self._lock.lost() or told
-        self._leave("failed", _why(told or cause))
+        self._leave("failed", failure_note(told or cause))
         if told is None:
             raise cause
         raise told from cause
@@ -513,12 +502,3 @@ def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
     if len(chunk) and os.getpid() == pid:
         what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
         _log.warning(f"%s: {what}", directory, len(chunk))
-
-
-def _why(error: BaseException | None) -> str:
-    return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
-
-
-def _plain(text: str) -> str:
-    """Returns a text on one line, shortened, as valid UTF-8: file names need not be."""
-    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]

@@ -292,7 +292,7 @@ class Committer:
                     self._merge()
             else:
                 piece = Piece(path, seal, self._take(rest))
-                self._writer.check_piece(piece)
+                piece.check(size, arrays=self._writer.arrays)
                 self._writer.publish_pieces([piece])
         self._done.add(name)
         self._remove({name})

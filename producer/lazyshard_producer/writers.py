@@ -17,7 +17,8 @@ from lazyshard.store.files import read_record
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
 from lazyshard.stream.listing import read_manifest
-from lazyshard.stream.sequencer import Sequencing, read_committed, read_position, writer_names
+from lazyshard.stream.members import read_committed, read_position, writer_names
+from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.stream import NativeStream
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.settings import Limits

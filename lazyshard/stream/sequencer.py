@@ -5,6 +5,9 @@ is the only producer of the shared stream: it holds that one's lock and fencing 
 chunk, in fair turn, by giving its files a second name, and seals it. Its position is in every seal: how many rows of
 each writer the stream has. So a restarted sequencer continues after the newest seal, whatever was on its way.
 
+Pieces that wait are published together, up to `TOGETHER`: they share the sync of the names of their data, `head.json`
+and `committed.json`. Each seal is durable before the next one appears.
+
 A crash leaves at most linked files without a seal, which recovery removes: the piece is still in its writer's folder.
 A writer deletes pieces only when `committed.json` names them, which is written after their seal is durable.
 

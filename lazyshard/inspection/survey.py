@@ -28,9 +28,9 @@ from lazyshard.store import files
 from lazyshard.store.files import UrlPath, is_there, read_record
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks, writer_names
+from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
+from lazyshard.stream.members import read_position, writer_names
 from lazyshard.stream.reader import GRACE_S
-from lazyshard.stream.sequencer import read_position
 
 _T = TypeVar("_T")
 Names = Callable[[int], tuple[str, ...]]  # returns a chunk's data file, seal, and other files

@@ -11,7 +11,7 @@ from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.records import MANIFEST, Manifest, seal_name
 from lazyshard.format.writers import WRITERS, Sequenced, piece_stream_id
 from lazyshard.inspection.verification_files import Fault, file_fault
-from lazyshard.stream.listing import writer_names
+from lazyshard.stream.members import writer_names
 
 if TYPE_CHECKING:
     from lazyshard.inspection.verification import Verified

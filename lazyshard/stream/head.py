@@ -12,11 +12,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, redact
 from lazyshard.format.records import HEAD, HEAD_RESERVE, STATES, Head, ProducerState, printable
 from lazyshard.store.durable import publish_bytes, remove, this_boot, write_new
 from lazyshard.store.files import read_record
@@ -30,7 +30,6 @@ FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
 # only some thousands per second, which is what 1,000 nodes send at this pause
 FIRST_REQUEST_S: Final = 0.2
 STALE_HEARTBEAT_S: Final = 15.0  # producers send one every 5 s while rows arrive; three missed ones are worth a report
-_SHOWN: Final = 8  # writers named in a message
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _STARTED: Final = 19  # field of `/proc/PID/stat` after the program's name: its start, in clock ticks since boot
 
@@ -236,30 +235,6 @@ def describe_producer(
     return f"{published.samples:,} samples are published, {who} {doing}{gap}"
 
 
-def describe_writers(directory: Path, names: Sequence[str], now: float) -> str:
-    """Describes which of the writers of a stream will publish nothing soon, "" if none; reads the head of each."""
-    from lazyshard.format.writers import WRITERS  # as in `writer_names`
-
-    found = []
-    for name in names:
-        try:
-            head = read_record(directory / WRITERS / name / HEAD, Head.decode)
-        except (LazyShardError, OSError):
-            found.append(f"{name} has not begun, or its head.json cannot be read")
-            continue
-        age, who = max(0.0, now - head.updated_at), f"{name} (pid {head.pid} on {printable(head.host)})"
-        if head.state == "failed":
-            found.append(f"{who} has failed")
-        elif head.state == "idle":
-            found.append(f"{who} was stopped")
-        elif not head.ended and process_gone(head):
-            found.append(f"{who} no longer runs")
-        elif not head.ended and age > STALE_HEARTBEAT_S:
-            found.append(f"{who} has given no sign of life for {format_seconds(age)}")
-    more = f", and {len(found) - _SHOWN:,} more like that" if len(found) > _SHOWN else ""
-    return f"; of its {len(names):,} writers: {', '.join(found[:_SHOWN])}{more}" if found else ""
-
-
 def is_silent(head: Head, now: float) -> bool:
     """Returns whether a running producer has reported no row for so long that its rate predicts nothing."""
     # At its own rate it would have reported five rows.
@@ -281,6 +256,16 @@ def describe_silence(head: Head, now: float, least: float, open_rows: bool | Non
     if not head.open:
         rows = "rows" if open_rows else "rows, if any,"
     return f"{told}, with {rows} in its open chunk, which is published once it is full or the producer closes it"
+
+
+def failure_note(error: BaseException | None) -> str:
+    """Returns the note of a producer that an error has stopped."""
+    return plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
+
+
+def plain(text: str) -> str:
+    """Returns a text as a note: on one line, shortened, as valid UTF-8; file names need not be."""
+    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]
 
 
 def failure_words(note: str) -> str:

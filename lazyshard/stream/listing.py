@@ -27,7 +27,7 @@ from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMism
 from lazyshard.format import records
 from lazyshard.format.records import MANIFEST, RETIRED, TEMPORARY, Head, Manifest, Retired, check_samples_per_chunk
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
-from lazyshard.store.files import UrlPath, check_folder, is_folder, list_names, read_record, unreadable
+from lazyshard.store.files import UrlPath, check_folder, list_names, read_record, unreadable
 
 
 class Published(NamedTuple):
@@ -189,19 +189,6 @@ def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> 
     """Returns which of the native chunks [first, stop) lack a file in the listing, which may be outdated."""
     listed = set(os.listdir(directory))
     return [chunk for chunk in range(first, stop) if not listed.issuperset(names_of(chunk, arrays=arrays))]
-
-
-def writer_names(directory: Path) -> list[str]:
-    """Returns the names of the writers that have a folder in a stream, in order. Raises OSError."""
-    # Imported when used: a data set of a stream with one producer does without.
-    from lazyshard.format.writers import WRITERS, is_writer_name
-
-    folder = directory / WRITERS
-    try:
-        names = list_names(check_folder(folder))
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if is_writer_name(name) and is_folder(folder / name))
 
 
 def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:

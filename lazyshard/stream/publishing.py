@@ -13,10 +13,10 @@ import functools
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -229,28 +229,45 @@ class OpenChunk:
         return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
 
 
+class Piece(NamedTuple):
+    """A published chunk of another stream on this filesystem, to be published as a chunk of this one."""
+
+    folder: Path  # of the other stream
+    seal: SealBytes
+    source: Any  # the position after it, for the seal here
+
+    def check(self, samples_per_chunk: int, *, arrays: bool) -> None:
+        """Checks that it can be a chunk of a stream.
+
+        Raises:
+            ChunkCorrupt, FileNotFoundError: a file of it has another length than its seal says, or is not there.
+            ValueError: it has another number of rows, or it has arrays and the stream does not, or the reverse.
+        """
+        number = self.seal.chunk
+        if self.seal.samples != samples_per_chunk or (self.seal.arrays_size is not None) is not arrays:
+            raise ValueError(f"{self.folder}: chunk {number} has {self.seal.samples} rows, or other arrays")
+        for name, size in ((chunk_name, self.seal.size), (arrays_name, self.seal.arrays_size)):
+            path = self.folder / name(number)
+            if size is not None and (found := os.stat(path, follow_symlinks=False).st_size) != size:
+                raise damaged(path, number, None, None, f"{size} bytes as sealed", f"{found} bytes")
+
+
 class LinkedChunk:
-    """A published chunk of a writer's own stream, to be published as a chunk of the shared one; see `OpenChunk`.
+    """A piece as a chunk to be published; see `OpenChunk`.
 
     Its files get a second name: no byte of them is read. Where there are no hard links they are copied.
     """
 
-    def __init__(self, number: int, path: Callable[[str], Path], folder: Path, seal: SealBytes) -> None:
-        self.number, self._seal = number, seal
-        self.rows = PieceFile(seal.chunk, folder / chunk_name(seal.chunk), path(chunk_name(number)), seal.size)
+    def __init__(self, number: int, path: Callable[[str], Path], piece: Piece) -> None:
+        self.number, self._seal = number, piece.seal
+        self.rows = PieceFile(piece.folder / chunk_name(piece.seal.chunk), path(chunk_name(number)))
         self.arrays: PieceFile | None = None
-        if (size := seal.arrays_size) is not None:
-            names = arrays_name(seal.chunk), arrays_name(number)
-            self.arrays = PieceFile(seal.chunk, folder / names[0], path(names[1]), size)
+        if piece.seal.arrays_size is not None:
+            self.arrays = PieceFile(piece.folder / arrays_name(piece.seal.chunk), path(arrays_name(number)))
         self._links = [self.rows] if self.arrays is None else [self.rows, self.arrays]
 
     def __len__(self) -> int:
         return self._seal.samples
-
-    def check(self) -> None:
-        """Raises ChunkCorrupt, FileNotFoundError: the files are not as long as sealed, or not there."""
-        for file in self._links:
-            file.check()
 
     def finish(self) -> None:
         """A step: gives the files their second name."""
@@ -268,47 +285,46 @@ class LinkedChunk:
         return self._seal.encode(self.number, source, now)
 
 
-class PieceFile:
+class PieceFile(NamedTuple):
     """One of a piece's files: `path` is its second name."""
 
-    def __init__(self, number: int, first: Path, path: Path, size: int) -> None:
-        self._number, self._first, self.path, self._size = number, first, path, size
-
-    def check(self) -> None:
-        """Raises as `LinkedChunk.check`."""
-        if (found := os.stat(self._first, follow_symlinks=False)).st_size != self._size:
-            raise damaged(
-                self._first, self._number, None, None, f"{self._size} bytes as sealed", f"{found.st_size} bytes"
-            )
+    first: Path
+    path: Path
 
     def link(self) -> None:
         """Gives the file its second name, or makes a durable copy."""
         durable.remove(self.path)
-        if not durable.link(self._first, self.path):
-            durable.copy(self._first, self.path)
+        if not durable.link(self.first, self.path):
+            durable.copy(self.first, self.path)
 
 
-def publish_chunk(directory: Path, chunk: OpenChunk | LinkedChunk, source: Any, now: float, lock: WriterLock) -> None:
-    """Publishes a chunk whose rows were all passed on. It is published if and only if this returns.
+def publish_chunks(
+    directory: Path, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], now: float, lock: WriterLock
+) -> None:
+    """Publishes chunks whose rows were all passed on, each with its position. All are published if this returns.
 
-    Checks the lock before each visible step. Raises ProducerFenced: another producer has taken the stream over, or has
-    published this chunk.
+    They share the sync of the names of their data. Seals appear in order, each one durable before the next: after a
+    power cut there is no gap. Checks the lock before each visible step. Raises ProducerFenced: another producer has
+    taken the stream over, or has published one of these chunks.
     """
-    target = directory / seal_name(chunk.number)
-    chunk.finish()
+    targets = [directory / seal_name(chunk.number) for chunk, _ in chunks]
+    for chunk, _ in chunks:
+        chunk.finish()
     lock.check()
-    if os.path.lexists(target):
+    if (taken := next(filter(os.path.lexists, targets), None)) is not None:
         # Most likely by a producer that has taken over since the last check.
         lock.check()
-        what = f"{target}: another program has published this chunk; this producer stops, nothing was changed"
+        what = f"{taken}: another program has published this chunk; this producer stops, nothing was changed"
         raise ProducerFenced(what, directory=str(directory))
-    if chunk.arrays is not None:
-        rename(chunk.arrays.path, directory / arrays_name(chunk.number))
-    rename(chunk.rows.path, directory / chunk_name(chunk.number))
+    for chunk, _ in chunks:
+        if chunk.arrays is not None:
+            rename(chunk.arrays.path, directory / arrays_name(chunk.number))
+        rename(chunk.rows.path, directory / chunk_name(chunk.number))
     sync_directory(directory)
-    seal = chunk.seal(source, now)
-    lock.check()
-    publish_bytes(seal, target, lock.path(target.name))
+    for (chunk, source), target in zip(chunks, targets, strict=True):
+        seal = chunk.seal(source, now)
+        lock.check()
+        publish_bytes(seal, target, lock.path(target.name))
 
 
 def publish_end(directory: Path, chunks: int, samples: int, source: Any, temporary: Path) -> None:

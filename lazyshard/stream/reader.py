@@ -17,7 +17,7 @@ from lazyshard.format.seal import DealtByCost
 from lazyshard.store.files import UrlPath, check_place, stream_path
 from lazyshard.stream import head as heads
 from lazyshard.stream.chunk import Chunk, OpenChunks
-from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint, writer_names
+from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker
 
@@ -193,10 +193,12 @@ class StreamReader:
             hint = path_hint(self.directory)
             return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
         seen, head, now, where = self.seen, self.seen.head, time.time(), self.directory
-        gone, open_rows, end, writers = False, None, "", list[str]()
+        gone, open_rows, end, idle = False, None, "", None
         if self.stream_id is not None and not isinstance(where, UrlPath):
-            with contextlib.suppress(LazyShardError, OSError):
-                writers = self._ask(lambda: writer_names(where), "looking into %s", where)
+            # Imported when used: most streams have one producer.
+            from lazyshard.stream.members import describe_writers
+
+            idle = self._ask(lambda: describe_writers(where, now), "looking into %s", where)
         if head is not None and head.state in ("running", "waiting"):
             # True if a producer on this machine has ended, or is silent and has no process.
             silent = now - head.updated_at >= heads.STALE_HEARTBEAT_S
@@ -205,10 +207,9 @@ class StreamReader:
                 open_rows = self._ask(lambda: has_unpublished_rows(where, seen.chunks), "looking into %s", where)
         elif head is None and self.stream_id is None and seen.gap is None and seen.short is None:
             end = f"; if no more will follow, create an empty file {where / END}"
-        name = "sequencer" if writers else "producer"
+        name = "producer" if idle is None else "sequencer"
         producer = heads.describe_producer(seen, samples, now, gone, open_rows, name)
-        idle = self._ask(lambda: heads.describe_writers(where, writers, now), "looking into %s", where)
-        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{idle}"
+        return f"{who}waiting for chunk {chunk} of {where} {so_far}: {producer}{end}{idle or ''}"
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
         head = self.seen.head

@@ -5,6 +5,9 @@ is the only producer of the shared stream: it holds that one's lock and fencing 
 chunk, in fair turn, by giving its files a second name, and seals it. Its position is in every seal: how many rows of
 each writer the stream has. So a restarted sequencer continues after the newest seal, whatever was on its way.
 
+Pieces that wait are published together, up to `TOGETHER`: they share the sync of the names of their data, `head.json`
+and `committed.json`. Each seal is durable before the next one appears.
+
 A crash leaves at most linked files without a seal, which recovery removes: the piece is still in its writer's folder.
 A writer deletes pieces only when `committed.json` names them, which is written after their seal is durable.
 
@@ -18,30 +21,25 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded
 from lazyshard.format.batch import CheckedArrays, CheckedLines
-from lazyshard.format.records import END, HEAD, LOCK, End, Head, Manifest, chunk_name, seal_name
+from lazyshard.format.records import LOCK, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import SealBytes
-from lazyshard.format.writers import (
-    WRITERS,
-    Committed,
-    EndRequest,
-    Sequenced,
-    WriterRows,
-    piece_stream_id,
-)
+from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced, WriterRows
 from lazyshard.store.durable import publish_bytes, remove
-from lazyshard.store.files import check_folder, read_file, read_record, read_seal
+from lazyshard.store.files import check_folder, read_file, read_seal
 from lazyshard.stream.chunk import Chunk, open_sealed
 from lazyshard.stream.head import own_process, process_gone
-from lazyshard.stream.listing import Published, invalid, read_manifest, writer_names
-from lazyshard.stream.stream import NativeStream
+from lazyshard.stream.listing import invalid, read_manifest
+from lazyshard.stream.members import RETRY_S, SequencedWriter, Told, has_ended, writer_names
+from lazyshard.stream.publishing import Piece
 
 if TYPE_CHECKING:
     from lazyshard.format.seal import Seal
@@ -49,9 +47,9 @@ if TYPE_CHECKING:
 
 BEAT_S: Final = 1.0  # how often `committed.json` shows that the sequencer is alive
 LEASE_S: Final = 4.0  # another process takes over after as long without a beat
-RETRY_S: Final = 1.0  # until a writer in trouble, or the lock, is tried again
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 0.02  # a poll is one stat for each writer
+TOGETHER: Final = 8  # pieces that share the sync of a directory, `head.json` and `committed.json`
 _HEARTBEAT_S: Final = 5.0
 _HOLD_S: Final = 0.2  # a wait for the gate that readers are told of
 _SLICE_BYTES: Final = 1 << 20
@@ -71,57 +69,11 @@ class Gate(Protocol):
     def before_chunk(self, published_chunks: int, published_samples: int) -> Limited | None:
         """Returns why the next chunk may not be published yet, None if it may."""
 
+    def fits(self, published_chunks: int, more: int) -> bool:
+        """Returns whether so many more chunks may be published together with one that may; changes nothing."""
+
     def after_publish(self, published_chunks: int) -> None:
         """Called after a publish; may delete chunks."""
-
-
-class SequencedWriter:
-    """A writer, as the sequencer sees it."""
-
-    def __init__(self, name: str, folder: Path, stream_id: str) -> None:
-        self.name, self.folder, self._stream_id = name, folder, piece_stream_id(stream_id, name)
-        self.taken, self.chunk = 0, 0  # its rows in the shared stream, and the last chunk with some
-        self.published = Published(0, 0, False)
-        self.trouble = ""  # why its pieces are not taken
-        self._stream: NativeStream | None = None
-        self._seen: tuple[int, int, int] | None = None
-        self._due = 0.0
-
-    @property
-    def left(self) -> int:
-        """Rows that are published and not in the shared stream yet."""
-        return self.published.samples - self.taken
-
-    def look(self, now: float, *, fresh: bool) -> None:
-        """Refreshes what is published: at once if `fresh` or its `head.json` is another file, else once a second."""
-        try:
-            status = os.stat(self.folder / HEAD)
-            seen = status.st_ino, status.st_mtime_ns, status.st_size
-        except FileNotFoundError:
-            seen = None
-        if not fresh and now < self._due and (seen == self._seen or self.trouble):
-            return
-        self._seen, self._due = seen, now + RETRY_S
-        if self._stream is None:
-            if (manifest := read_manifest(self.folder, None)) is None:
-                return
-            if manifest.stream_id != self._stream_id:
-                raise invalid(self.folder, "holds the stream of another writer, or of another shared stream")
-            self._stream = NativeStream(self.folder, manifest)
-        self.published = self._stream.published()
-        if not self.published.ended:
-            # Its process may have been killed before `head.json` told so.
-            with contextlib.suppress(FileNotFoundError):
-                end = read_record(self.folder / END, End.decode)
-                self.published = Published(end.chunks, end.samples, True)
-        if self.left < 0:
-            what = f"{self.taken:,} of its rows are in the stream, {self.published.samples:,} are here; restore it from"
-            raise invalid(self.folder, f"{what} a copy, or use another writer's name")
-        self.trouble = ""
-
-    def fail(self, cause: Exception) -> None:
-        """Remembers why its pieces are not taken."""
-        self.trouble = f"{cause}" if isinstance(cause, LazyShardError) else f"{self.folder}: {cause}"
 
 
 class Sequencer:
@@ -144,7 +96,7 @@ class Sequencer:
         self._manifest: Manifest = manifest
         self.members: dict[str, SequencedWriter] = {}
         self.ended, self.hold = False, ""
-        self._turn, self._process = 0, own_process()
+        self._turn, self._together, self._process = 0, TOGETHER, own_process()
         self._told = self._beaten = self._listed = 0.0
         if writer.source is not None:
             if (found := Sequenced.read_source(writer.source)) is None:
@@ -157,7 +109,7 @@ class Sequencer:
         self._tell()
 
     def turn(self) -> int:
-        """Publishes at most one piece of each writer, and remainders if they fill a chunk; returns how many chunks.
+        """Publishes the next pieces together, and remainders if they fill a chunk; returns how many chunks.
 
         Ends the stream if all writers have ended, or its end was requested, and nothing is left to publish.
         """
@@ -168,12 +120,7 @@ class Sequencer:
         self.hold = ""
         members = list(self.members.values())
         self._turn = (self._turn + 1) % max(1, len(members))
-        for member in members[self._turn :] + members[: self._turn]:
-            if not member.trouble and member.left >= self._size:
-                if self._is_held():
-                    break
-                self._take(member)
-                self._show_alive()
+        self._take(members[self._turn :] + members[: self._turn])
         rests = [one for one in members if one.published.ended and 0 < one.left < self._size and not one.trouble]
         if not self.hold and sum(one.left for one in rests) >= self._size:
             rests = self._sound(rests)
@@ -240,20 +187,46 @@ class Sequencer:
             self._writer.state = "running"
         return bool(self.hold)
 
-    def _take(self, member: SequencedWriter) -> None:
-        with self._trouble(member):
-            number = member.taken // self._size
-            path = member.folder / seal_name(number)
-            seal = SealBytes.decode(read_file(path), number, str(path))
-            source, chunk = self._source([WriterRows(member.name, member.taken, self._size, seal.source)])
-            self._writer.publish_piece(member.folder, seal, source=source)
-            member.taken, member.chunk = member.taken + self._size, chunk
+    def _fits(self, more: int) -> bool:
+        return self._gate is None or self._gate.fits(self._writer.published_chunks, more)
 
-    def _source(self, rows: list[WriterRows]) -> tuple[dict[str, Any], int]:
-        """Returns the position after a chunk of these rows, and the chunk's number."""
-        chunk, taken = self._writer.full_chunks, {m.name: (m.taken, m.chunk) for m in self.members.values() if m.taken}
-        taken |= {one.writer: (one.first + one.count, chunk) for one in rows}
-        return Sequenced(taken, tuple(rows)).to_source(), chunk
+    def _take(self, members: list[SequencedWriter]) -> None:
+        """Publishes pieces together: one of each writer, in this order, then the next ones."""
+        waiting, pieces, after = deque(members), list[Piece](), self._taken()
+        while waiting and len(pieces) < self._together:
+            member = waiting.popleft()
+            taken, _ = after.get(member.name, (0, 0))
+            if member.trouble or member.published.samples - taken < self._size:
+                continue
+            if self._is_held() if not pieces else not self._fits(len(pieces)):
+                break
+            with self._trouble(member):
+                number, chunk = taken // self._size, self._writer.full_chunks + len(pieces)
+                path = member.folder / seal_name(number)
+                seal = SealBytes.decode(read_file(path), number, str(path))
+                position = after | {member.name: (taken + self._size, chunk)}
+                rows = WriterRows(member.name, taken, self._size, seal.source)
+                piece = Piece(member.folder, seal, Sequenced(position, (rows,)).to_source())
+                piece.check(self._size, arrays=self._writer.arrays)
+                pieces.append(piece)
+                waiting.append(member)
+                after = position
+        if pieces:
+            began = time.monotonic()
+            self._writer.publish_pieces(pieces)
+            self._took(after)
+            # Nothing shows meanwhile that the sequencer is alive.
+            slow = time.monotonic() - began > BEAT_S / 2
+            self._together = max(1, self._together // 2) if slow else min(TOGETHER, 2 * self._together)
+
+    def _taken(self) -> dict[str, tuple[int, int]]:
+        """Returns the position after the last published chunk."""
+        return {one.name: (one.taken, one.chunk) for one in self.members.values() if one.taken}
+
+    def _took(self, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Goes on from a position, that of the chunks that were published last."""
+        for name, (rows, chunk) in taken.items():
+            self.members[name].taken, self.members[name].chunk = rows, chunk
 
     def _sound(self, rests: list[SequencedWriter]) -> list[SequencedWriter]:
         """Returns the writers whose remainders can be read: all rows are checked before any of them is written."""
@@ -272,13 +245,13 @@ class Sequencer:
                 parts.append((member, count))
                 rows.append(WriterRows(member.name, member.taken, count, seal.source))
                 room -= count
-        source, chunk = self._source(rows)
+        after = self._taken() | {one.writer: (one.first + one.count, self._writer.full_chunks) for one in rows}
+        source = Sequenced(after, tuple(rows)).to_source()
         for member, count in parts:
             for lines in checked_slices(*self._remainder(member, count)):
                 self._writer.write_lines(lines, source=source)
                 self._show_alive()
-        for member, count in parts:
-            member.taken, member.chunk = member.taken + count, chunk
+        self._took(after)
 
     def _remainder(self, member: SequencedWriter, count: int) -> tuple[Chunk, Seal, int, int]:
         number, first = divmod(member.taken, self._size)
@@ -311,7 +284,7 @@ class Sequencer:
 
     def _tell(self, *, stopped: bool = False) -> None:
         self._beaten, self._beat = time.monotonic(), self._beat + 1
-        taken = {one.name: [one.taken, one.chunk] for one in self.members.values() if one.taken}
+        taken = {name: list(one) for name, one in self._taken().items()}
         refused = {one.name: one.trouble for one in self.members.values() if one.trouble}
         told = Committed(
             self._writer.published_chunks,
@@ -370,6 +343,7 @@ class Sequencing:
         self.directory, self._open_stream, self._gate = directory, open_stream, gate
         self.sequencer: Sequencer | None = None
         self.ended = False
+        self._told = Told(directory)
         self._seen: tuple[Committed | None, float] | None = None  # what was told last, and when that was first seen
         self._try_at = 0.0
         self._pause = FIRST_POLL_S
@@ -414,7 +388,7 @@ class Sequencing:
         if now < self._try_at:
             return False
         self.ended = has_ended(self.directory)
-        found = read_committed(self.directory)
+        found = self._told.read()
         if self._seen is None or found != self._seen[0]:
             # What another process has told before this one started may be as old as the stream.
             self._seen = found, now
@@ -434,30 +408,3 @@ class Sequencing:
             writer.close(end=False)
             raise
         return True
-
-
-def has_ended(directory: Path) -> bool:
-    """Whether the stream has ended and `head.json` tells readers so: a sequencer may be killed in between."""
-    with contextlib.suppress(OSError, LazyShardError):
-        return (directory / END).exists() and read_record(directory / HEAD, Head.decode).ended
-    return False
-
-
-def read_committed(directory: Path) -> Committed | None:
-    """Returns what the sequencer has told last; None where nothing of it can be read."""
-    with contextlib.suppress(OSError, LazyShardError):
-        return read_record(directory / WRITERS / Committed.NAME, Committed.decode)
-    return None
-
-
-def read_position(directory: Path) -> Sequenced:
-    """Returns the position of the sequencer, by the newest seal. Raises StreamInvalid, OSError."""
-    manifest = read_manifest(directory, None)
-    if manifest is None:
-        return Sequenced({})
-    chunks = NativeStream(directory, manifest).published().chunks
-    if not chunks:
-        return Sequenced({})
-    if (found := Sequenced.read_source(read_seal(directory, chunks - 1).source)) is None:
-        raise invalid(directory, f"chunk {chunks - 1} was not sealed by a sequencer of writers", chunks - 1)
-    return found

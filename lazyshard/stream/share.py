@@ -24,18 +24,20 @@ from lazyshard.format.writers import (
     piece_stream_id,
 )
 from lazyshard.store.files import check_folder, read_record
-from lazyshard.stream.listing import invalid, writer_names
+from lazyshard.stream.listing import invalid
 from lazyshard.stream.lock import create_stream, find_manifest
-from lazyshard.stream.sequencer import RETRY_S, Gate, Sequencing, has_ended, read_committed, read_position
+from lazyshard.stream.members import RETRY_S, Told, has_ended, read_position, writer_names
+from lazyshard.stream.sequencer import Gate, Sequencing
 
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter
 
 MOST_PIECES: Final = 2  # pieces without a number after which a writer waits
-_RETIRED_AT_ONCE: Final = 4  # pieces: deleting costs a durable record each time
+_RETIRED_AT_ONCE: Final = 16  # pieces: deleting costs three syncs each time
 REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
 _HEARTBEAT_S: Final = 5.0
 _WARN_S: Final = 60.0
+_ASK_S: Final = 0.25  # how often a writer that waits reads the reason
 _CREATED_S: Final = 60.0  # by then a process that creates the stream has done so, or it hangs
 _log = logging.getLogger("lazyshard")
 
@@ -77,6 +79,7 @@ class Share:
         self._retire: Callable[[int], object] = str
         self._taken = self._retired = 0
         self._held_since = 0.0  # 0: it is not held
+        self._told = Told(directory)
         self._ended = False
         self._pid = os.getpid()
 
@@ -148,8 +151,9 @@ class Share:
         self._thread.start()
 
     def wake(self) -> None:
-        """A piece is published."""
-        self._woken.set()
+        """A piece is published: if this process sequences, it need not poll."""
+        if self._sequencing.sequencer is not None:
+            self._woken.set()
 
     def held(self, rows: int) -> str | None:
         """Returns why the next chunk, after so many rows, would wait; None if it would not. Raises as `make_room`."""
@@ -170,7 +174,7 @@ class Share:
     def finish(self, published: int) -> None:
         """This writer has ended: waits until all its full pieces have numbers; the last writer waits for the end."""
         whole = published - published % self.samples_per_chunk
-        self.wake()
+        self._woken.set()
         self._wait(lambda: self._taken >= whole, str)
         if self._is_last():
             # Of two that end at the same time, the later one finds both ends.
@@ -211,8 +215,8 @@ class Share:
         if done():
             return True
         # In this order: what is committed is told before the stream ends.
-        self._ended, found = has_ended(self.directory), read_committed(self.directory)
-        if found is not None:
+        self._ended = has_ended(self.directory)
+        if (found := self._told.read()) is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
         if done():
             return True
@@ -230,8 +234,9 @@ class Share:
         return f"chunks of writer {self.name!r} wait for the sequencer of the stream"
 
     def _wait(self, done: Callable[[], bool], tell: Callable[[str], object], *, for_end: bool = False) -> None:
-        pause, began = 0.002, time.monotonic()
-        warned = told = began
+        pause, began = 0.005, time.monotonic()
+        warned = told = asked = began
+        reason = ""
         while not self._look(done, began, for_end=for_end):
             if (now := time.monotonic()) - told >= _HEARTBEAT_S:
                 told = now
@@ -239,8 +244,10 @@ class Share:
             if now - warned >= _WARN_S:
                 warned = now
                 _log.warning("%s: waits for a minute or more: %s", self.directory, self._reason())
-            self._pause(pause, self._reason() if pause > 0.03 else "")
-            pause = min(0.05, 1.3 * pause)
+            if now - asked >= _ASK_S:
+                asked, reason = now, self._reason()
+            self._pause(pause, reason)
+            pause = min(0.05, 1.5 * pause)
 
     def _check(self, refused: Mapping[str, str], *, for_end: bool) -> None:
         shared, own = str(self.directory), str(self.folder)

@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed, redact
+from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
-from lazyshard.format.seal import SealBytes
 from lazyshard.stream import publishing
-from lazyshard.stream.head import check_state
+from lazyshard.stream.head import check_state, failure_note, plain
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import LinkedChunk, OpenChunk, WriteSteps
+from lazyshard.stream.publishing import LinkedChunk, OpenChunk, Piece, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
@@ -230,30 +229,22 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise rows.refused
         return rows.duplicates
 
-    def publish_piece(self, folder: Path, seal: SealBytes, *, source: Any) -> None:
-        """Publishes a chunk of another stream on this filesystem as the next one of this stream. Raises as `write`.
+    def publish_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Publishes chunks of other streams on this filesystem as the next ones of this stream. Raises as `write`.
 
-        Its files get a second name here, which costs the same whatever their size.
-
-        Args:
-            folder: the other stream's directory.
-            seal: the seal of its chunk, which must hold `samples_per_chunk` rows. The open chunk here must be empty.
-            source: as in `write`.
-
-        Raises:
-            ChunkCorrupt, FileNotFoundError: a file of the chunk has another length than its seal says, or is not there;
-                nothing is published, and the writer continues.
+        Their files get a second name here, which costs the same whatever their size. `Piece.check` must have passed
+        them, and the open chunk must be empty.
         """
         self._check_open()
-        fits = seal.samples == self.samples_per_chunk and (seal.arrays_size is not None) is self.arrays
-        if len(self._chunk) or not fits:
-            raise ValueError(f"{folder}: chunk {seal.chunk} cannot be the next one of {self.directory}")
-        piece = LinkedChunk(self.full_chunks, self._lock.path, folder, seal)
-        piece.check()
-        self._row_source = source
-        self.samples += len(piece)
+        assert not len(self._chunk)
+        chunks = [
+            (LinkedChunk(number, self._lock.path, piece), piece.source)
+            for number, piece in enumerate(pieces, self.full_chunks)
+        ]
+        self._row_source = pieces[-1].source
+        self.samples += sum(len(chunk) for chunk, _ in chunks)
         try:
-            self._publish(piece)
+            self._publish(chunks)
         except BaseException as cause:
             self._fail(cause)
 
@@ -347,9 +338,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                     self._fail(cause)
             else:
                 self._finish_steps()
-                self._leave(state, _plain(note))
+                self._leave(state, plain(note))
         except BaseException as cause:
-            self._leave("failed", _why(cause))
+            self._leave("failed", failure_note(cause))
             raise
         else:
             if end and self._share is not None:
@@ -368,7 +359,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
-        self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
+        self.close(end=kind is None, state="failed" if failed else "idle", note=failure_note(error) if failed else "")
 
     def _begin_chunk(self) -> None:
         self._chunk = OpenChunk(self.full_chunks, self._lock.path, self._steps, arrays=self.arrays)
@@ -378,31 +369,33 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.samples += rows
         self._row_source = self._row_source if source is None else source
         if len(self._chunk) == self.samples_per_chunk:
-            self._publish()
+            self._publish([(self._chunk, self._row_source)])
 
-    def _publish(self, piece: LinkedChunk | None = None, *, last: bool = False) -> None:
-        chunk = piece or self._chunk
+    def _publish(self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], *, last: bool = False) -> None:
         for file in self._chunk.files:
             file.pass_on()
         # Waits for the previous chunk: at most one may be in progress.
         self._steps.wait(self._publishing)
-        step = functools.partial(self._publish_chunk, chunk, self._row_source, time.monotonic(), last)
-        self.full_chunks += 1
+        step = functools.partial(self._publish_chunks, chunks, time.monotonic(), last)
+        self.full_chunks += len(chunks)
         self._dropped.detach()
         self._begin_chunk()
         self._publishing = self._steps.do(step)
 
-    def _publish_chunk(self, chunk: OpenChunk | LinkedChunk, source: Any, full_at: float, last: bool) -> None:
+    def _publish_chunks(
+        self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], full_at: float, last: bool
+    ) -> None:
         if self._share is not None:
             self._share.make_room(self.published_samples, self._tell_alive)
         try:
-            publishing.publish_chunk(self.directory, chunk, source, self._clock(), self._lock)
+            publishing.publish_chunks(self.directory, chunks, self._clock(), self._lock)
         except BaseException:
-            chunk.discard()
+            for chunk, _ in chunks:
+                chunk.discard()
             raise
-        self.published_chunks += 1
-        self.published_samples += len(chunk)
-        self.source = source
+        self.published_chunks += len(chunks)
+        self.published_samples += sum(len(chunk) for chunk, _ in chunks)
+        self.source = chunks[-1][1]
         if not last:
             # A partial chunk is the last one: the head counts it only together with the end.
             self._tell(self._state)
@@ -415,7 +408,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     def _end(self) -> None:
         if len(self._chunk):
-            self._publish(last=True)
+            self._publish([(self._chunk, self._row_source)], last=True)
         self._steps.wait()
         self._lock.check()
         end = self.published_chunks, self.published_samples, self._row_source
@@ -470,7 +463,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             told = self._failed(cause.strerror or str(cause), "make room or fix the filesystem, then open")
             # A producer that takes over removes this one's directory, which is not a filesystem error.
             self._failure = told = self._lock.lost() or told
-        self._leave("failed", _why(told or cause))
+        self._leave("failed", failure_note(told or cause))
         if told is None:
             raise cause
         raise told from cause
@@ -509,12 +502,3 @@ def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
     if len(chunk) and os.getpid() == pid:
         what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
         _log.warning(f"%s: {what}", directory, len(chunk))
-
-
-def _why(error: BaseException | None) -> str:
-    return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
-
-
-def _plain(text: str) -> str:
-    """Returns a text on one line, shortened, as valid UTF-8: file names need not be."""
-    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:1000]

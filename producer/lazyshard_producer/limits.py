@@ -281,7 +281,11 @@ class Holdback:
         if self.limits.retain != "all":
             self._refresh(published_chunks, LOOK_S)
 
-    def _hold(self, published: int, samples: int) -> Hold | None:
+    def fits(self, published_chunks: int, more: int) -> bool:
+        """Returns whether so many more chunks may be published with one that `before_chunk` has let pass."""
+        return self._hold(published_chunks + more, 0, more) is None
+
+    def _hold(self, published: int, samples: int, more: int = 0) -> Hold | None:
         limits, stock = self.limits, self.stock
         if limits.max_ahead is not None:
             mean = stock.size // (stock.stop - stock.first) if stock is not None and stock.stop > stock.first else None
@@ -292,10 +296,11 @@ class Holdback:
                 return self._hold_ahead(limits.max_ahead, published, samples, slowest)
         if stock is None:
             return None
-        if limits.max_disk is not None and stock.size + stock.largest > limits.max_disk:
+        wanted = (1 + more) * stock.largest
+        if limits.max_disk is not None and stock.size + wanted > limits.max_disk:
             return self._hold_for_room(stock, published, limits.max_disk, None)
         free = None if limits.min_free_disk is None else self.shelf.free_bytes()
-        if limits.min_free_disk is not None and free is not None and free - stock.largest < limits.min_free_disk:
+        if limits.min_free_disk is not None and free is not None and free - wanted < limits.min_free_disk:
             return self._hold_for_room(stock, published, limits.min_free_disk, free)
         return None
 

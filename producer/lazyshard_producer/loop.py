@@ -19,7 +19,7 @@ from lazyshard.format.records import END, End
 from lazyshard.format.row import check_row
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.sequencer import read_committed
+from lazyshard.stream.members import read_committed
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Outcome, Reason, Tally

@@ -38,7 +38,7 @@ from lazyshard.store.durable import rename, sync_directory, write_new
 from lazyshard.store.files import check_folder, read_file, read_seal
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.chunk import open_sealed
-from lazyshard.stream.publishing import OpenChunk, WriteSteps
+from lazyshard.stream.publishing import OpenChunk, Piece, WriteSteps
 from lazyshard.stream.sequencer import checked_slices
 
 POLL_S: Final = 0.5  # interval between polls for new pieces: chunks take longer to fill
@@ -291,7 +291,9 @@ class Committer:
                 if self._waiting >= size:
                     self._merge()
             else:
-                self._writer.publish_piece(path, seal, source=self._take(rest))
+                piece = Piece(path, seal, self._take(rest))
+                piece.check(size, arrays=self._writer.arrays)
+                self._writer.publish_pieces([piece])
         self._done.add(name)
         self._remove({name})
 

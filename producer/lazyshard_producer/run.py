@@ -27,7 +27,7 @@ from lazyshard.store.files import is_there, is_url, read_file, read_record, read
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest
-from lazyshard.stream.sequencer import read_position
+from lazyshard.stream.members import read_position
 from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES

@@ -16,8 +16,9 @@ from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_record
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
-from lazyshard.stream.listing import read_manifest, writer_names
-from lazyshard.stream.sequencer import Sequencing, read_committed, read_position
+from lazyshard.stream.listing import read_manifest
+from lazyshard.stream.members import read_committed, read_position, writer_names
+from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.stream import NativeStream
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.settings import Limits
@@ -53,6 +54,10 @@ class SharedLimits:
             self._warn(held.reason)
         self._alarmed = alarm
         return held
+
+    def fits(self, published_chunks: int, more: int) -> bool:
+        """As `Holdback.fits`."""
+        return self._holdback.fits(published_chunks, more)
 
     def after_publish(self, published_chunks: int) -> None:
         """As `Holdback.after_publish`."""

@@ -25,7 +25,8 @@ from lazyshard import ChunkWriter
 from lazyshard.format.records import END, seal_name
 from lazyshard.format.writers import WRITERS, Committed
 from lazyshard.stream import share
-from lazyshard.stream.sequencer import Sequencing, read_committed
+from lazyshard.stream.members import read_committed
+from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
 from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Row, Setting, Side, bound, variables

@@ -101,7 +101,7 @@ def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, tmp_p
                 run.end(signal.SIGKILL)
             assert limited.end(signal.SIGTERM)[0] == 0
         early.wait_until(lambda: head(out)["chunks"] == head(out, "a")["chunks"])
-        assert "this process sequences the stream's writers" in early.said()
+        early.wait_until(lambda: "this process sequences the stream's writers" in early.said())
         status, said = nursery.run("end", out)
         assert status == 0, said
         assert early.end()[0] == 0

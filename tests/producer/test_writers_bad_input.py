@@ -33,6 +33,9 @@ class Closable(Gate):
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         return Hold("closed by the test") if self.closed else None
 
+    def fits(self, published_chunks: int, more: int) -> bool:
+        return not self.closed
+
     def after_publish(self, published_chunks: int) -> None:
         pass
 

@@ -16,7 +16,7 @@ from lazyshard.format.records import END, LOCK, Encoding
 from lazyshard.format.seal import SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
 from lazyshard.store import durable
-from lazyshard.stream import read_retired, sequencer, share
+from lazyshard.stream import members, read_retired, sequencer, share
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
@@ -157,15 +157,21 @@ def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(t
         assert head(tmp_path).ended
 
 
-def test_sequencer_shows_between_pieces_that_it_is_alive(
+def test_pieces_are_published_together_and_fewer_of_them_on_a_slow_disk(
     tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn over many writers, on a slow disk, takes longer than the lease."""
+    """Meanwhile nothing shows that the sequencer is alive, and another process takes over after the lease."""
+    for number in range(10):
+        write(tmp_path, f"w{number}", 6, writers=0)
+    work = sequencing(tmp_path)
+    assert work.step() == 0.0
+    assert (head(tmp_path).chunks, chunks(tmp_path)[7:]) == (8, ["w80 w81"])
     monkeypatch.setattr(sequencer, "BEAT_S", 0.0)
-    for name in "abcdefghij":
-        write(tmp_path, name, 2, writers=0)
-    sequence(tmp_path, turns=1)
-    assert Committed.decode((tmp_path / WRITERS / Committed.NAME).read_bytes()).beat > 10
+    found = []
+    while work.step() == 0.0:
+        found.append(head(tmp_path).chunks)
+    work.close()
+    assert found == [16, 20, *range(22, 31)]
 
 
 def test_remainders_fill_chunks_together_and_the_last_ones_end_the_stream(tmp_path: Path, by_hand: None) -> None:
@@ -243,7 +249,10 @@ def test_writer_resumes_after_its_last_piece(tmp_path: Path, by_hand: None) -> N
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_sequencer_resumes_after_the_newest_seal(told: bool, tmp_path: Path, by_hand: None) -> None:
+def test_sequencer_resumes_after_the_newest_seal(
+    told: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencer, "TOGETHER", 2)
     for name in "ab":
         write(tmp_path, name, 5, writers=2)
     expected = ["b0 b1", "a0 a1", "a2 a3", "b2 b3", "b4 a4"]
@@ -318,7 +327,7 @@ def test_numbered_pieces_are_deleted_in_the_writers_folder_alone(tmp_path: Path)
     assert ids(tmp_path) == [f"a{number}" for number in range(41)]
     folder = tmp_path / WRITERS / "a"
     kept = read_retired(folder)
-    assert kept >= 8
+    assert kept >= 16
     assert sorted(folder.glob("chunk_*.jsonl")) == [folder / f"chunk_{n:05d}.jsonl" for n in range(kept, 21)]
 
 
@@ -446,6 +455,7 @@ def cut_data(folder: Path, chunk: int) -> Path:
 def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
     damage: Any, chunk: int, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(members, "RETRY_S", 0.0)
     monkeypatch.setattr(sequencer, "RETRY_S", 0.0)
     for name in "ab":
         write(tmp_path, name, 5, writers=2)
@@ -478,6 +488,32 @@ def test_writer_whose_piece_is_damaged_is_told_so(tmp_path: Path, monkeypatch: p
     write(tmp_path, "a", 9)
     assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(9)]
     assert of_writer(tmp_path, "b") == ["b0", "b1", "b2"]
+
+
+def test_held_writer_does_not_fail_at_once_by_a_refusal_that_is_older_than_its_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Share, "_run", lambda self: None)
+
+    def tell(beat: int, taken: dict[str, list[int]], refused: dict[str, str]) -> None:
+        told = Committed(0, taken, refused, False, beat, "host", 1, time.time())
+        target = tmp_path / WRITERS / Committed.NAME
+        durable.publish_bytes(told.encode(), target, target.with_name(".told"))
+
+    writer = ChunkWriter(tmp_path, 2, writer="a", writers=1)
+    add(writer, 0, 4)
+    tell(1, {}, {"a": "damaged"})
+    assert isinstance(writer.held(), str)
+    monkeypatch.setattr(share, "REFUSED_S", 0.0)
+    assert raised(errors.WriterFailed, writer.held).directory == str(tmp_path / WRITERS / "a")
+    tell(2, {"a": [2, 0]}, {})
+    assert writer.held() is None
+    # From here on it waits anew.
+    add(writer, 4, 6)
+    monkeypatch.undo()
+    tell(3, {"a": [2, 0]}, {"a": "damaged"})
+    assert isinstance(writer.held(), str)
+    writer.close(end=False)
 
 
 def test_sequencer_that_is_stopped_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

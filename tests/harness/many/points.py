@@ -15,7 +15,7 @@ from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format.records import END, LOCK, chunk_name, seal_name
 from lazyshard.format.writers import WRITERS, Committed
 from lazyshard.inspection.verification import verify
-from lazyshard.stream import sequencer, share
+from lazyshard.stream import members, sequencer, share
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
@@ -45,7 +45,7 @@ def alone() -> None:
     around(Share, "_wait", wait)
     around(Share, "close", close)
     Share._run = lambda self: None  # type: ignore[method-assign]
-    sequencer.RETRY_S = sequencer.LEASE_S = 0.0  # type: ignore[misc]
+    members.RETRY_S = sequencer.RETRY_S = sequencer.LEASE_S = 0.0  # type: ignore[attr-defined, misc]
     share.REFUSED_S = 1.0  # type: ignore[misc]
 
 

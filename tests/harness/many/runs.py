@@ -21,8 +21,8 @@ from lazyshard.errors import StreamEnded
 from lazyshard.format.records import END
 from lazyshard.inspection.verification import verify
 from lazyshard.store import durable
-from lazyshard.stream import sequencer
-from lazyshard.stream.sequencer import read_committed
+from lazyshard.stream import members, sequencer
+from lazyshard.stream.members import read_committed
 from tests.harness.disks import fast_folder
 from tests.harness.many import points
 from tests.harness.processes.kill_points import WHENS, KillPoint, When
@@ -76,7 +76,8 @@ def make_run(seed: int) -> Run:
 
 def write(run: Run, directory: Path, name: str, life: int, mutant: Callable[[], None] | None) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    sequencer.LEASE_S, sequencer.RETRY_S = LEASE_S, 0.1  # type: ignore[misc]
+    sequencer.LEASE_S = LEASE_S  # type: ignore[misc]
+    members.RETRY_S = sequencer.RETRY_S = 0.1  # type: ignore[attr-defined, misc]
     if not run.linked:
         durable.link = lambda source, target: False
     if mutant is not None:

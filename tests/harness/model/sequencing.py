@@ -8,6 +8,7 @@ Contents: ("rows", ((writer, first, count), ...)), ("seal", chunk, taken, rows),
 with `taken` by writer (rows in the stream, last chunk with some); a piece's is ("seal", piece, rows after it).
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -36,6 +37,7 @@ class Plan:
     request: bool = False  # whether the end is requested at some time
     most: int = 2  # pieces without a number after which a writer waits
     at_once: int = 1  # pieces that are committed and not retired when a writer retires
+    together: int = 8  # pieces that a sequencer publishes at once
 
     def first(self) -> Disk:
         """Returns the disk with a stream that was created and has no rows."""
@@ -201,7 +203,8 @@ class Turn(NamedTuple):
     chunk: int = -1  # published chunks; below 0 there is nothing to tell when it leaves
     taken: Taken = NOTHING
     seen: tuple[tuple[int, bool], ...] = ()  # by writer: rows published and whether it has ended, at the turn's start
-    todo: tuple[str, ...] = ()  # writers that may have a piece in this turn
+    todo: tuple[str, ...] = ()  # whose pieces this turn has still to read
+    pieces: tuple[Rows, ...] = ()  # of the pieces that it has read: they are published together
     took: bool = False  # whether this turn has published a chunk
     trouble: frozenset[str] = frozenset()  # writers that are set aside
 
@@ -218,7 +221,11 @@ class Turn(NamedTuple):
         taken = list(self.taken)
         for name, first, count in rows:
             taken[NAMES.index(name)] = first + count, self.chunk
-        return self._replace(chunk=self.chunk + 1, taken=tuple(taken), todo=self.todo[1:], took=True)
+        return self._replace(chunk=self.chunk + 1, taken=tuple(taken), took=True)
+
+    def after_all(self, chunks: Sequence[Rows]) -> "Turn":
+        """Returns it after these chunks."""
+        return functools.reduce(Turn.after, chunks, self)
 
 
 class Sequencer:
@@ -253,18 +260,20 @@ class Sequencer:
             return [[*(("try", one) for one in steps), *self.tidying(turn.place), ("open",)]]
         if step[0] == "turn":
             found = tuple(published(seen, name) for name in NAMES)
-            turn = turn._replace(seen=found, took=False, trouble=frozenset(), todo=())
+            turn = turn._replace(seen=found, took=False, trouble=frozenset())
             if any(turn.left(name) < 0 for name in NAMES):
                 raise Broken(f"{turn.taken} rows are in the stream, the writers' folders have {found}")
-            full = tuple(name for name in NAMES if turn.left(name) >= self.plan.size)
+            full = [name for name in NAMES if turn.left(name) >= self.plan.size]
             if not full and not self.fills(turn) and not self.is_complete(turn, seen):
                 # The next beat finds out who has taken over.
                 lost = seen.get(OWNER) != self.owner(turn.place) or turn.place not in seen
                 return [[("leave", turn.kept())]] if lost else None
-            orders = [turn._replace(todo=order) for order in dict.fromkeys((full, full[::-1]))]
+            orders = [turn._replace(todo=order) for order in dict.fromkeys(self.in_turn(turn, n) for n in (1, -1))]
             return [one for turn in orders for one in self.look(("take", turn), seen, refused=refused) or ()]
         if step[0] == "take" and turn.todo:
-            return [self.taking(seen, turn, refused=refused)]
+            return [[("take", self.reading(seen, turn, refused=refused))]]
+        if step[0] == "take" and turn.pieces:
+            return [self.taking(turn)]
         return self.after_pieces(seen, turn, refused=refused)
 
     def has_ended(self, seen: Seen) -> bool:
@@ -313,14 +322,26 @@ class Sequencer:
         taken: Taken = seal_of(seen, STREAM, sealed - 1)[2] if sealed else NOTHING
         return taken
 
-    def taking(self, seen: Seen, turn: Turn, *, refused: bool) -> list[Step]:
+    def in_turn(self, turn: Turn, order: int) -> tuple[str, ...]:
+        """Returns whose pieces come next: one of each writer, then the next ones."""
+        pieces = [(number, name) for name in NAMES[::order] for number in range(turn.left(name) // self.plan.size)]
+        return tuple(name for _, name in sorted(pieces, key=lambda one: one[0]))[: self.plan.together]
+
+    def reading(self, seen: Seen, turn: Turn, *, refused: bool) -> Turn:
+        """Returns what is known when the seal of the next piece was read, and the length of its file."""
         name, size = turn.todo[0], self.plan.size
-        first = turn.taken[NAMES.index(name)][0]
-        paths = [own(name, one(first // size)) for one in (records.chunk_name, records.seal_name)]
-        if refused or any(path not in seen for path in paths):
-            return [("take", turn._replace(todo=turn.todo[1:], trouble=turn.trouble | {name}))]
-        rows, temporary = ((name, first, size),), self.temporary(turn)
-        return [*self.publishing([("link", paths[0], temporary)], turn, rows), ("take", turn.after(rows))]
+        first = turn.after_all(turn.pieces).taken[NAMES.index(name)][0]
+        if refused or any(own(name, one(first // size)) not in seen for one in (records.chunk_name, records.seal_name)):
+            rest = tuple(one for one in turn.todo if one != name)
+            return turn._replace(todo=rest, trouble=turn.trouble | {name})
+        return turn._replace(todo=turn.todo[1:], pieces=(*turn.pieces, ((name, first, size),)))
+
+    def taking(self, turn: Turn) -> list[Step]:
+        pieces, turn = turn.pieces, turn._replace(pieces=())
+        links = list[Step]()
+        for chunk, ((name, first, size),) in enumerate(pieces, turn.chunk):
+            links.append(("link", own(name, records.chunk_name(first // size)), self.temporary(turn, chunk)))
+        return [*self.publishing(links, turn, pieces), ("take", turn.after_all(pieces))]
 
     def after_pieces(self, seen: Seen, turn: Turn, *, refused: bool) -> list[list[Step]] | None:
         rests = self.rests(turn)
@@ -329,7 +350,7 @@ class Sequencer:
         if self.fills(turn):
             rows = self.filling(turn, rests)
             written = self.writing(turn, rows)
-            return [[*self.publishing(written, turn, rows), ("take", turn.after(rows))]]
+            return [[*self.publishing(written, turn, (rows,)), ("take", turn.after(rows))]]
         if turn.took:
             return [[*self.committed(turn), ("done", turn), ("turn", turn.kept())]]
         if self.is_complete(turn, seen):
@@ -360,22 +381,25 @@ class Sequencer:
         return tuple(rows)
 
     def writing(self, turn: Turn, rows: Rows) -> list[Step]:
-        path = self.temporary(turn)
+        path = self.temporary(turn, turn.chunk)
         return [("create", path), ("write", path, ("rows", rows)), ("sync", path)]
 
-    def temporary(self, turn: Turn) -> str:
-        return f"{turn.place}/{records.chunk_name(turn.chunk)}"
+    def temporary(self, turn: Turn, chunk: int) -> str:
+        return f"{turn.place}/{records.chunk_name(chunk)}"
 
-    def publishing(self, rows_made: list[Step], turn: Turn, rows: Rows) -> list[Step]:
-        """Publishes a full chunk and tells the readers."""
-        told = turn._replace(chunk=turn.chunk + 1)
-        chunk = [*rows_made, *self.naming(turn), *self.sealing(turn, rows), ("done", turn)]
-        return [*chunk, *self.head(told), ("done", told)]
+    def publishing(self, rows_made: list[Step], turn: Turn, chunks: Sequence[Rows]) -> list[Step]:
+        """Publishes full chunks together and tells the readers."""
+        told = turn._replace(chunk=turn.chunk + len(chunks))
+        steps = [*rows_made, *self.naming(turn, len(chunks))]
+        for number, rows in enumerate(chunks):
+            steps += self.sealing(turn.after_all(chunks[:number]), rows)
+        return [*steps, ("done", turn), *self.head(told), ("done", told)]
 
-    def naming(self, turn: Turn) -> list[Step]:
-        name = records.chunk_name(turn.chunk)
-        free: list[Step] = [("check", turn.place), ("free", at(records.seal_name(turn.chunk)))]
-        return [*free, ("rename", f"{turn.place}/{name}", at(name)), ("sync_directory", STREAM)]
+    def naming(self, turn: Turn, count: int) -> list[Step]:
+        chunks = range(turn.chunk, turn.chunk + count)
+        free: list[Step] = [("check", turn.place), *(("free", at(records.seal_name(chunk))) for chunk in chunks)]
+        names = [("rename", self.temporary(turn, chunk), at(records.chunk_name(chunk))) for chunk in chunks]
+        return [*free, *names, ("sync_directory", STREAM)]
 
     def sealing(self, turn: Turn, rows: Rows) -> list[Step]:
         seal = ("seal", turn.chunk, turn.after(rows).taken, rows)
@@ -384,7 +408,7 @@ class Sequencer:
     def ending_stream(self, turn: Turn, rows: Rows) -> list[Step]:
         steps = [*self.committed(turn), ("done", turn)]
         if rows:
-            steps += [*self.writing(turn, rows), *self.naming(turn), *self.sealing(turn, rows), ("done", turn)]
+            steps += [*self.writing(turn, rows), *self.naming(turn, 1), *self.sealing(turn, rows), ("done", turn)]
             turn = turn.after(rows)
         return [*steps, ("check", turn.place), *self.ending(turn), *self.finishing(turn)]
 

@@ -37,13 +37,14 @@ class Mutant(NamedTuple):
 
 
 def seal_before_data() -> None:
-    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
+    def publish(directory: Path, chunks: list[tuple[OpenChunk, Any]], now: float, held: lock.WriterLock) -> None:
+        ((chunk, source),) = chunks
         name = seal_name(chunk.number)
         chunk.finish()
         durable.publish_bytes(chunk.seal(source, now), directory / name, held.path(name))
         durable.rename(chunk.rows.path, directory / chunk_name(chunk.number))
 
-    everywhere(publishing.publish_chunk, publish)
+    everywhere(publishing.publish_chunks, publish)
 
 
 def torn_chunk_kept() -> None:
@@ -173,7 +174,8 @@ def written_uncounted() -> None:  # Writes a file past every call that is counte
 
 
 def side_file_named_after_the_seal() -> None:
-    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
+    def publish(directory: Path, chunks: list[tuple[OpenChunk, Any]], now: float, held: lock.WriterLock) -> None:
+        ((chunk, source),) = chunks
         assert chunk.arrays is not None
         name = seal_name(chunk.number)
         chunk.finish()
@@ -181,7 +183,7 @@ def side_file_named_after_the_seal() -> None:
         durable.publish_bytes(chunk.seal(source, now), directory / name, held.path(name))
         durable.rename(chunk.arrays.path, directory / arrays_name(chunk.number))
 
-    everywhere(publishing.publish_chunk, publish)
+    everywhere(publishing.publish_chunks, publish)
 
 
 def torn_side_file_kept() -> None:

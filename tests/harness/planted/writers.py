@@ -18,15 +18,16 @@ from tests.harness.writers.crashes import Mutant
 
 
 def head_before_seal() -> None:
-    def publish(original: Any, self: ChunkWriter, chunk: OpenChunk, *given: Any) -> None:
+    def publish(original: Any, self: ChunkWriter, chunks: list[tuple[OpenChunk, Any]], *given: Any) -> None:
+        ((chunk, _),) = chunks
         self.published_chunks += 1
         self.published_samples += len(chunk)
         self._tell(self.state)
         self.published_chunks -= 1
         self.published_samples -= len(chunk)
-        original(self, chunk, *given)
+        original(self, chunks, *given)
 
-    around(ChunkWriter, "_publish_chunk", publish)
+    around(ChunkWriter, "_publish_chunks", publish)
 
 
 def data_in_place() -> None:  # Writes rows under the chunk's own name, and takes what is there for published

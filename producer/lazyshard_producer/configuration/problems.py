@@ -129,9 +129,6 @@ def _of_place(out: str, settings: Settings) -> Found:
         if settings.spool is not None:
             yield "spool", f"applies to object stores, but --out is a directory, got {settings.spool!r}"
         return
-    if settings.writer is not None:
-        share = "give a directory that all writers share, or let one run without --writer publish to the store"
-        yield "writer", f"writers cannot publish to an object store, got --out {out!r}; {share}"
     scheme, _, place = out.partition("://")
     if scheme.lower() in ("file", "local"):
         yield "out", f"a local directory must be given as a path, without {scheme}://, got {out!r}"

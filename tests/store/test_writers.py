@@ -1,16 +1,16 @@
 """Several named writers of one stream in an object store: real commands, an S3 server, kills of everything."""
 
-import itertools
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lazyshard import LazyShardedDataset
 from lazyshard.store.files import UrlPath
+from tests.cli.commands import lazyshard
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import rows
 from tests.store.producing import ids, objects, until
@@ -57,8 +57,24 @@ def writers(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) 
     return Writers(nursery, server, bucket, tmp_path)
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def start_slow(writers: Writers, name: str, first: int, stop: int, *more: object) -> int:
+    """A writer that takes seconds for its rows."""
+    return writers.start(name, first, stop, "--rate", 12, *more)
+
+
+def check(writers: Writers, *spans: tuple[int, int]) -> None:
+    """Whether the stream has ended and holds the rows of each writer once and in order, as training reads them."""
+    found = writers.ids()
+    for first, stop in spans:
+        assert [one for one in found if first <= one < stop] == list(range(first, stop))
+    assert len(found) == sum(stop - first for first, stop in spans)
+    assert writers.read("stream.end")["samples"] == len(found)
+    data = LazyShardedDataset(writers.url, dp_rank=0, dp_size=1)
+    assert [data[index]["id"] for index in data.rank_indices] == found
+
+
+def chunks(writers: Writers, name: str = "") -> int:
+    return int(writers.read(f"{name and f'.writers/{name}/'}head.json").get("chunks", 0))
 
 
 def test_two_writers_end_the_stream_together(writers: Writers) -> None:
@@ -67,8 +83,44 @@ def test_two_writers_end_the_stream_together(writers: Writers) -> None:
     assert code == 0, said
     code, said = writers.nursery.wait(b)
     assert code == 0, said
-    found = writers.ids()
-    print(said, sorted(objects(writers.url)))
-    for (m, k), n in sorted(writers.server.asked.items(), key=lambda x: x[0][1]): print(m, k, n)
-    assert [one for one in found if one < 100] == list(range(7))
-    assert [one for one in found if one >= 100] == list(range(100, 107))
+    check(writers, (0, 7), (100, 107))
+    # Only the newest piece is left of each: its seal holds the position to continue from.
+    pieces = [name for name in objects(writers.url) if "/chunk_" in name]
+    assert sorted(pieces) == [
+        f".writers/{name}/chunk_00002.jsonl{seal}" for name in "ab" for seal in ("", ".completed")
+    ]
+    code, said = writers.run("a", 0, 7)
+    assert code == 0
+    assert f"already ended: {writers.url}/.writers/a holds 7 samples in 3 chunks; nothing to do" in said
+    code, said = writers.run("a", 0, 9)
+    assert code == 5
+    assert "these rows are not in it" in said
+    assert writers.command("end", writers.url)[1].splitlines()[-2:] == ["  a: 7 rows", "  b: 7 rows"]
+    told = lazyshard("status", str(writers.url)).stdout
+    assert "2 of 2: 2 finished" in told
+    assert lazyshard("verify", str(writers.url)).returncode == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed", ["the writer", "the sequencer", "both"])
+def test_killed_processes_are_started_again(killed: str, writers: Writers) -> None:
+    # Whoever starts first sequences.
+    a = start_slow(writers, "a", 0, 40, "--writers", 2)
+    until(lambda: chunks(writers) >= 2)
+    b = start_slow(writers, "b", 100, 140)
+    until(lambda: chunks(writers, "b") >= 2 and chunks(writers, "a") >= 4)
+    assert writers.read(".writers/committed.json")["pid"] == a
+    gone = {"the writer": [b], "the sequencer": [a], "both": [a, b]}[killed]
+    for pid in gone:
+        os.kill(pid, signal.SIGKILL)
+    assert {writers.nursery.wait(pid)[0] for pid in gone} == {-9}
+    if killed == "the sequencer":
+        # The other writer goes on, and takes over.
+        before = chunks(writers)
+        until(lambda: chunks(writers) > before + 1)
+        assert writers.read(".writers/committed.json")["pid"] == b
+    again = [writers.start(name, first, first + 40) for name, pid, first in (("a", a, 0), ("b", b, 100)) if pid in gone]
+    for pid in {a, b, *again} - {*gone}:
+        code, said = writers.nursery.wait(pid)
+        assert code == 0, said
+    check(writers, (0, 40), (100, 140))

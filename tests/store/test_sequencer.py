@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.format.writers import WRITERS
+from lazyshard.format.records import chunk_name
+from lazyshard.format.writers import WRITERS, Intent
 from lazyshard.store.files import UrlPath
 from lazyshard.stream import sequencer
-from lazyshard.stream.sequencer import Sequencing
+from lazyshard.stream.sequencer import Sequencing, read_committed
 from lazyshard_producer.shipping import open_sequenced
 from lazyshard_producer.shipping.sequenced import StoreSequencer
 from tests.harness.processes.commands import Commands
@@ -18,6 +19,7 @@ from tests.harness.processes.environment import DEADLINE_S
 from tests.store.pieces import APART, SIZE, check_rows, put_all, put_pieces, put_stream, shared
 from tests.store.producing import CHANGES, Run, When, chunk_names, watched
 from tests.store.server import Server
+from tests.store.streams import put
 
 ROWS = {"a": SIZE + 1, "b": SIZE + 2, "c": 1}  # two pieces, and remainders that fill a chunk and one row more
 CHUNKS = chunk_names(4)
@@ -121,3 +123,43 @@ def test_a_request_that_comes_after_another_one_has_taken_over_changes_nothing(
     check_rows(bucket, {**ROWS, "0": 2 * SIZE})
     after = shared(bucket)
     assert {name: after[name] for name in chunk_names(6)} == {name: before[name] for name in chunk_names(6)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed", "stream.json"])
+def test_a_damaged_piece_blocks_no_other_writer(name: str, bucket: UrlPath, tmp_path: Path) -> None:
+    rows = {"a": 3 * SIZE, "b": 2 * SIZE + 1}
+    put_all(tmp_path, bucket, rows)
+    target = bucket / WRITERS / "a" / name
+    whole = target.store.get(target.key)
+    put(target, whole[:-3])
+    one, deadline = sequencing(bucket), time.monotonic() + DEADLINE_S
+    sound = 2 + (name != "stream.json")
+    while read_committed(bucket) is None or read_committed(bucket).chunks < sound:  # type: ignore[union-attr]
+        assert time.monotonic() < deadline
+        one.step()
+    told = read_committed(bucket)
+    assert told is not None
+    assert [*told.refused] == ["a"]
+    assert str(target) in told.refused["a"]
+    # Once it is restored the writer's other rows follow.
+    put(target, whole)
+    finish(one)
+    check_rows(bucket, rows)
+
+
+@pytest.mark.full
+def test_what_was_chosen_is_chosen_anew_if_it_was_damaged_since(bucket: UrlPath, tmp_path: Path) -> None:
+    rows = {"a": SIZE, "b": SIZE}
+    put_all(tmp_path, bucket, rows)
+    target = bucket / WRITERS / "a" / chunk_name(0)
+    whole = target.store.get(target.key)
+    put(bucket / WRITERS / Intent.NAME, Intent(0, ((("a", 0, SIZE),), (("b", 0, SIZE),))).encode())
+    target.store.delete(target.key)
+    one, deadline = sequencing(bucket), time.monotonic() + DEADLINE_S
+    while not target.store.exists((bucket / chunk_name(0)).key):
+        assert time.monotonic() < deadline
+        one.step()
+    put(target, whole)
+    finish(one)
+    assert check_rows(bucket, rows)[0] == APART

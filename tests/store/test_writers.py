@@ -3,18 +3,23 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lazyshard import LazyShardedDataset
+from lazyshard.format.state import Cursor
 from lazyshard.store.files import UrlPath
+from lazyshard.stream import write_cursor
 from tests.cli.commands import lazyshard
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import rows
 from tests.store.producing import ids, objects, until
 from tests.store.server import Server
+
+pytestmark = pytest.mark.full
 
 SIZE = 3
 
@@ -101,7 +106,6 @@ def test_two_writers_end_the_stream_together(writers: Writers) -> None:
     assert lazyshard("verify", str(writers.url)).returncode == 0
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("killed", ["the writer", "the sequencer", "both"])
 def test_killed_processes_are_started_again(killed: str, writers: Writers) -> None:
     # Whoever starts first sequences.
@@ -124,3 +128,86 @@ def test_killed_processes_are_started_again(killed: str, writers: Writers) -> No
         code, said = writers.nursery.wait(pid)
         assert code == 0, said
     check(writers, (0, 40), (100, 140))
+
+
+def test_a_writer_that_does_not_fit_leaves_nothing(writers: Writers) -> None:
+    code, said = writers.run("a", 0, 4, "--writers", "a,b")
+    assert code == 0, said
+    before = objects(writers.url)
+    for name, given, words in (
+        ("b", ("--samples-per-chunk", SIZE + 1), "which never changes; got 4"),
+        ("c", (), "'c' is none of its writers, a, b"),
+        ("b", ("--writers", 3), "it was made for writers=('a', 'b'), not 3"),
+    ):
+        code, said = writers.run(name, 0, 4, *given)
+        assert code == 5
+        assert words in said
+    code, said = writers.nursery.wait(
+        writers.nursery.start(*writers.arguments("a", 0, 4)[:-2], "--spool", writers.root / "one", most_s=60.0)
+    )
+    assert code == 5
+    assert "several writers, each with a name" in said
+    assert (
+        {name for name in objects(writers.url) if "stream.owner" in name}
+        == {
+            "stream.owner",
+            ".writers/a/stream.owner",
+        }
+        >= {name for name in before if "stream.owner" in name}
+    )
+
+
+def test_a_second_process_of_a_name_takes_it_over(writers: Writers) -> None:
+    first = start_slow(writers, "a", 0, 60, "--writers", 1)
+    until(lambda: chunks(writers) >= 2)
+    # On the same machine it is refused.
+    code, said = writers.run("a", 0, 60)
+    assert (code, "already produces into this stream" in said) == (6, True)
+    second = start_slow(writers, "a", 0, 60, "--spool", writers.root / "elsewhere")
+    code, said = writers.nursery.wait(first)
+    assert (code, "has taken this stream over" in said) == (6, True)
+    code, said = writers.nursery.wait(second)
+    assert code == 0, said
+    check(writers, (0, 60))
+
+
+def test_end_refuses_while_a_writer_runs_and_leaves_out_what_it_has_not_published(writers: Writers) -> None:
+    code, said = writers.run("a", 0, 7)
+    assert code == 0, said
+    b = start_slow(writers, "b", 100, 200)
+    until(lambda: chunks(writers, "b") >= 2)
+    code, said = writers.command("end", writers.url)
+    assert code == 6
+    assert "1 writer still running: 'b'" in said
+    os.kill(b, signal.SIGTERM)
+    assert writers.nursery.wait(b)[0] == 0
+    published = chunks(writers, "b") * SIZE
+    code, said = writers.command("end", writers.url)
+    assert code == 0, said
+    told = ", and rows that it had not published are left out"
+    assert said.splitlines()[-2:] == ["  a: 7 rows", f"  b: {published} rows; it has not ended{told}"]
+    check(writers, (0, 7), (100, 100 + published))
+    code, said = writers.run("b", 100, 200)
+    assert code == 5
+    assert "rows of writer 'b' that are not in it" in said
+
+
+def test_the_limits_of_the_sequencer_hold_back_all_writers(writers: Writers) -> None:
+    limits = ("--max-ahead", 3, "--retain", "consumed", "--consumers", "trainer")
+    alone = writers.nursery.start("sequence", writers.url, *limits, most_s=60.0)
+    a = writers.start("a", 0, 20 * SIZE, "--writers", 1)
+    until(lambda: writers.read("head.json").get("state") == "waiting" and chunks(writers, "a") == 3 + 8)
+    assert chunks(writers) == 3
+    plan = {"dp_size": 1, "batch_size": 1, "unit": SIZE, "window": SIZE, "seed": 0}
+    write_cursor(
+        writers.url, Cursor("trainer", writers.read("stream.json")["stream_id"], 2 * SIZE, 2, plan, time.time())
+    )
+    until(lambda: chunks(writers) == 5)
+    until(lambda: writers.read("retired.json").get("chunks_before") == 2)
+    until(lambda: not writers.url.store.exists(f"{writers.url.key}/chunk_00001.jsonl"))
+    for pid in (a, alone):
+        os.kill(pid, signal.SIGTERM)
+    assert [writers.nursery.wait(pid)[0] for pid in (a, alone)] == [0, 0]
+    code, said = writers.run("a", 0, 20 * SIZE)
+    assert code == 0, said
+    assert writers.read("stream.end")["samples"] == 20 * SIZE

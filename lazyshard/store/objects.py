@@ -165,17 +165,12 @@ class ObjectStore:
         return self.request(folder, "listing", call)
 
     def copy(self, name: str, target: str) -> None:
-        """Copies an object, replacing any of the target's name. The store moves the bytes, unless it cannot copy."""
+        """Copies an object in S3, replacing any of the target's name. The store moves the bytes."""
 
         def call(fs: Any, path: str) -> None:
-            to = f"{path.removesuffix(name)}{target}"
-            if self.conditional:
-                (source, key, _), (bucket, copied, _) = fs.split_path(path), fs.split_path(to)
-                given = {"Bucket": bucket, "Key": copied, "CopySource": {"Bucket": source, "Key": key}}
-                _with_time_limit(fs, _COPY_BYTES, fs.call_s3, "copy_object", **given)
-            else:
-                fs.makedirs(to.rpartition("/")[0], exist_ok=True)
-                _with_time_limit(fs, _COPY_BYTES, fs.cp_file, path, to)
+            (bucket, key, _), (_, copied, _) = fs.split_path(path), fs.split_path(f"{path.removesuffix(name)}{target}")
+            given = {"Bucket": bucket, "Key": copied, "CopySource": {"Bucket": bucket, "Key": key}}
+            _with_time_limit(fs, _COPY_BYTES, fs.call_s3, "copy_object", **given)
 
         self.request(name, "copying", call)
 

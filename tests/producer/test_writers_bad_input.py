@@ -112,13 +112,15 @@ def test_a_name_that_is_none(name: str, tmp_path: Path, capsys: pytest.CaptureFi
         (("--writers", "3"), "--writers: requires --writer"),
         (("--writer", "a", "--writers", "-1"), "--writers: expected N|NAME,..."),
         (("--writer", "a", "--writers", "a,b/c"), "--writers: expected N|NAME,..."),
+        (("--writer", "a", "--out", "gs://bucket/x"), "--writer: several writers need a store with conditional puts"),
     ],
 )
 def test_options_that_cannot_be(
     given: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
-    assert main([*run_arguments(tmp_path / "out", [tmp_path / "a.jsonl"], SIZE), *given]) == 2
+    out = [] if "--out" in given else ["--out", str(tmp_path / "out")]
+    assert main(["run", "--source", str(tmp_path / "a.jsonl"), "--samples-per-chunk", "3", *out, *given]) == 2
     assert_one_line(capsys.readouterr().err, words)
 
 

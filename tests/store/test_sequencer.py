@@ -48,10 +48,13 @@ class Sequence(Run):
         return ["sequence", self.url, *options]
 
 
+def pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
 def sequencing(url: UrlPath) -> Sequencing:
-    return Sequencing(
-        url, lambda: open_sequenced(url, 5.0, lambda seconds: bool(time.sleep(seconds))), None, StoreSequencer
-    )
+    return Sequencing(url, lambda: open_sequenced(url, 5.0, pause), None, StoreSequencer)
 
 
 def finish(one: Sequencing) -> None:

@@ -9,8 +9,8 @@ For each turn of the writers it puts, and each step begins when the previous one
 4. `head.json` and `.writers/committed.json`, in place of its last versions.
 
 Whoever takes over publishes what the intent says before anything else. So two sequencers never copy different pieces to
-one chunk, although a store cannot refuse a late copy: of one that was stopped for an hour, too. What was chosen is
-chosen anew only where a piece was damaged since.
+one chunk, although a store cannot refuse a late copy, even by one that was stopped for an hour. The chunks are chosen
+anew only if a piece was damaged since.
 """
 
 from __future__ import annotations
@@ -92,11 +92,8 @@ class StoreWriter:
         self.directory, self.store = directory, store
         manifest = read_manifest(directory, None)
         assert manifest is not None
-        self.samples_per_chunk, self.arrays, self.encoding = (
-            manifest.samples_per_chunk,
-            manifest.arrays,
-            manifest.encoding,
-        )
+        self.samples_per_chunk = manifest.samples_per_chunk
+        self.arrays, self.encoding = manifest.arrays, manifest.encoding
         self.listed: dict[str, int] = {}
         self.alive: Callable[[], None] = lambda: None
         self.failed = self._closed = False

@@ -8,6 +8,7 @@ are in the shared stream; as with any producer it is in the field `source` of ea
   sequencer is alive. It is a hint that the next sequencer writes anew.
 - `.writers/end.json` asks the sequencer to end the stream without the writers that have not ended.
 - `.writers/.producer.lock` is held while the stream is created; it stays, empty.
+- `.writers/intent.json`, only in an object store: what the sequencer publishes next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from lazyshard.format.records import MAX_WRITERS, Chunks, Declared, Process, Seconds, SmallFile
-from lazyshard.part import BOOLEAN, MAX_SAMPLES, TEXT, Kind, Samples, integer
+from lazyshard.part import BOOLEAN, MAX_SAMPLES, TEXT, Kind, Samples, integer, tuples
 
 WRITERS: Final = ".writers"  # folder of the writers in a stream's directory
 _NAME: Final = re.compile(r"(?!.*\.json$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # beside the folders are files, *.json
@@ -56,6 +57,21 @@ _TAKEN: Final = Kind(
     lambda value: (
         isinstance(value, Mapping) and all(_NAME.fullmatch(name) and _fit(one) for name, one in value.items())
     ),
+)
+_CHOSEN: Final = Kind(
+    "lists of writers, each with two numbers",
+    lambda value: (
+        isinstance(value, tuple)
+        and all(
+            isinstance(part, tuple)
+            and len(part) == 3
+            and is_writer_name(str(part[0]))
+            and all(map(_COUNT.fits, part[1:]))
+            for parts in value
+            for part in parts
+        )
+    ),
+    tuples,
 )
 _REFUSED: Final = Kind(
     "an object of texts", lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value.values()))
@@ -120,6 +136,22 @@ class Committed(SmallFile):
     process: Annotated[str, Kind("a string", lambda value: isinstance(value, str))] = ""
 
     NAME: ClassVar[str] = "committed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent(SmallFile):
+    """The next chunks of a stream in an object store. Each sequencer publishes them before it chooses others.
+
+    Stores cannot copy an object on a condition, so a sequencer that was stopped may copy after another one has taken
+    over. It copies what both have read here.
+    """
+
+    chunks: Chunks  # number of the first one
+    # by chunk: writer, first row and number of rows of each part
+    rows: Annotated[tuple[tuple[tuple[str, int, int], ...], ...], _CHOSEN]
+    end: Annotated[bool, BOOLEAN] = False  # then the stream ends
+
+    NAME: ClassVar[str] = "intent.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"  # environment variabl
 # More than any object that is read at once. Without an end, S3's driver would request the size first
 _MOST_BYTES: Final = 4 << 30
 
+# A copy may take as long as moving so many bytes: four minutes. S3 copies at most 5 GB at once, in less than one
+_COPY_BYTES: Final = 16 << 20
+
 # Libraries whose errors are connection errors, unless they say otherwise
 _DRIVERS: Final = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "adlfs", "requests", "urllib3")
 
@@ -109,18 +112,17 @@ class ObjectStore:
 
     def get_tagged(self, name: str) -> tuple[bytes, str]:
         """Returns an object's bytes, and a tag of this version for `put_matching`."""
+        return self.request(name, "reading", self._get_tagged)
 
-        def call(fs: Any, path: str) -> tuple[bytes, str]:
-            if self.conditional:
-                from fsspec.asyn import sync
+    def _get_tagged(self, fs: Any, path: str) -> tuple[bytes, str]:
+        if self.conditional:
+            from fsspec.asyn import sync
 
-                bucket, key, _ = fs.split_path(path)
-                answer = _with_time_limit(fs, 0, fs.call_s3, "get_object", Bucket=bucket, Key=key)
-                return bytes(_with_time_limit(fs, _MOST_BYTES, sync, fs.loop, answer["Body"].read)), str(answer["ETag"])
-            data = bytes(fs.cat_file(path))
-            return data, _tag(data)
-
-        return self.request(name, "reading", call)
+            bucket, key, _ = fs.split_path(path)
+            answer = _with_time_limit(fs, 0, fs.call_s3, "get_object", Bucket=bucket, Key=key)
+            return bytes(_with_time_limit(fs, _MOST_BYTES, sync, fs.loop, answer["Body"].read)), str(answer["ETag"])
+        data = bytes(fs.cat_file(path))
+        return data, _tag(data)
 
     def exists(self, name: str) -> bool:
         """Returns whether there is an object of this name."""
@@ -152,6 +154,26 @@ class ObjectStore:
 
         return self.request(folder, "listing", call)
 
+    def list_below(self, folder: str) -> dict[str, int]:
+        """Returns the objects at any depth below a folder, by their names relative to it, each with its size."""
+
+        def call(fs: Any, path: str) -> dict[str, int]:
+            found = fs.find(path, detail=True).items()
+            start = len(path.rstrip("/")) + 1
+            return {str(name)[start:]: int(entry["size"] or 0) for name, entry in found if len(name) >= start}
+
+        return self.request(folder, "listing", call)
+
+    def copy(self, name: str, target: str) -> None:
+        """Copies an object in S3, replacing any of the target's name. The store moves the bytes."""
+
+        def call(fs: Any, path: str) -> None:
+            (bucket, key, _), (_, copied, _) = fs.split_path(path), fs.split_path(f"{path.removesuffix(name)}{target}")
+            given = {"Bucket": bucket, "Key": copied, "CopySource": {"Bucket": bucket, "Key": key}}
+            _with_time_limit(fs, _COPY_BYTES, fs.call_s3, "copy_object", **given)
+
+        self.request(name, "copying", call)
+
     def put(self, name: str, data: bytes, *, patience_s: float | None = None) -> None:
         """Puts an object, replacing any of its name. It appears whole; on return the store has it durably."""
         self._put(name, data, lambda fs, path: True, patience_s)
@@ -161,38 +183,45 @@ class ObjectStore:
 
         Not guaranteed unless `conditional`: that one of two simultaneous puts is refused.
         """
-        return self._put(name, data, lambda fs, path: not fs.exists(path), IfNoneMatch="*")
+        return bool(self.swap(name, data, None))
 
     def put_matching(self, name: str, data: bytes, tag: str) -> bool:
         """Puts an object in place of the version with a tag of `get_tagged`; otherwise as `put_new`."""
+        return bool(self.swap(name, data, tag))
+
+    def swap(self, name: str, data: bytes, tag: str | None) -> str:
+        """As `put_matching`, or as `put_new` if the tag is None; returns the tag of what was put, "" if refused."""
+        if tag is None:
+            return self._put(name, data, lambda fs, path: not fs.exists(path), IfNoneMatch="*")
         return self._put(name, data, lambda fs, path: _tag(bytes(fs.cat_file(path))) == tag, IfMatch=tag)
 
     def _put(
         self, name: str, data: bytes, may: Callable[[Any, str], bool], patience_s: float | None = None, **condition: str
-    ) -> bool:
+    ) -> str:
         tries = 0
 
-        def call(fs: Any, path: str) -> bool:
+        def call(fs: Any, path: str) -> str:
             nonlocal tries
             tries += 1
             try:
                 if self.conditional:
                     bucket, key, _ = fs.split_path(path)
-                    _with_time_limit(
-                        fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition
-                    )
-                    return True
+                    put = {"Bucket": bucket, "Key": key, "Body": data} | condition
+                    return str(_with_time_limit(fs, len(data), fs.call_s3, "put_object", **put)["ETag"])
                 if may(fs, path):
                     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                     _with_time_limit(fs, len(data), fs.pipe_file, path, data)
-                    return True
+                    return _tag(data)
             except Exception as error:
                 failure = _why_failed(error)
                 if failure.kind == "missing" and "IfMatch" in condition:
-                    return False
+                    return ""
                 if failure.status != 412:
                     raise
-            return tries > 1 and bytes(fs.cat_file(path)) == data
+            if tries == 1:
+                return ""
+            found, tag = self._get_tagged(fs, path)
+            return tag if found == data else ""
 
         return self.request(name, "writing", call, patience_s)
 

@@ -40,7 +40,7 @@ from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY
 from lazyshard.format.seal import Seal
 from lazyshard.format.writers import WRITERS
 from lazyshard.store.durable import clear_folder, publish_bytes, publish_new_bytes, remove, rename, sync_directory
-from lazyshard.store.files import check_folder, read_file, read_record, read_seal
+from lazyshard.store.files import check_folder, list_names, read_file, read_record, read_seal
 from lazyshard.stream import listing as listings
 from lazyshard.stream.chunk import open_sealed
 from lazyshard.stream.head import Announcer
@@ -167,7 +167,7 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
     if samples_per_chunk is None:
         raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
     with contextlib.suppress(FileNotFoundError):
-        listing, names = listings.list_chunks(directory), os.listdir(directory)
+        listing, names = listings.list_chunks(directory), list_names(directory)
         if MANIFEST in names:
             return False
         if listing.data or listing.seals:

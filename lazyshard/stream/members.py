@@ -10,7 +10,7 @@ from typing import Final
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import END, HEAD, End, Head, printable
 from lazyshard.format.writers import WRITERS, Committed, Sequenced, is_writer_name, piece_stream_id
-from lazyshard.store.files import check_folder, is_folder, list_names, read_record, read_seal
+from lazyshard.store.files import check_folder, is_folder, is_there, list_names, read_record, read_seal
 from lazyshard.stream.head import STALE_HEARTBEAT_S, format_seconds, process_gone
 from lazyshard.stream.listing import Published, invalid, read_manifest
 from lazyshard.stream.stream import NativeStream
@@ -71,7 +71,7 @@ class SequencedWriter:
 def has_ended(directory: Path) -> bool:
     """Whether the stream has ended and `head.json` tells readers so: a sequencer may be killed in between."""
     with contextlib.suppress(OSError, LazyShardError):
-        return (directory / END).exists() and read_record(directory / HEAD, Head.decode).ended
+        return is_there(directory / END) and read_record(directory / HEAD, Head.decode).ended
     return False
 
 

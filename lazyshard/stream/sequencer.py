@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -34,9 +34,9 @@ from lazyshard.format.records import LOCK, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced, WriterRows
 from lazyshard.store.durable import publish_bytes, remove
-from lazyshard.store.files import check_folder, read_file, read_seal
+from lazyshard.store.files import UrlPath, check_folder, read_file, read_seal
 from lazyshard.stream.chunk import Chunk, open_sealed
-from lazyshard.stream.head import own_process, process_gone
+from lazyshard.stream.head import FIRST_REQUEST_S, own_process, process_gone
 from lazyshard.stream.listing import invalid, read_manifest
 from lazyshard.stream.members import RETRY_S, SequencedWriter, Told, has_ended, writer_names
 from lazyshard.stream.publishing import Piece
@@ -115,17 +115,17 @@ class Sequencer:
         """
         before, now = self._writer.published_chunks, time.monotonic()
         # In this order: a writer that has ended before the request is seen.
-        requested = (self.directory / WRITERS / EndRequest.NAME).exists()
-        self._look(now, fresh=requested)
+        requested = self._look(now)
         self.hold = ""
         members = list(self.members.values())
         self._turn = (self._turn + 1) % max(1, len(members))
-        self._take(members[self._turn :] + members[: self._turn])
+        self._take(members[self._turn :] + members[: self._turn], self._together)
         rests = [one for one in members if one.published.ended and 0 < one.left < self._size and not one.trouble]
         if not self.hold and sum(one.left for one in rests) >= self._size:
             rests = self._sound(rests)
         while not self.hold and sum(one.left for one in rests) >= self._size and not self._is_held():
             self._merge(rests)
+        self._writer.settle()
         published = self._writer.published_chunks - before
         if published and self._gate is not None:
             self._gate.after_publish(self._writer.published_chunks)
@@ -156,7 +156,9 @@ class Sequencer:
         member = self.members[name] = SequencedWriter(name, folder, self._manifest.stream_id)
         return member
 
-    def _look(self, now: float, *, fresh: bool) -> None:
+    def _look(self, now: float) -> bool:
+        """Refreshes what the writers have published; returns whether the end of the stream was requested."""
+        fresh = (self.directory / WRITERS / EndRequest.NAME).exists()
         if fresh or now - self._listed >= 10 * LAST_POLL_S:
             self._listed = now
             for name in writer_names(self.directory):
@@ -166,6 +168,7 @@ class Sequencer:
             with self._trouble(member):
                 check_folder(member.folder)
                 member.look(now, fresh=fresh)
+        return fresh
 
     @contextlib.contextmanager
     def _trouble(self, member: SequencedWriter) -> Iterator[None]:
@@ -190,10 +193,10 @@ class Sequencer:
     def _fits(self, more: int) -> bool:
         return self._gate is None or self._gate.fits(self._writer.published_chunks, more)
 
-    def _take(self, members: list[SequencedWriter]) -> None:
-        """Publishes pieces together: one of each writer, in this order, then the next ones."""
+    def _take(self, members: list[SequencedWriter], most: int) -> None:
+        """Publishes at most so many pieces together: one of each writer, in this order, then the next ones."""
         waiting, pieces, after = deque(members), list[Piece](), self._taken()
-        while waiting and len(pieces) < self._together:
+        while waiting and len(pieces) < most:
             member = waiting.popleft()
             taken, _ = after.get(member.name, (0, 0))
             if member.trouble or member.published.samples - taken < self._size:
@@ -202,13 +205,11 @@ class Sequencer:
                 break
             with self._trouble(member):
                 number, chunk = taken // self._size, self._writer.full_chunks + len(pieces)
-                path = member.folder / seal_name(number)
-                seal = SealBytes.decode(read_file(path), number, str(path))
+                if (seal := self._seal(member, number)) is None:
+                    continue
                 position = after | {member.name: (taken + self._size, chunk)}
                 rows = WriterRows(member.name, taken, self._size, seal.source)
-                piece = Piece(member.folder, seal, Sequenced(position, (rows,)).to_source())
-                piece.check(self._size, arrays=self._writer.arrays)
-                pieces.append(piece)
+                pieces.append(Piece(member.folder, seal, Sequenced(position, (rows,)).to_source()))
                 waiting.append(member)
                 after = position
         if pieces:
@@ -218,6 +219,13 @@ class Sequencer:
             # Nothing shows meanwhile that the sequencer is alive.
             slow = time.monotonic() - began > BEAT_S / 2
             self._together = max(1, self._together // 2) if slow else min(TOGETHER, 2 * self._together)
+
+    def _seal(self, member: SequencedWriter, number: int) -> SealBytes | None:
+        """Returns the seal of a piece that can be published, None of one that is not complete. Raises as `Piece`."""
+        path = member.folder / seal_name(number)
+        seal = SealBytes.decode(read_file(path), number, str(path))
+        Piece(member.folder, seal, None).check(self._size, arrays=self._writer.arrays)
+        return seal
 
     def _taken(self) -> dict[str, tuple[int, int]]:
         """Returns the position after the last published chunk."""
@@ -238,13 +246,19 @@ class Sequencer:
 
     def _merge(self, rests: list[SequencedWriter]) -> None:
         """Fills a chunk with remainders, or takes all of them if they are fewer rows."""
-        room, parts, rows = self._size, list[tuple[SequencedWriter, int]](), list[WriterRows]()
+        room, parts = self._size, list[tuple[SequencedWriter, int]]()
         for member in rests:
             if count := min(room, member.left):
-                seal = read_seal(member.folder, member.taken // self._size)
                 parts.append((member, count))
-                rows.append(WriterRows(member.name, member.taken, count, seal.source))
                 room -= count
+        self._fill(parts)
+
+    def _fill(self, parts: list[tuple[SequencedWriter, int]]) -> None:
+        """Copies so many rows of each remainder into the next chunk."""
+        rows = list[WriterRows]()
+        for member, count in parts:
+            seal = read_seal(member.folder, member.taken // self._size)
+            rows.append(WriterRows(member.name, member.taken, count, seal.source))
         after = self._taken() | {one.writer: (one.first + one.count, self._writer.full_chunks) for one in rows}
         source = Sequenced(after, tuple(rows)).to_source()
         for member, count in parts:
@@ -297,6 +311,9 @@ class Sequencer:
             time.time(),
             self._process,
         )
+        self._put_told(told)
+
+    def _put_told(self, told: Committed) -> None:
         target = self.directory / WRITERS / Committed.NAME
         try:
             publish_bytes(told.encode(), target, self._writer.check_owner() / Committed.NAME, durable=False)
@@ -325,9 +342,10 @@ class Sequencing:
     """Becomes the sequencer of a stream when there is none, and does its work, step by step.
 
     Args:
-        directory: the stream's directory.
+        directory: the stream's directory or URL.
         open_stream: opens its writer, see `lazyshard.stream.writer.open_sequenced`.
         gate: returns the limits of the stream, by that writer; None: there are none.
+        kind: the class of its sequencer.
 
     Attributes:
         sequencer: None while another process is it.
@@ -339,14 +357,19 @@ class Sequencing:
         directory: Path,
         open_stream: Callable[[], ChunkWriter],
         gate: Callable[[ChunkWriter], Gate] | None = None,
+        kind: Callable[[Any, Gate | None, int], Sequencer] = Sequencer,
     ) -> None:
-        self.directory, self._open_stream, self._gate = directory, open_stream, gate
+        self.directory, self._open_stream, self._gate, self._kind = directory, open_stream, gate, kind
+        # In an object store each poll is a request.
+        remote = isinstance(directory, UrlPath)
+        self._polls = (FIRST_REQUEST_S, RETRY_S) if remote else (FIRST_POLL_S, LAST_POLL_S)
+        self._idle_s = RETRY_S if remote else RETRY_S / 4
         self.sequencer: Sequencer | None = None
         self.ended = False
         self._told = Told(directory)
         self._seen: tuple[Committed | None, float] | None = None  # what was told last, and when that was first seen
         self._try_at = 0.0
-        self._pause = FIRST_POLL_S
+        self._pause = self._polls[0]
 
     def step(self) -> float:
         """Does what can be done now; returns in how many seconds to call it again. Raises as `ChunkWriter`.
@@ -357,7 +380,7 @@ class Sequencing:
             return RETRY_S
         try:
             if self.sequencer is None and not self._begin():
-                return RETRY_S / 4
+                return self._idle_s
             assert self.sequencer is not None
             published = self.sequencer.turn()
             self.ended = self.sequencer.ended
@@ -372,7 +395,7 @@ class Sequencing:
             self.close()
             raise
         else:
-            self._pause = FIRST_POLL_S if published else min(LAST_POLL_S, 1.2 * self._pause)
+            self._pause = self._polls[0] if published else min(self._polls[1], 1.2 * self._pause)
             return 0.0 if published else self._pause
         return 0.0
 
@@ -397,13 +420,13 @@ class Sequencing:
         if self.ended or (alive and not expired):
             return False
         self._try_at = now + RETRY_S
-        if expired:
+        if expired and not isinstance(self.directory, UrlPath):
             # A process that is stopped, or hangs, may keep this machine's lock: from here on fencing keeps it out.
             remove(self.directory / LOCK)
         writer = self._open_stream()
         try:
             gate = None if self._gate is None else self._gate(writer)
-            self.sequencer = Sequencer(writer, gate, found.beat if found else 0)
+            self.sequencer = self._kind(writer, gate, found.beat if found else 0)
         except BaseException:
             writer.close(end=False)
             raise

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import filelock
 
@@ -23,16 +23,17 @@ from lazyshard.format.writers import (
     check_writer_name,
     piece_stream_id,
 )
-from lazyshard.store.files import check_folder, read_record
+from lazyshard.store.files import UrlPath, check_folder, is_there, read_record
 from lazyshard.stream.listing import invalid
 from lazyshard.stream.lock import create_stream, find_manifest
 from lazyshard.stream.members import RETRY_S, Told, has_ended, read_position, writer_names
-from lazyshard.stream.sequencer import Gate, Sequencing
+from lazyshard.stream.sequencer import Gate, Sequencer, Sequencing
 
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter
 
 MOST_PIECES: Final = 2  # pieces without a number after which a writer waits
+_MOST_OBJECTS: Final = 8  # the same in an object store: until a piece has a number takes a second there
 _RETIRED_AT_ONCE: Final = 16  # pieces: deleting costs three syncs each time
 REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
 _HEARTBEAT_S: Final = 5.0
@@ -42,11 +43,28 @@ _CREATED_S: Final = 60.0  # by then a process that creates the stream has done s
 _log = logging.getLogger("lazyshard")
 
 
+class Uploads(Protocol):
+    """What uploads a writer's pieces from its folder to `.writers/NAME` of an object store."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder."""
+
+    def check(self) -> None:
+        """Raises what has ended the uploads."""
+
+    def announce(self, published: int) -> None:
+        """So many pieces are published in the folder."""
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        """Deletes the pieces before one in the store."""
+
+
 class Share:
     """A writer's share in a stream of several writers. Raises as `ChunkWriter`.
 
     Attributes:
-        folder: where it publishes, a stream of its own.
+        uploads: for a stream in an object store, what uploads the pieces; set before the writer is opened.
         piece_stream_id: the identity of that.
     """
 
@@ -63,15 +81,18 @@ class Share:
         open_stream: Callable[[], ChunkWriter],
         gate: Callable[[ChunkWriter], Gate] | None,
         pause: Callable[[float, str], object],
+        sequencer: Callable[[Any, Gate | None, int], Sequencer] = Sequencer,
     ) -> None:
         self.directory, self.name = directory, check_writer_name(name)
+        self.uploads: Uploads | None = None
         declared = None if writers is None else check_declared(writers)
         manifest = self._join(declared, samples_per_chunk, clock, arrays, encoding, open_stream)
         self._declared: Declared = manifest.writers or 0
         self.samples_per_chunk: int = manifest.samples_per_chunk
         self.piece_stream_id = piece_stream_id(manifest.stream_id, name)
-        self.folder = directory / WRITERS / name
-        self._sequencing = Sequencing(directory, open_stream, gate)
+        self._sequencing = Sequencing(directory, open_stream, gate, sequencer)
+        self._remote = isinstance(directory, UrlPath)
+        self._most = self.samples_per_chunk * (_MOST_OBJECTS if self._remote else MOST_PIECES)
         self._pause = pause
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,19 +119,12 @@ class Share:
         except StreamMismatch as cause:
             fields = {"directory": cause.directory, "expected": cause.expected, "actual": cause.actual}
             raise StreamMismatch(f"writer {self.name!r}: {cause}", **fields) from None
-        folder = self.directory / WRITERS
-        folder.mkdir(parents=True, exist_ok=True)
-        check_folder(folder)
+        if not isinstance(self.directory, UrlPath):
+            (self.directory / WRITERS).mkdir(parents=True, exist_ok=True)
+        check_folder(self.directory / WRITERS)
         if manifest is None:
             assert samples_per_chunk is not None
-            made = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding, declared or 0)
-            # Without hard links, the lock alone keeps a manifest from being replaced.
-            with (
-                filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False),
-                contextlib.suppress(FileExistsError),
-            ):
-                if not (self.directory / MANIFEST).exists():
-                    create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
+            self._create(Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding, declared or 0))
             manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
             if manifest is None:
                 raise invalid(self.directory, "another writer has created a stream that is not visible yet")
@@ -124,6 +138,25 @@ class Share:
             what += " that are not in it need another directory"
             raise StreamEnded(what, directory=str(self.directory), samples=end.samples)
         return manifest
+
+    def _create(self, made: Manifest) -> None:
+        if isinstance(self.directory, UrlPath):
+            target = self.directory / MANIFEST
+            target.store.put_new(target.key, made.encode())
+            return
+        folder = self.directory / WRITERS
+        # Without hard links, the lock alone keeps a manifest from being replaced.
+        with (
+            filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False),
+            contextlib.suppress(FileExistsError),
+        ):
+            if not (self.directory / MANIFEST).exists():
+                create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
+
+    @property
+    def folder(self) -> Path:
+        """The directory in which this writer publishes."""
+        return self.directory / WRITERS / self.name if self.uploads is None else self.uploads.directory
 
     def _check_declared(self, was: Declared, declared: Declared | None) -> None:
         names = {*writer_names(self.directory), self.name}
@@ -147,11 +180,15 @@ class Share:
             what = f"{taken:,} rows of this writer are in the stream, its folder has {published:,}"
             raise invalid(self.folder, f"{what}; restore the folder from a copy, or use another writer's name")
         self._taken, self._retire = taken, retire
+        if (uploads := self.uploads) is not None:
+            self._retire = lambda done: uploads.retire(done, done + 1, lambda: None)
         self._thread = threading.Thread(target=self._run, name="lazyshard-sequencer", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """A piece is published: if this process sequences, it need not poll."""
+    def wake(self, pieces: int) -> None:
+        """So many pieces are published: if this process sequences, it need not poll."""
+        if self.uploads is not None:
+            self.uploads.announce(pieces)
         if self._sequencing.sequencer is not None:
             self._woken.set()
 
@@ -174,8 +211,12 @@ class Share:
     def finish(self, published: int) -> None:
         """This writer has ended: waits until all its full pieces have numbers; the last writer waits for the end."""
         whole = published - published % self.samples_per_chunk
+        if self.uploads is not None:
+            self.uploads.announce(-(-published // self.samples_per_chunk))
         self._woken.set()
         self._wait(lambda: self._taken >= whole, str)
+        if self.uploads is not None:
+            self._retire(self._taken // self.samples_per_chunk)
         if self._is_last():
             # Of two that end at the same time, the later one finds both ends.
             self._wait(lambda: self._ended, str, for_end=True)
@@ -192,10 +233,8 @@ class Share:
         """Whether all writers have ended, so that the stream ends."""
         folder, declared = self.directory / WRITERS, self._declared
         names = declared if isinstance(declared, tuple) else writer_names(self.directory)
-        ended = [(folder / name / END).exists() for name in names if (folder / name).is_dir()]
-        return (
-            bool(declared) and all(ended) and len(ended) >= (declared if isinstance(declared, int) else len(declared))
-        )
+        least = declared if isinstance(declared, int) else 1
+        return bool(least) and len(names) >= least and all(is_there(folder / name / END) for name in names)
 
     def close(self) -> None:
         """Stops sequencing, if this process does."""
@@ -205,7 +244,7 @@ class Share:
             self._thread.join()
 
     def _has_room(self, rows: int) -> bool:
-        return rows - self._taken < MOST_PIECES * self.samples_per_chunk
+        return rows - self._taken < self._most
 
     def _look(self, done: Callable[[], bool], since: float, *, for_end: bool = False) -> bool:
         """Reads what is committed if it is not `done` yet; returns whether it is. Raises what ends the wait.
@@ -214,6 +253,8 @@ class Share:
         """
         if done():
             return True
+        if self.uploads is not None:
+            self.uploads.check()
         # In this order: what is committed is told before the stream ends.
         self._ended = has_ended(self.directory)
         if (found := self._told.read()) is not None:
@@ -247,7 +288,8 @@ class Share:
             if now - asked >= _ASK_S:
                 asked, reason = now, self._reason()
             self._pause(pause, reason)
-            pause = min(0.05, 1.5 * pause)
+            # In an object store each look is two requests.
+            pause = min(0.5, 2 * max(pause, 0.1)) if self._remote else min(0.05, 1.5 * pause)
 
     def _check(self, refused: Mapping[str, str], *, for_end: bool) -> None:
         shared, own = str(self.directory), str(self.folder)

@@ -400,7 +400,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             # A partial chunk is the last one: the head counts it only together with the end.
             self._tell(self._state)
         if self._share is not None:
-            self._share.wake()
+            self._share.wake(self.published_chunks)
         self.publish_s = time.monotonic() - full_at
 
     def _retire_pieces(self, chunks_before: int) -> None:
@@ -494,6 +494,14 @@ def open_sequenced(directory: Path, clock: Callable[[], float], arrays: bool, en
     writer = ChunkWriter.__new__(ChunkWriter)
     writer._share = None
     writer._open(directory, None, clock, False, arrays, encoding, shared=True)
+    return writer
+
+
+def open_share(share: Share, *, overlap: bool, arrays: bool, encoding: Encoding | None) -> ChunkWriter:
+    """Returns a named writer by its share in a stream. Arguments and errors are those of `ChunkWriter`."""
+    writer = ChunkWriter.__new__(ChunkWriter)
+    writer._share = share
+    writer._open(share.folder, None, time.time, overlap, arrays, encoding, shared=False)
     return writer
 
 

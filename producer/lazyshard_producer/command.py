@@ -21,7 +21,7 @@ import typer
 
 from lazyshard.cli.output import application, help_of
 from lazyshard.format.records import End
-from lazyshard.store.files import is_url
+from lazyshard.store.files import is_url, stream_path
 from lazyshard_producer import errors
 from lazyshard_producer.configuration.given import assemble, example, read_config, sort_arguments, with_options
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, Option, Settings
@@ -30,7 +30,7 @@ from lazyshard_producer.errors import NAME, count, explain, holding, one_line
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
 from lazyshard_producer.run import complete_end, describe_run, find_end, run
 from lazyshard_producer.shipping import as_directory
-from lazyshard_producer.stop import Stop
+from lazyshard_producer.stop import GivenUp, Stop
 from lazyshard_producer.writers import describe_end, end, sequence
 
 
@@ -242,7 +242,7 @@ def _quarantine(
         return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
-_Shared = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")]
+_Shared = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory or URL.")]
 
 
 def _sequence(
@@ -262,7 +262,7 @@ def _sequence(
     """
     stop, flags = context.obj
     # The limits are checked as those of a run, which needs a source.
-    needed = {"out": "stream", "samples_per_chunk": "1", "writer": "sequencer"}
+    needed = {"out": stream if is_url(stream) else "stream", "samples_per_chunk": "1", "writer": "sequencer"}
     flags = flags.with_values(given)
     limits = assemble(replace(flags, sources=[{"path": "-"}], values={**flags.values, **needed})).limits
     return _sequenced(stream, no_progress, stop, lambda place, display: sequence(place, limits, display, stop))
@@ -289,19 +289,22 @@ def _end(
     """
     stop = context.obj[0]
     code = _sequenced(stream, no_progress, stop, lambda place, display: end(place, display, stop, force=force))
-    return code if stop.requested is not None else _print_all(describe_end(Path(stream)))
+    return code if stop.requested is not None else _print_all(describe_end(stream_path(stream)))
 
 
 def _sequenced(stream: str, quiet: bool, stop: Stop, work: Callable[[Path, Display], bool]) -> int:
-    if is_url(stream):
-        text = f"STREAM: several writers need a directory that all of them share, got {stream!r}"
-        raise errors.SettingInvalid(text, option="STREAM")
     with contextlib.closing(choose_display(quiet, 60.0, Metrics())) as display:
-        if not work(Path(stream), display):
+        try:
+            ended = work(stream_path(stream), display)
+        except GivenUp:
+            # A signal arrived while the command waited for an object store.
+            ended = False
+        if not ended:
             say(f"{NAME}: stopped: {stream} has not ended; run the same command again to continue")
             return errors.INTERRUPTED if stop.requested is signal.SIGINT else errors.FINISHED
     if found := find_end(stream, None):
-        complete_end(stream, found)
+        if not is_url(stream):
+            complete_end(stream, found)
         say(f"finished: {stream} holds {holding(found.samples, found.chunks)}")
     return errors.FINISHED
 

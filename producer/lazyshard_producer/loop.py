@@ -130,6 +130,7 @@ class RowLoop:
             with self._watched() if self.gate is None else contextlib.nullcontext():
                 writer.close(end=True, source=last.encode(self._pipeline.mixer.names, end=True))
         except GivenUp:
+            self.shelf.settle(writer.published_chunks, self.display.wait)
             return stopped(self.settings, self.stop, self._tally())
         self.display.wait(None)
         clear_journals(writer.directory)
@@ -148,11 +149,13 @@ class RowLoop:
             self._pace = None if new.rate is None else Pace(new.rate, self.clock())
         if old is None or new.limits != old.limits:
             self._holdback: Holdback | None = None
+            limits = new.limits
             if self.gate is not None:
-                self.gate.limits = new.limits
-            elif new.limits != Limits() or self.shelf.remote:
+                # They are those of the stream. Only the upload of this writer's chunks may hold it back itself.
+                self.gate.limits, limits = limits, Limits()
+            if limits != Limits() or self.shelf.remote:
                 size, check, warn = self.writer.samples_per_chunk, self.writer.check_owner, self.display.warn
-                self._holdback = Holdback(new.limits, self.shelf, size, check=check, warn=warn)
+                self._holdback = Holdback(limits, self.shelf, size, check=check, warn=warn)
         if old is not None and new.log_every_s != old.log_every_s:
             self.display.log_every(new.log_every_s)
         self._pipeline.mixer.refusals.most = new.max_bad_rows
@@ -219,6 +222,8 @@ class RowLoop:
         with contextlib.suppress(OSError):
             published = self.writer.published_chunks
             if self.gate is not None:
+                if self.shelf.remote:
+                    return
                 told = read_committed(Path(self.settings.out))
                 published = 0 if told is None else told.chunks
             consumers = self.shelf.consumers(published)

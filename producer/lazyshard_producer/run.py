@@ -28,14 +28,16 @@ from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_kept, read_manifest
 from lazyshard.stream.lock import find_manifest
 from lazyshard.stream.members import read_position
+from lazyshard.stream.share import Share
 from lazyshard.stream.stream import open_stream
-from lazyshard.stream.writer import open_sequenced
+from lazyshard.stream.writer import open_sequenced, open_share
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
 from lazyshard_producer.following.directory import list_unread
 from lazyshard_producer.following.journal import DIRECTORY, KIND
+from lazyshard_producer.limits import Shelf
 from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
 from lazyshard_producer.opening import check_not_own, check_sources, open_source, source_kind, source_size
 from lazyshard_producer.position import PACKED_SIZE, compare_sources, decode_position, plain_name, source_names
@@ -45,7 +47,9 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import GivenUp, Stop
-from lazyshard_producer.writers import SharedLimits
+from lazyshard_producer.writers import SharedLimits, share_in_store
+
+Pause = Callable[[float, str], object]  # see `ChunkWriter`
 
 _MOST_NAMED: Final = 5  # files that are listed when their rows are missing from a stream that has ended
 PATIENCE_S: Final = 2.0  # total wait for rows of live sources
@@ -85,19 +89,25 @@ def _check_out(out: str) -> None:
 def find_end(out: str, samples_per_chunk: int | None) -> End | None:
     """Returns the end record of a stream that has ended, None if there is no stream or it has not ended."""
     with contextlib.suppress(FileNotFoundError):
-        data = read_file(Path(out, END))
-        if read_manifest(Path(out), samples_per_chunk) is not None:
-            return End.decode(data, str(Path(out, END)))
+        path = stream_path(out)
+        data = read_file(path / END)
+        if read_manifest(path, samples_per_chunk) is not None:
+            return End.decode(data, str(path / END))
     return None
 
 
-def _open(settings: Settings, display: Display, stop: Stop) -> tuple[ChunkWriter | End, SharedLimits | None]:
-    """Returns the writer, or the end record if the stream has ended, or this writer's part of it."""
-    size, gate = settings.samples_per_chunk, None
-    if settings.writer is None and (end := find_end(settings.out, size)):
-        return end, None
-    if settings.writer is None or not find_end(settings.place, size):
-        check_sources(settings)
+def _open(
+    settings: Settings, shelf: Shelf, own: str, gate: SharedLimits | None, share: Share | None, pause: Pause
+) -> ChunkWriter | End:
+    """Returns the writer, or the end record if the stream has ended, or this writer's part of it.
+
+    `own` is the directory in which it publishes; `share` is given for a named writer that publishes to an object store.
+    """
+    size, end = settings.samples_per_chunk, find_end(own, settings.samples_per_chunk)
+    if end is not None and gate is None:
+        return end
+    if end is None:
+        check_sources(settings if gate is not None and share is None else replace(settings, out=own))
     form = form_of(settings)
     # As many open files as the system allows: shuffled or mixed sources are open at the same time.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,20 +116,46 @@ def _open(settings: Settings, display: Display, stop: Stop) -> tuple[ChunkWriter
     # If no limit can hold the run back, the next rows are read while a chunk is published.
     free = settings.rate is None and (settings.limits == Limits() or settings.writer is not None)
     more: dict[str, Any] = {"overlap": free, "arrays": form.arrays, "encoding": form.encoding}
-    if settings.writer is not None:
-        gate, pause = SharedLimits(settings.limits, display.warn), partial(_wait_for_sequencer, display, stop)
-        more |= {"writer": settings.writer, "writers": settings.writers, "gate": gate, "pause": pause}
     try:
-        return ChunkWriter(settings.out, size, **more), gate
-    except errors.StreamEnded:
+        if share is not None:
+            share.uploads = shelf
+            if end is None:
+                return open_share(share, **more)
+            share.complete(end.samples)
+            return end
+        if gate is not None:
+            more |= {"writer": settings.writer, "writers": settings.writers, "gate": gate, "pause": pause}
+        return ChunkWriter(own if gate is None else settings.out, size, **more)
+    except errors.StreamEnded as ended:
         # After a crash only the end record was missing, and the writer has written it.
-        if (end := find_end(settings.place, size)) is None:
+        if (end := find_end(own, size)) is None:
             raise
-        if settings.writer is not None and find_end(settings.out, size):
-            taken, _ = read_position(Path(settings.out)).taken.get(settings.writer, (0, 0))
-            if taken < end.samples:
-                raise
-        return end, None
+        _check_taken(settings, end, ended)
+        return end
+
+
+def _check_taken(settings: Settings, end: End, ended: errors.StreamEnded) -> None:
+    """Raises an error if the stream has ended without all rows of a named writer, which has ended before."""
+    if settings.writer is not None and find_end(settings.out, settings.samples_per_chunk):
+        taken, _ = read_position(stream_path(settings.out)).taken.get(settings.writer, (0, 0))
+        if taken < end.samples:
+            raise ended
+
+
+def _join(settings: Settings, gate: SharedLimits, pause: Pause) -> Share | None:
+    """Joins a stream in an object store before anything of this writer is changed there.
+
+    Returns None if the stream has ended with all rows of this writer.
+    """
+    if (end := find_end(settings.place, settings.samples_per_chunk)) is None:
+        check_sources(settings)
+    try:
+        return share_in_store(settings, gate, pause)
+    except errors.StreamEnded as ended:
+        if end is None:
+            raise
+        _check_taken(settings, end, ended)
+        return None
 
 
 def _wait_for_sequencer(display: Display, stop: Stop, seconds: float, reason: str) -> None:
@@ -175,19 +211,28 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
         if not is_url(settings.out):
             _check_out(settings.out)
         check_not_own(settings)
+        remote, share = is_url(settings.out), None
+        gate = None if settings.writer is None else SharedLimits(settings.limits, display.warn)
+        pause = partial(_wait_for_sequencer, display, stop)
         try:
+            if remote and gate is not None and (share := _join(settings, gate, pause)) is None:
+                gate = None
             opened = open_shelf(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
             with opened as shelf, _named(str(shelf.directory)):
-                inner = replace(settings, out=str(shelf.directory), spool=None)
-                found, gate = _open(inner, display, stop)
+                own = str(shelf.directory) if remote else settings.place
+                if share is not None and (end := find_end(own, None)):
+                    complete_end(own, end)
+                    if not shelf.settle(end.chunks, display.wait):
+                        return stopped(settings, stop)
+                found = _open(settings, shelf, own, gate, share, pause)
                 if isinstance(found, ChunkWriter):
                     return _publish(RowLoop(settings, found, shelf, display, stop, load, gate))
-                complete_end(inner.place, found)
-                if inner.writer is not None and (end := find_end(inner.out, None)):
-                    complete_end(inner.out, end)
+                complete_end(own, found)
+                if gate is not None and not remote and (end := find_end(settings.out, None)):
+                    complete_end(settings.out, end)
                 if not shelf.settle(found.chunks, display.wait):
                     return stopped(settings, stop)
-                _check_ended(replace(inner, out=inner.place), found, display.warn, stop)
+                _check_ended(replace(settings, out=own, spool=None), found, display.warn, stop)
                 return found
         except GivenUp:
             # A signal arrived while the run waited for an object store.

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,21 +14,28 @@ from lazyshard import errors
 from lazyshard.format.records import END, HEAD, MANIFEST, Head, Manifest
 from lazyshard.format.writers import WRITERS, EndRequest
 from lazyshard.store.durable import publish_bytes
-from lazyshard.store.files import read_record
+from lazyshard.store.files import UrlPath, is_there, read_record, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
 from lazyshard.stream.listing import read_manifest
-from lazyshard.stream.members import read_committed, read_position, writer_names
-from lazyshard.stream.sequencer import Sequencing
+from lazyshard.stream.members import RETRY_S, read_committed, read_position, writer_names
+from lazyshard.stream.sequencer import Sequencer, Sequencing
+from lazyshard.stream.share import Share
 from lazyshard.stream.stream import NativeStream
 from lazyshard.stream.writer import open_sequenced
-from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display import Display
 from lazyshard_producer.errors import count, one_line
 from lazyshard_producer.limits import Hold, Holdback, Shelf
+from lazyshard_producer.rows.encoding import form_of
+from lazyshard_producer.shipping import open_sequenced as open_stored
+from lazyshard_producer.shipping.sequenced import StoreSequencer, StoreWriter
 from lazyshard_producer.stop import Stop
 
 ALIVE_S: Final = 60.0  # age of the heartbeat, sent every 5 s, below which a writer elsewhere lives; clocks may differ
+# How long requests are retried: a writer then lets another process sequence, the command has nothing else to do
+_PATIENCE_S: Final = 10.0
+_COMMAND_PATIENCE_S: Final = 600.0
 _SLICE_S: Final = 0.1  # longest sleep, as in `lazyshard_producer.loop`
 
 
@@ -64,37 +72,70 @@ class SharedLimits:
         self._holdback.after_publish(published_chunks)
 
     def _make(self, writer: ChunkWriter) -> Holdback:
-        size, check, shelf = writer.samples_per_chunk, writer.check_owner, Shelf(writer.directory)
+        size, check = writer.samples_per_chunk, writer.check_owner
+        shelf = writer.shelf if isinstance(writer, StoreWriter) else Shelf(writer.directory)
         return Holdback(self.limits, shelf, size, check=check, warn=self._warn)
+
+
+def share_in_store(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], object]) -> Share:
+    """Returns the share of a run's writer in a stream in an object store. Raises as `ChunkWriter`."""
+    directory, name = stream_path(settings.out), settings.writer or ""
+    assert isinstance(directory, UrlPath)
+    form = form_of(settings)
+    given = settings.writers, settings.samples_per_chunk, time.time, form.arrays, form.encoding
+    return Share(
+        directory,
+        name,
+        *given,
+        open_stream=partial(open_stored, directory, _PATIENCE_S, _sleep),
+        gate=gate,
+        pause=pause,
+        sequencer=StoreSequencer,
+    )
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> bool:
     """Sequences while no other process does, until the stream has ended; returns False if a signal has stopped it."""
-    if (directory / MANIFEST).exists():
+    if is_there(directory / MANIFEST):
         _manifest(directory)
     else:
         display.note(f"{directory}: there is no stream yet; this process waits for its first writer")
     gate = SharedLimits(limits, display.warn)
-    sequencing, told = Sequencing(directory, lambda: _open(directory), gate), ""
+    kind = StoreSequencer if isinstance(directory, UrlPath) else Sequencer
+    sequencing, told = Sequencing(directory, lambda: _open(directory, stop), gate, kind), ""
     with contextlib.closing(sequencing):
         while not sequencing.ended:
             if stop.requested is not None:
                 return False
-            if not (directory / MANIFEST).exists():
+            if sequencing.sequencer is None and not is_there(directory / MANIFEST):
                 display.wait("no writer has created the stream yet")
-                time.sleep(_SLICE_S)
+                time.sleep(RETRY_S if isinstance(directory, UrlPath) else _SLICE_S)
                 continue
             pause = sequencing.step()
             if (who := _describe(sequencing)) not in ("", told):
                 told = who
                 display.note(who)
             display.wait((sequencing.sequencer and sequencing.sequencer.hold) or None)
-            time.sleep(min(pause, _SLICE_S))
+            due = time.monotonic() + pause
+            while stop.requested is None and (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, _SLICE_S))
     return True
 
 
-def _open(directory: Path) -> ChunkWriter:
+def _open(directory: Path, stop: Stop) -> ChunkWriter:
     manifest = _manifest(directory)
+    if isinstance(directory, UrlPath):
+
+        def pause(seconds: float) -> bool:
+            time.sleep(seconds)
+            return stop.requested is not None
+
+        return open_stored(directory, _COMMAND_PATIENCE_S, pause)
     return open_sequenced(directory, time.time, manifest.arrays, manifest.encoding)
 
 
@@ -128,15 +169,18 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
     """
     _manifest(directory)
     living = {} if force else _living(directory)
-    if living and not (directory / END).exists():
+    if living and not is_there(directory / END):
         who = ", ".join(f"{name!r} (pid {head.pid} on {head.host})" for name, head in living.items())
         what = f"{directory}: {count(len(living), 'writer')} still running: {one_line(who)}"
         way = "stop them first, or give --force to end the stream without the rows that they have not published"
         raise errors.ProducerFenced(f"{what}; {way}", directory=str(directory), holder=who)
-    if not (directory / END).exists():
+    if not is_there(directory / END):
         folder = directory / WRITERS
-        request = EndRequest(time.time()).encode()
-        publish_bytes(request, folder / EndRequest.NAME, folder / f".{EndRequest.NAME}.{os.getpid()}")
+        request, target = EndRequest(time.time()).encode(), folder / EndRequest.NAME
+        if isinstance(target, UrlPath):
+            target.store.put(target.key, request)
+        else:
+            publish_bytes(request, target, folder / f".{EndRequest.NAME}.{os.getpid()}")
     return sequence(directory, Limits(), display, stop)
 
 

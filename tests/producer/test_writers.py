@@ -154,8 +154,6 @@ def test_a_stream_that_has_no_writers_is_refused(
     capsys.readouterr()
     assert main([command, str(out)]) == 5
     assert_one_line(capsys.readouterr().err, "has one producer without a name")
-    assert main([command, "s3://bucket/stream"]) == 2
-    assert_one_line(capsys.readouterr().err, "a directory that all of them share")
     assert main(["end", str(tmp_path / "nowhere")]) == 7
 
 

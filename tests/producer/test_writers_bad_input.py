@@ -115,7 +115,7 @@ def test_a_name_that_is_none(name: str, tmp_path: Path, capsys: pytest.CaptureFi
         (("--writers", "3"), "--writers: requires --writer"),
         (("--writer", "a", "--writers", "-1"), "--writers: expected N|NAME,..."),
         (("--writer", "a", "--writers", "a,b/c"), "--writers: expected N|NAME,..."),
-        (("--writer", "a", "--out", "s3://bucket/x"), "--writer: writers cannot publish to an object store"),
+        (("--writer", "a", "--out", "gs://bucket/x"), "--writer: several writers need a store with conditional puts"),
     ],
 )
 def test_options_that_cannot_be(

@@ -129,14 +129,14 @@ def _of_place(out: str, settings: Settings) -> Found:
         if settings.spool is not None:
             yield "spool", f"applies to object stores, but --out is a directory, got {settings.spool!r}"
         return
-    if settings.writer is not None:
-        share = "give a directory that all writers share, or let one run without --writer publish to the store"
-        yield "writer", f"writers cannot publish to an object store, got --out {out!r}; {share}"
     scheme, _, place = out.partition("://")
     if scheme.lower() in ("file", "local"):
         yield "out", f"a local directory must be given as a path, without {scheme}://, got {out!r}"
     elif not place.strip("/"):
         yield "out", f"expected a place after {scheme}://, such as BUCKET/PREFIX, got {out!r}"
+    if settings.writer is not None and scheme.lower() not in ("s3", "s3a"):
+        share = "give a URL s3://, a directory that all writers share, or let one run without --writer publish there"
+        yield "writer", f"several writers need a store with conditional puts, got --out {out!r}; {share}"
     if settings.spool is not None:
         yield from _of_path("spool", settings.spool)
     if settings.limits.min_free_disk is not None:

@@ -15,15 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import HEAD, MANIFEST, Head, Manifest, seal_name
-from lazyshard.store.files import is_url, read_file, stream_name
+from lazyshard.store.files import UrlPath, is_url, read_file, stream_name
+from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_kept
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Shelf
+from lazyshard_producer.shipping.sequenced import StoreWriter
 from lazyshard_producer.shipping.shipper import Shipper, is_same_chunk
 from lazyshard_producer.shipping.store import Found, Spool, StreamStore, next_owner, read_stream, restore
 from lazyshard_producer.stop import Stop
@@ -33,7 +36,7 @@ from lazyshard_producer.stop import Stop
 def open_shelf(
     settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
 ) -> Iterator[Shelf]:
-    """Yields the shelf of `settings.out`, in whose directory the run publishes, and releases it afterwards.
+    """Yields the shelf of a run, in whose directory it publishes, and releases it afterwards.
 
     Unless the stream has ended, calls `prepare` before fencing another producer; it raises if the run cannot start.
     """
@@ -49,7 +52,7 @@ def open_shelf(
         time.sleep(seconds)
         return stop.requested is not None
 
-    store = _open_store(settings.out, settings.store_patience_s, kept, pause)
+    store = _open_store(settings.place, settings.store_patience_s, kept, pause)
     found = read_stream(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
         with _copied(store, found, ended=True) as folder:
@@ -59,7 +62,7 @@ def open_shelf(
         prepare()
     if not store.conditional:
         alone = "a second producer is detected only by reading stream.owner"
-        warn(f"{settings.out}: this store does not support conditional puts; {alone}")
+        warn(f"{settings.place}: this store does not support conditional puts; {alone}")
     with contextlib.closing(Spool(root, store.url)) as spool:
         token = _take(store, spool, warn)
         found = read_stream(store, settings.samples_per_chunk)
@@ -68,8 +71,15 @@ def open_shelf(
             spool.note_tokens(token)
             if found.manifest is not None:
                 spool.restore(store, found)
-        with Shipper(store, spool, found, settings.max_spool, stop, warn) as shelf:
+        pieces = settings.writer is not None
+        with Shipper(store, spool, found, settings.max_spool, stop, warn, pieces=pieces) as shelf:
             yield shelf
+
+
+def open_sequenced(directory: UrlPath, patience_s: float, pause: Callable[[float], bool]) -> ChunkWriter:
+    """Returns the writer of a stream of several writers in an object store, for its sequencer; see `StoreWriter`."""
+    # It has what a sequencer needs of a `ChunkWriter`.
+    return cast(ChunkWriter, StoreWriter(directory, _open_store(directory.url, patience_s, "Nothing is lost", pause)))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import itertools
 import secrets
 import threading
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,17 +24,17 @@ import xxhash
 from lazyshard.cli import output
 from lazyshard.errors import FormatInvalid, LazyShardError
 from lazyshard.format import records
-from lazyshard.format.records import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, End, Head, Manifest, Retired
+from lazyshard.format.records import CURSORS, END, HEAD, MANIFEST, QUARANTINE, End, Head, Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import CURSOR_SUFFIX
-from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import count
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
-from lazyshard_producer.limits import Hold, Shelf, Stock, Tell
+from lazyshard_producer.limits import Hold, Shelf, Tell
+from lazyshard_producer.shipping.shelf import StoreShelf
 from lazyshard_producer.shipping.store import Found, Spool, StreamStore, read_stream
 from lazyshard_producer.stop import GivenUp, Stop
 
@@ -91,42 +90,38 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
     return bool([xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges] == found.digests.tolist())
 
 
-class Shipper(Shelf):
+class Shipper(StoreShelf):
     """The chunks of a stream in an object store, and the thread that uploads and deletes them.
 
     Chunks before `shipped` are in the store, those in [shipped, announced) are pending. From `begin` on only the thread
-    calls the store.
+    calls the store. If the chunks are `pieces` of a writer, no consumer reads them.
     """
 
-    remote = True
-
     def __init__(
-        self, store: StreamStore, spool: Spool, found: Found, max_spool: int, stop: Stop, warn: Callable[[str], None]
+        self,
+        store: StreamStore,
+        spool: Spool,
+        found: Found,
+        max_spool: int,
+        stop: Stop,
+        warn: Callable[[str], None],
+        *,
+        pieces: bool = False,
     ) -> None:
-        super().__init__(spool.stream, store.url)
-        self.store, self.spool = store, spool
+        super().__init__(store, spool.stream, found)
+        self.spool, self._pieces = spool, pieces
         self._max_spool, self._signals, self._warn = max_spool, stop, warn
         self.shipped = self.announced = found.listing.sealed
         self.largest = 0  # bytes of the largest chunk that was announced
-        first = found.listing.first
-        # Eight bytes per chunk, so 8 MB for a million chunks. 0 for retired chunks.
-        self._sizes = array("Q", [0] * first)
-        for chunk in range(first, found.listing.sealed):
-            self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
-        self._leftovers = [*found.listing.leftovers]  # names below the watermark that are still to be deleted
-        self._marked = self._retire_before = first
+        self._retire_before = self._marked
         self._pulled_at = self._refused_at = self._head_at = float("-inf")
-        self._manifest, self._has_end = found.manifest, found.end is not None
+        self._has_end = found.end is not None
         self._head: bytes | None = None
         self._put: dict[str, int] = {}  # sizes of the uploaded journals and refused rows
         self._failure: BaseException | None = None
         self._pull_requested = self._closing = self._complete = self._settled = False
         self._lock, self._news, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
-
-    def first(self) -> int:
-        """Returns the number of the oldest chunk that is not retired."""
-        return self._marked
 
     def visible(self, published: int) -> int:
         """Returns how many chunks are in the store."""
@@ -140,24 +135,15 @@ class Shipper(Shelf):
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
         """Requests a deletion; the thread does it soon, after reading the consumers again."""
         self._retire_before = max(self._retire_before, min(chunks_before, published - 1))
-
-    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """Returns the sizes of the chunks [first, stop), always exact."""
-        sizes = self._sizes[first:stop]
-        return Stock(first, stop, sum(sizes), largest=max(sizes, default=0))
-
-    def chunk_size(self, chunk: int) -> int:
-        """Returns the bytes of a chunk; of a retired chunk, those it had before."""
-        return sum(self._sizes[chunk : chunk + 1])
-
-    def used_bytes(self, published: int) -> int:
-        """Returns the bytes of the stream, in the store and pending."""
-        return sum(self._sizes[self._marked : published])
+        if self._complete:
+            # The thread has ended.
+            self.finish()
 
     def begin(self, published: int) -> None:
         """Starts to upload from the run's directory: the `published` chunks, and those that follow."""
-        # Before the run reads the consumers for the first time.
-        self.pull()
+        if not self._pieces:
+            # Before the run reads the consumers for the first time.
+            self.pull()
         self.announce(published)
         # From here on the run handles signals, so only `_stop` interrupts a pause.
         self.store.pause = self._stop.wait
@@ -169,7 +155,7 @@ class Shipper(Shelf):
             if published > self.announced:
                 self.spool.keep_journals()
             for chunk in range(self.announced, published):
-                self._sizes.append(super().chunk_size(chunk))
+                self.add(Shelf.chunk_size(self, chunk))
                 self.largest = max(self.largest, self._sizes[-1])
             self.announced = max(self.announced, published)
         self._news.set()
@@ -383,9 +369,7 @@ class Shipper(Shelf):
             self.pull()
         if self._retire_before > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
-        # Only a few before the next chunk is uploaded: each is two requests.
-        left, self._leftovers = self._leftovers[:16], self._leftovers[16:]
-        self.store.remove(*left)
+        self.delete()
 
     def finish(self) -> None:
         """Does all pending copies and deletions."""
@@ -395,14 +379,12 @@ class Shipper(Shelf):
             self.go_on()
 
     def _mark(self) -> None:
-        self.pull()
-        done = [consumer.chunks_before for consumer in list_consumers(self.directory, self.shipped)]
-        target = min(self._retire_before, self.shipped - 1, min(done, default=0))
+        target = min(self._retire_before, self.shipped - 1)
+        if not self._pieces:
+            self.pull()
+            done = [consumer.chunks_before for consumer in list_consumers(self.directory, self.shipped)]
+            target = min(target, min(done, default=0))
         if target < self._retire_before:
             # Retried later, since the caller counts the deletion as done. A cursor may be ahead of the known chunks.
             self._refused_at = time.monotonic()
-        if target > self._marked and self._manifest is not None:
-            self.store.replace(RETIRED, Retired(self._manifest.stream_id, target, time.time()).encode())
-            kinds = (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + self.has_arrays()]
-            self._leftovers += [name_of(chunk) for chunk in range(self._marked, target) for name_of in kinds]
-            self._marked = target
+        self.mark(target)

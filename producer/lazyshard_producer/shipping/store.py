@@ -101,7 +101,7 @@ class StreamStore(ObjectStore):
         """
         # A conditional put fails only if another process has put the object meanwhile.
         for _ in range(10):
-            found, tag = self._tagged(name)
+            found, tag = self.tagged(name)
             if found == data:
                 return None
             self.check_owner()
@@ -111,7 +111,7 @@ class StreamStore(ObjectStore):
 
     def find_owner(self) -> tuple[records.Owner | None, str | None]:
         """Returns the owner, None if unreadable or absent, and the tag of its object, None if absent."""
-        data, tag = self._tagged(OWNER)
+        data, tag = self.tagged(OWNER)
         with contextlib.suppress(FileInvalid):
             return None if data is None else records.Owner.decode(data, self.name_of(OWNER)), tag
         return None, tag
@@ -139,7 +139,8 @@ class StreamStore(ObjectStore):
         """Returns an error about an object; the name "" means the stream."""
         return StreamInvalid(f"{self.name_of(name)}: {why}", directory=self.url, chunk=chunk)
 
-    def _tagged(self, name: str) -> tuple[bytes | None, str | None]:
+    def tagged(self, name: str) -> tuple[bytes | None, str | None]:
+        """Returns an object and the tag of this version, None and None if there is none."""
         return _if_there(lambda: self.get_tagged(name), (None, None))
 
 

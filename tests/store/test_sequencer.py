@@ -139,11 +139,9 @@ def test_a_damaged_piece_blocks_no_other_writer(name: str, bucket: UrlPath, tmp_
     put(target, whole[:-3])
     one, deadline = sequencing(bucket), time.monotonic() + DEADLINE_S
     sound = 2 + (name != "stream.json")
-    while read_committed(bucket) is None or read_committed(bucket).chunks < sound:
+    while (told := read_committed(bucket)) is None or told.chunks < sound:
         assert time.monotonic() < deadline
         one.step()
-    told = read_committed(bucket)
-    assert told is not None
     assert [*told.refused] == ["a"]
     assert str(target) in told.refused["a"]
     # Once it is restored the writer's other rows follow.

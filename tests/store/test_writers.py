@@ -195,7 +195,8 @@ def test_end_refuses_while_a_writer_runs_and_leaves_out_what_it_has_not_publishe
 def test_the_limits_of_the_sequencer_hold_back_all_writers(writers: Writers) -> None:
     limits = ("--max-ahead", 3, "--retain", "consumed", "--consumers", "trainer")
     alone = writers.nursery.start("sequence", writers.url, *limits, most_s=60.0)
-    a = writers.start("a", 0, 20 * SIZE, "--writers", 1)
+    # The writer may be the sequencer at first, as it creates the stream.
+    a = writers.start("a", 0, 20 * SIZE, "--writers", 1, *limits)
     until(lambda: writers.read("head.json").get("state") == "waiting" and chunks(writers, "a") == 3 + 8)
     assert chunks(writers) == 3
     plan = {"dp_size": 1, "batch_size": 1, "unit": SIZE, "window": SIZE, "seed": 0}

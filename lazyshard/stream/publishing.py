@@ -229,7 +229,7 @@ class OpenChunk:
         return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
 
 
-class Piece(NamedTuple):
+class SealedPiece(NamedTuple):
     """A published chunk of another stream on this filesystem, to be published as a chunk of this one."""
 
     folder: Path  # of the other stream
@@ -258,7 +258,7 @@ class LinkedChunk:
     Its files get a second name: no byte of them is read. Where there are no hard links they are copied.
     """
 
-    def __init__(self, number: int, path: Callable[[str], Path], piece: Piece) -> None:
+    def __init__(self, number: int, path: Callable[[str], Path], piece: SealedPiece) -> None:
         self.number, self._seal = number, piece.seal
         self.rows = PieceFile(piece.folder / chunk_name(piece.seal.chunk), path(chunk_name(number)))
         self.arrays: PieceFile | None = None

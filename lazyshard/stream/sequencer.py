@@ -39,7 +39,7 @@ from lazyshard.stream.chunk import Chunk, open_sealed
 from lazyshard.stream.head import FIRST_REQUEST_S, own_process, process_gone
 from lazyshard.stream.listing import invalid, read_manifest
 from lazyshard.stream.members import RETRY_S, SequencedWriter, Told, has_ended, writer_names
-from lazyshard.stream.publishing import Piece
+from lazyshard.stream.publishing import SealedPiece
 
 if TYPE_CHECKING:
     from lazyshard.format.seal import Seal
@@ -195,7 +195,7 @@ class Sequencer:
 
     def _take(self, members: list[SequencedWriter], most: int) -> None:
         """Publishes at most so many pieces together: one of each writer, in this order, then the next ones."""
-        waiting, pieces, after = deque(members), list[Piece](), self._taken()
+        waiting, pieces, after = deque(members), list[SealedPiece](), self._taken()
         while waiting and len(pieces) < most:
             member = waiting.popleft()
             taken, _ = after.get(member.name, (0, 0))
@@ -209,7 +209,7 @@ class Sequencer:
                     continue
                 position = after | {member.name: (taken + self._size, chunk)}
                 rows = WriterRows(member.name, taken, self._size, seal.source)
-                pieces.append(Piece(member.folder, seal, Sequenced(position, (rows,)).to_source()))
+                pieces.append(SealedPiece(member.folder, seal, Sequenced(position, (rows,)).to_source()))
                 waiting.append(member)
                 after = position
         if pieces:
@@ -221,10 +221,10 @@ class Sequencer:
             self._together = max(1, self._together // 2) if slow else min(TOGETHER, 2 * self._together)
 
     def _seal(self, member: SequencedWriter, number: int) -> SealBytes | None:
-        """Returns the seal of a piece that can be published, None of one that is not complete. Raises as `Piece`."""
+        """Returns the seal of a piece that can be published, None if it is incomplete. Raises as `SealedPiece.check`."""
         path = member.folder / seal_name(number)
         seal = SealBytes.decode(read_file(path), number, str(path))
-        Piece(member.folder, seal, None).check(self._size, arrays=self._writer.arrays)
+        SealedPiece(member.folder, seal, None).check(self._size, arrays=self._writer.arrays)
         return seal
 
     def _taken(self) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state, failure_note, plain
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import LinkedChunk, OpenChunk, Piece, WriteSteps
+from lazyshard.stream.publishing import LinkedChunk, OpenChunk, SealedPiece, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
@@ -229,11 +229,11 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise rows.refused
         return rows.duplicates
 
-    def publish_pieces(self, pieces: Sequence[Piece]) -> None:
+    def publish_pieces(self, pieces: Sequence[SealedPiece]) -> None:
         """Publishes chunks of other streams on this filesystem as the next ones of this stream. Raises as `write`.
 
-        Their files get a second name here, which costs the same whatever their size. `Piece.check` must have passed
-        them, and the open chunk must be empty.
+        Their files get a second name here, which costs the same whatever their size. `SealedPiece.check` must have
+        passed them, and the open chunk must be empty.
         """
         self._check_open()
         assert not len(self._chunk)

@@ -38,7 +38,7 @@ from lazyshard.store.durable import rename, sync_directory, write_new
 from lazyshard.store.files import check_folder, read_file, read_seal
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.chunk import open_sealed
-from lazyshard.stream.publishing import OpenChunk, Piece, WriteSteps
+from lazyshard.stream.publishing import OpenChunk, SealedPiece, WriteSteps
 from lazyshard.stream.sequencer import checked_slices
 
 POLL_S: Final = 0.5  # interval between polls for new pieces: chunks take longer to fill
@@ -291,7 +291,7 @@ class Committer:
                 if self._waiting >= size:
                     self._merge()
             else:
-                piece = Piece(path, seal, self._take(rest))
+                piece = SealedPiece(path, seal, self._take(rest))
                 piece.check(size, arrays=self._writer.arrays)
                 self._writer.publish_pieces([piece])
         self._done.add(name)

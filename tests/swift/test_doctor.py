@@ -85,6 +85,7 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
         monkeypatch.setattr(hook, "active", lambda: "active" not in missing)
         monkeypatch.setattr(ms_swift, "version", lambda: version)
         monkeypatch.setattr(ms_swift, "folder", lambda: None if version is None else tmp_path / "swift")
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
         distributions = {name: number for name, number in ALL.items() if name not in missing}
         monkeypatch.setattr(ms_swift, "distribution_version", distributions.get)
         monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
@@ -118,6 +119,7 @@ def test_all_is_well(examine: Examine, tmp_path: Path) -> None:
 TROUBLES: list[tuple[str | None, list[str], set[str], dict[str, str]]] = [
     (None, [], {"ms-swift"}, {"ms-swift": "not installed: pip", MEGATRON: "cannot start", SWIFT: "cannot start"}),
     ("4.6.0", [*NEEDED], {*NEEDED}, {MEGATRON: "does not start", NEEDED[0]: f"not installed: pip install {NEEDED[0]}"}),
+    ("4.6.0", ["transformer_engine"], set(), {MEGATRON: "does not start"}),
     # The bridge is not needed by older releases.
     ("4.0.0", ["mcore-bridge"], set(), {"mcore-bridge": "not installed, and not"}),
     ("4.7.0", [], {"ms-swift"}, {"ms-swift": "4.7.0 in ", MEGATRON: "may run", SWIFT: "may run"}),

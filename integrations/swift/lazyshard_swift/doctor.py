@@ -5,6 +5,7 @@ It does not import ms-swift, torch or Megatron, so it is fast and works even if 
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import site
 import sys
@@ -60,6 +61,9 @@ def _startup() -> Iterator[Finding]:
 def _verdict(version: str | None, needed: Sequence[str]) -> tuple[str, bool]:
     """Returns what the command would do, and whether it works."""
     missing = [name for name in needed if ms_swift.distribution_version(name) is None]
+    if "mcore-bridge" in needed and importlib.util.find_spec("transformer_engine") is None:
+        # Distributions of several names contain it.
+        missing.append("transformer_engine, which mcore-bridge imports")
     if version is None:
         return "cannot start: ms-swift is not installed", False
     if missing:

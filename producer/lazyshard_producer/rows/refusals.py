@@ -144,7 +144,7 @@ class Refusals:
     def take(self, error: RowInvalid, place: RowOrigin, line: bytes | EncodedRow | RowInvalid | None) -> None:
         """Handles a refused row; raises RowInvalid if the run is to end. Keeps the line if it is the complete row."""
         if self.policy == "fail":
-            raise locate(error, place) from error
+            raise locate(error, place, way=", or add --on-bad-row quarantine") from error
         if self.most is not None and self.count >= self.most:
             before = f"more than {count(self.most, 'bad row')} (--max-bad-rows), the last one: "
             hint = "Find their common cause, or allow more; nothing is lost"
@@ -180,7 +180,7 @@ class Refusals:
             self.quarantine.close()
 
 
-def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | None = None) -> RowInvalid:
+def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | None = None, way: str = "") -> RowInvalid:
     """Returns the error for a refused row with its location: file, line, and byte in the file."""
     byte, reason = None if place.byte is None else place.byte + (error.byte or 0), error.reason or str(error)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
@@ -188,7 +188,7 @@ def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | No
     if byte is None or reason.startswith("--"):
         # A row made from the line was refused, so the line itself may be right.
         where, fix = "", "Fix the row, or the step that refuses it,"
-    hint = hint or f"{fix} and run the same command again; nothing is lost"
+    hint = hint or f"{fix} and run the same command again{way}; nothing is lost"
     message = f"{before}{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'} {hint}"
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 

@@ -46,7 +46,7 @@ from lazyshard.stream.chunk import damaged
 from lazyshard.stream.head import Announcer
 from lazyshard.stream.listing import Published, invalid, read_manifest
 from lazyshard.stream.members import RETRY_S, SequencedWriter
-from lazyshard.stream.publishing import Piece
+from lazyshard.stream.publishing import SealedPiece
 from lazyshard.stream.sequencer import BEAT_S, Gate, Sequencer
 from lazyshard_producer.shipping.shelf import StoreShelf
 from lazyshard_producer.shipping.store import StreamStore, next_owner, read_stream
@@ -133,7 +133,7 @@ class StoreWriter:
         """As `full_chunks`."""
         return self.full_chunks
 
-    def publish_pieces(self, pieces: Sequence[Piece]) -> None:
+    def publish_pieces(self, pieces: Sequence[SealedPiece]) -> None:
         """Chooses pieces as the next chunks."""
         for piece in pieces:
             self._choose(_Chosen(piece.seal, piece.source, piece.folder, local=False))

@@ -221,7 +221,7 @@ class Sequencer:
             self._together = max(1, self._together // 2) if slow else min(TOGETHER, 2 * self._together)
 
     def _seal(self, member: SequencedWriter, number: int) -> SealBytes | None:
-        """Returns the seal of a piece that can be published, None if it is incomplete. Raises as `SealedPiece.check`."""
+        """Returns the seal of a piece that can be published, None if incomplete. Raises as `SealedPiece.check`."""
         path = member.folder / seal_name(number)
         seal = SealBytes.decode(read_file(path), number, str(path))
         SealedPiece(member.folder, seal, None).check(self._size, arrays=self._writer.arrays)

@@ -15,7 +15,7 @@ PACKAGES: Final = {
     "lazyshard_swift": ROOT / "integrations" / "swift" / "lazyshard_swift",
 }
 
-COMMON: Final = {"stream", "store", "format", "plan", "memory", "errors"}
+COMMON: Final = {"part", "stream", "store", "format", "plan", "memory", "errors"}
 
 MAY_IMPORT: Final[dict[str, set[str]]] = {  # besides itself
     "errors": set(),
@@ -28,14 +28,14 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {  # besides itself
     "store": {"format", "memory", "errors"},
     "stream": {"part", "lazy", "store", "format", "plan", "memory", "errors"},
     "inspection": {"part", "stream", "store", "format", "plan", "memory", "errors"},
-    "conversion": {"store", "errors"},
+    "conversion": {"part", "store", "errors"},
     "data": {"part", "lazy", "stream", "store", "config", "format", "plan", "memory", "errors"},
     "filesystem": set(),
     "simulation": {"part", "stream", "format", "plan"},
     "facade": {"lazy", "data", "config", "inspection", "stream", "format", "plan", "errors"},
     "cli": COMMON | {"facade", "config", "filesystem", "simulation", "conversion", "inspection"},
     "producer": COMMON | {"facade", "cli", "conversion", "inspection", "lazy"},
-    "swift": COMMON | {"part", "facade", "data", "cli"},
+    "swift": COMMON | {"facade", "data", "cli"},
 }
 
 LAYERS: Final = {f"lazyshard.{layer}": layer for layer in MAY_IMPORT if layer not in ("facade", "producer", "swift")}

@@ -1,4 +1,4 @@
-"""Dataclasses whose fields are checked on construction; types of arrays; and a part of a run. Shared by `plan` and `format`."""
+"""Dataclasses whose fields are checked on construction, types of arrays, and a part of a run, for all rooms."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def _of_source(
     samples = [first * each, min(stop * each, facts.samples)]
     values = {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
     which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
-    among = f"its row is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
+    among = f"its row, if it has one, is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
     yield None, [f"{place}: {among}; which one is unknown: {found.why}"], [values]
 
 

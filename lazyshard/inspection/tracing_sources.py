@@ -190,7 +190,8 @@ def _find(positions: _Positions, name: str, samples_per_chunk: int, place: Sourc
         row, own = positions.digests(chunk)
         found += (chunk * samples_per_chunk + row + np.flatnonzero(np.isin(own, digests))).tolist()
     gone = f"the chunks below {chunks.start} are deleted, " if first < chunks.start else ""
-    why = f"no row there equals that line: {gone}rows are not published as the lines are, or the file has changed since"
+    causes = "it was refused as a bad row, rows are not published as the lines are, or the file has changed since"
+    why = f"no row there equals that line: {gone}{causes}"
     return PlaceRows(within, tuple(found), None if found else why)
 
 

@@ -183,7 +183,9 @@ class Producer:
         if closing:
             steps += self.durably(("end", listed.sealed), records.END, token)
         if closing or end is not None:
-            return [*steps, *self.finishing(listed.sealed, token)]
+            # The rename of a head that tells the end is durable: the folder was synced before this.
+            told = seen.get(HEAD_PATH) == ("head", listed.sealed, True)
+            return [*steps, *(self.leaving(token) if told else self.finishing(listed.sealed, token))]
         return steps + self.going_on(*self.start(seen, listed, last), token)
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:

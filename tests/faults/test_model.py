@@ -16,7 +16,7 @@ EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
     [
         (Plan(3, keeps=2), 0, 2000),
         (Plan(1), 1, 17_000),
-        *full((Plan(2), 1, 45_000), (Plan(1, partial=True), 2, 50_000)),
+        *full((Plan(2), 1, 45_000), (Plan(1, partial=True), 2, 48_000)),
     ],
     ids=str,
 )

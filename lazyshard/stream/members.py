@@ -49,8 +49,7 @@ class SequencedWriter:
         if self._stream is None:
             if (manifest := read_manifest(self.folder, None)) is None:
                 return
-            if manifest.stream_id != self._stream_id:
-                raise invalid(self.folder, "holds the stream of another writer, or of another shared stream")
+            self._check_identity(manifest.stream_id)
             self._stream = NativeStream(self.folder, manifest)
         self.published = self._stream.published()
         if not self.published.ended:
@@ -58,10 +57,17 @@ class SequencedWriter:
             with contextlib.suppress(FileNotFoundError):
                 end = read_record(self.folder / END, End.decode)
                 self.published = Published(end.chunks, end.samples, True)
+        self._check_published()
+        self.trouble = ""
+
+    def _check_identity(self, stream_id: str) -> None:
+        if stream_id != self._stream_id:
+            raise invalid(self.folder, "holds the stream of another writer, or of another shared stream")
+
+    def _check_published(self) -> None:
         if self.left < 0:
             what = f"{self.taken:,} of its rows are in the stream, {self.published.samples:,} are here; restore it from"
             raise invalid(self.folder, f"{what} a copy, or use another writer's name")
-        self.trouble = ""
 
     def fail(self, cause: Exception) -> None:
         """Remembers why its pieces are not taken."""

@@ -280,9 +280,7 @@ class StoredWriter(SequencedWriter):
             return
         self._due = now + RETRY_S
         if not self._checked and MANIFEST in self.listed:
-            found = read_record(self.folder / MANIFEST, Manifest.decode).stream_id
-            if found != self._stream_id:
-                raise invalid(self.folder, "holds the stream of another writer, or of another shared stream")
+            self._check_identity(read_record(self.folder / MANIFEST, Manifest.decode).stream_id)
             self._checked = True
         if not self._checked:
             return
@@ -293,9 +291,7 @@ class StoredWriter(SequencedWriter):
             parsed = (parse_chunk_name(name) for name in self.listed)
             chunks = 1 + max((one[0] for one in parsed if one is not None and one[1]), default=-1)
             self.published = Published(chunks, chunks * self._size, False)
-        if self.left < 0:
-            what = f"{self.taken:,} of its rows are in the stream, {self.published.samples:,} are here; restore it from"
-            raise invalid(self.folder, f"{what} a copy, or use another writer's name")
+        self._check_published()
         self._names, self.trouble = seen, ""
 
 

@@ -353,7 +353,7 @@ class SmallFile(Checked):
             return read(cls, parse_object(data), defaults_of(cls))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Manifest(SmallFile):
     """What never changes about a stream: its identity, chosen at random, and the rows in every chunk but the last.
 
@@ -385,7 +385,7 @@ class Manifest(SmallFile):
             return read(cls, values | {"arrays": arrays, "encoding": encoding}, defaults_of(cls))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Counted(SmallFile):
     chunks: Chunks
     samples: Samples
@@ -398,7 +398,7 @@ class _Counted(SmallFile):
             raise refused("samples", f"at least one for each of {self.chunks} chunks", self.samples)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class End(_Counted):
     """The final size of an ended stream; `source` is the producer's position after all rows it read, as in seals."""
 
@@ -407,7 +407,7 @@ class End(_Counted):
     NAME: ClassVar[str] = END
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Head(_Counted):
     """The newest published state: the chunks [0, chunks) with their samples, and the state of the producer."""
 
@@ -425,7 +425,7 @@ class Head(_Counted):
     NAME: ClassVar[str] = HEAD
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Owner(SmallFile):
     """The producer that may publish: `epoch`, from 1, grows with each that opens the stream; `token` is per start."""
 
@@ -441,7 +441,7 @@ class Owner(SmallFile):
         return f"process {self.pid} on {printable(self.host)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Retired(SmallFile):
     """The chunks [0, chunks_before) are deleted or being deleted; ignored if it belongs to another stream."""
 

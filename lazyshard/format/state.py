@@ -90,7 +90,7 @@ class _State(Checked):
         return read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunState(_State):
     """What is needed to continue a run, or to determine later what it trained when."""
 
@@ -129,7 +129,7 @@ def _rows(what: str) -> Kind:
     return Kind(what, lambda value: isinstance(value, tuple) and bool(value), tuples)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlendPartState(Checked):
     """A part of a run as `Part`, with one set of streams; `draws` are counted over all of them."""
 
@@ -181,7 +181,7 @@ def _check_sum(consumed: int, parts: list[Any], which: str = "") -> None:
         raise refused("consumed", f"{trained}, the sum of dp * draws of the{which} parts", consumed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlendState(_State):
     """As `RunState`, for a run over a blend. Raises StateInvalid: a field is out of range, or contradicts another."""
 
@@ -210,7 +210,7 @@ class BlendState(_State):
         _check_sum(self.consumed, [*self.parts])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WindowPlace(Checked):
     """A window, and where its sequences begin."""
 
@@ -237,7 +237,7 @@ _ROWS: Final = Kind(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SequenceState(_State):
     """The state of a run over sequences. Raises StateInvalid: a value is impossible."""
 
@@ -285,7 +285,7 @@ _WEIGHT: Final = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) a
 _RUN: Final = or_null(Kind("the state of a run", lambda value: isinstance(value, RunState), RunState.read))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlendShare(Checked):
     """One stream of a blend."""
 
@@ -322,7 +322,7 @@ def given_shares(found: Sequence[BlendShare]) -> list[float | None]:
     return [one.consumed / whole if whole else None for one in found]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _OfConsumer(SmallFile):
     """A file of a consumer, which is named after it (see `check_consumer`), of the stream with this identity."""
 
@@ -345,7 +345,7 @@ class _OfConsumer(SmallFile):
             return records.read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cursor(_OfConsumer):
     """The position of a consumer in its durable checkpoints."""
 
@@ -372,7 +372,7 @@ class Cursor(_OfConsumer):
                 raise refused(f"state.{name}", f"{expected!r} as in the cursor", found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadingHint(_OfConsumer):
     """How many chunks a consumer needs to continue reading."""
 

@@ -121,7 +121,7 @@ def _fit(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_COUNT.fits, value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Committed(SmallFile):
     """What the sequencer of a stream with several writers has committed durably, and that it is alive; a hint."""
 
@@ -138,7 +138,7 @@ class Committed(SmallFile):
     NAME: ClassVar[str] = "committed.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Intent(SmallFile):
     """The next chunks of a stream in an object store. Each sequencer publishes them before it chooses others.
 
@@ -154,7 +154,7 @@ class Intent(SmallFile):
     NAME: ClassVar[str] = "intent.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EndRequest(SmallFile):
     """Asks the sequencer to end the stream without the writers that have not ended."""
 

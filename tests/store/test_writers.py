@@ -103,6 +103,10 @@ def test_two_writers_end_the_stream_together(writers: Writers) -> None:
     assert writers.command("end", writers.url)[1].splitlines()[-2:] == ["  a: 7 rows", "  b: 7 rows"]
     told = lazyshard("status", str(writers.url)).stdout
     assert "2 of 2: 2 finished" in told
+    traced = json.loads(lazyshard("trace", str(writers.url), "--sample", writers.ids().index(104), "--json").stdout)
+    [origin] = traced["origins"]
+    assert (traced["writer"], traced["writer_row"]) == ("b", 4)
+    assert (origin["path"], origin["lines"]) == (str(writers.root / "b.jsonl"), [5])
     assert lazyshard("verify", str(writers.url)).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses whose fields are checked on construction, types of arrays, and a part of a run, for all rooms."""
+"""Dataclasses whose fields are checked on construction, types of arrays, a split and a part of a run, for all rooms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import gcd
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
@@ -23,6 +24,7 @@ UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 MAX_SAMPLES: Final = 2**62  # More than any real stream has; keeps all index arithmetic within 64 bits
+MOST_SHARES: Final = 100_000  # the shares of all splits of a stream together: a table of a period is kept in memory
 _SHOWN_MAX: Final = 80  # Characters of an invalid value in a message
 
 # Shortens values of many megabytes, and values nested as deeply as orjson reads, beyond Python's own limit
@@ -131,6 +133,41 @@ def kinds_of(cls: type) -> dict[str, Kind]:
     hints = get_type_hints(cls, include_extras=True).items()
     found = ((name, kind) for name, hint in hints for kind in getattr(hint, "__metadata__", ()))
     return {name: kind for name, kind in found if isinstance(kind, Kind)}
+
+
+SPLITS: Final = ("train", "validation", "test")
+
+
+class SplitOf(NamedTuple):
+    """One split of a stream: which samples belong to it follows from their numbers alone.
+
+    `shares` of every sum(shares) consecutive samples go to each split, spread evenly: the first split takes
+    sample n if ceil((n + 1) * share / sum) > ceil(n * share / sum), the next one of the rest by the same rule::
+
+        shares (3, 2, 1)     sample            0  1  2  3  4  5 |  6  7  8 ...
+                             split             0  1  0  1  0  2 |  0  1  0
+    """
+
+    shares: tuple[int, ...]
+    number: int
+
+    @classmethod
+    def named(cls, name: object, shares: object) -> SplitOf | None:
+        """Returns a split by its name, and the shares; None if both are None. Raises ValueError: there is none."""
+        if name is None and shares is None:
+            return None
+        given = tuple(shares) if isinstance(shares, (list, tuple)) else ()
+        sound = 2 <= len(given) <= len(SPLITS) and all(type(one) is int and one >= 0 for one in given)
+        if not sound or not 0 < sum(given) // (common := gcd(*given) or 1) <= MOST_SHARES:
+            expected = f"the shares of {', '.join(SPLITS)}, such as (969, 30, 1): 2 or 3 whole numbers"
+            raise ValueError(f"splits must be {expected}, together at most {MOST_SHARES}, got {shares!r:.100}")
+        names = [one for one, share in zip(SPLITS, given, strict=False) if share]
+        if name not in names:
+            raise ValueError(f"split must be one of {', '.join(names)} for splits={given}, got {name!r:.100}")
+        return cls(tuple(share // common for share in given), SPLITS.index(str(name)))
+
+    def __str__(self) -> str:
+        return f"{SPLITS[self.number]} of {':'.join(map(str, self.shares))}"
 
 
 _RANGES: Final = Kind("a list of ranges", lambda value: isinstance(value, tuple), tuples)

@@ -26,6 +26,7 @@ _FATES: Final = {
     "to_come": "to come",
     "left_over": "left over",
     "skipped": "skipped on purpose",
+    "other_splits": "in other splits",
     "twice": "TRAINED TWICE",
     "again": "TRAINED AND COMING AGAIN",
     "missing": "PASSED OVER",
@@ -50,8 +51,8 @@ def command(
     ms-swift puts the checkpoints of each start) and the run's cursor in the stream (by default the one that the
     checkpoints name, or the only one). From the state that was saved last it computes every draw of the run and counts
     the draws of each sample: each sample must be trained once per epoch, or be still to come, left over at the end of
-    an epoch, or skipped on purpose. Abandoned checkpoints, which are not on the way to the audited state, are listed
-    separately with the samples that they trained and the model lacks.
+    an epoch, skipped on purpose, or in another split. Abandoned checkpoints, which are not on the way to the audited
+    state, are listed separately with the samples that they trained and the model lacks.
 
     The result is a proof only if steps confirm the number of samples in the states: each checkpoint must give the step
     after which it was saved (in its file, or by the name of its folder), and the state must give the samples per step,

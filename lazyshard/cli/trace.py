@@ -21,6 +21,8 @@ from lazyshard.inspection.tracing import Fate, StreamFacts, Tracing, facts_of
 from lazyshard.inspection.tracing_sequences import traced
 from lazyshard.inspection.tracing_sources import Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
+from lazyshard.part import SplitOf
+from lazyshard.plan.deal import split_table
 from lazyshard.stream.cursor import list_consumers, read_cursor
 from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream, open_now
@@ -303,6 +305,8 @@ def _course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     epoch = "" if not state.consumed else f", the last of them in epoch {tracing.epochs[-1]}"
     what = "sample" if saved.sequences is None else "sequence"
     yield f"{saved.file}: {count(state.consumed, what)} trained{told}{epoch}"
+    if tracing.split is not None:
+        yield f"of the stream it draws only the split {tracing.split}"
     if member is not None:
         streams, samples = len(member.blend.parts[-1].members), member.blend.consumed
         own = f"; this stream's share is {member.share:.2%} now" if member.blended else ", without this stream now"
@@ -351,6 +355,7 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
             "cut short": "not trained: the next epoch was started before this one ended",
             "in no sequence": "not trained: it has no tokens, or more than fit into a sequence",
             "before": "trained or left out: its chunk is deleted, so its sequence cannot be computed",
+            "other split": _other_split(fate.sample, tracing.split),
             "beyond the end": f"not trained: it is beyond max_total_samples = {tracing.state.max_total_samples}",
         }
         return f"{epoch}: {undrawn[fate.became]}"
@@ -363,6 +368,11 @@ def _fate_line(fate: Fate, tracing: Tracing) -> str:
     few = f"its epoch has fewer samples left than the {whole or 0:,} of that step: left over if training stops there"
     more = "" if whole is None else f"; {few}"
     return f"{epoch}: to come{at}, on rank {fate.rank}, if the run continues unchanged {where}{more}"
+
+
+def _other_split(sample: int, split: SplitOf | None) -> str:
+    owner = "" if split is None else split_table(split).owner(sample)
+    return f"not trained: it belongs to {owner}, the run draws {split}"
 
 
 def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.functional_validators import PlainValidator, field_validator, model_validator
 
 from lazyshard.lazy import FunctionMissing, named_function
+from lazyshard.part import SplitOf
 
 VERSION: Final = 1
 
@@ -102,9 +103,18 @@ class DatasetConfig(_Section):
     max_error_count: _FromZero | None = 100
     unit: Literal["chunk", "sample", "batch", "auto"] | _FromOne = "chunk"
     shuffle_window: _FromZero = 0
+    split: Literal["train", "validation", "test"] | None = None
+    splits: tuple[_FromZero, ...] | None = Field(default=None, validate_default=True)
     max_total_samples: _FromOne | None = None
     samples_per_chunk: _FromOne | None = None
     cache_bytes: _FromZero = 0
+
+    @field_validator("splits")
+    @classmethod
+    def _has_its_split(cls, splits: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        if "split" in info.data:
+            SplitOf.named(info.data["split"], splits)
+        return splits
 
 
 class LoaderConfig(_Section):

@@ -16,7 +16,6 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from lazyshard.data.rank import IN_EPOCH_CALLED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
-from lazyshard.data.run_state import gaps_of
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
 from lazyshard.data.settings import RunOrder, warn_if_undone
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
@@ -117,9 +116,11 @@ class IndexSpace(Space):
         known = order.known_total(published)
         self.wraps = known is None or block > course.epoch_length(known)
         left = 0 if known is None else course.leftover(known)
-        if left and known == published.samples and left >= known - (published.chunks - 1) * reader.samples_per_chunk:
-            # No rank will open the last chunk, which validates the end of a foreign directory.
-            reader.check_end()
+        if known == published.samples:
+            last = max(0, published.chunks - 1) * reader.samples_per_chunk
+            if left >= course.gaps.kept(last, known):
+                # No rank will open the last chunk, which validates the end of a foreign directory.
+                reader.check_end()
         # With num_samples the caller decides where to stop; `leftover` returns the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
@@ -281,7 +282,7 @@ class IndexReader:
             return
         enter_process(self._reader, space.rank)
         self._reader.on_wait = None if space.hints is None else space.hints.repeat
-        self._samples.left_out = gaps_of(space.course.parts)
+        self._samples.left_out = space.course.gaps
         if self._late and get_worker_info() is not None and self._reader.stream_id is not None:
             self._samples.rows_of = partial(late_rows, self._reader)
         if self._pid:

@@ -111,7 +111,8 @@ class Loaded:
         options = config.model_dump(include={"max_wait", "consumer"})
         options |= one.model_dump(include={"samples_per_chunk", "max_total_samples"})
         options |= {"num_samples": None if len(config.datasets) > 1 else config.num_samples}
-        groups: dict[str, Any] = {"order": Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run)}
+        of_run |= one.model_dump(include={"unit", "shuffle_window", "split", "splits"})
+        groups: dict[str, Any] = {"order": Order(**of_run)}
         groups |= {"bad_rows": _bad_rows(one.max_error_count), "cache": EncodeCache(memory_bytes=one.cache_bytes)}
         calls = ((kind, call) for step in one.steps for kind, call in step if call is not None)
         steps = [_STEPS[kind](*dict(call).values()) for kind, call in calls]

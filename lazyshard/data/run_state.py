@@ -104,8 +104,8 @@ class RunStates(States[RunState]):
 
     def _anew(self, unit: int, part: Part) -> RunState:
         order, size, stream_id = self.order, self._reader.samples_per_chunk, self._reader.stream_id
-        window, limit = order.rules(size, unit).window, order.max_total_samples
-        return RunState(stream_id, size, unit, window, order.seed, limit, (part,), consumed=0)
+        rules, limit = order.rules(size, unit), order.max_total_samples
+        return RunState(stream_id, size, unit, rules.window, order.seed, limit, (part,), consumed=0, split=rules.split)
 
     def position_of(self, found: RunState, dp: int, *, anywhere: bool) -> int | None:
         """Returns the position of a state in the begun course of `dp` ranks; None if it is of another course."""

@@ -22,6 +22,7 @@ from lazyshard.errors import ConfigInvalid, LazyShardError, SkipSample
 from lazyshard.format.arrays import LEAST_CACHE_BYTES
 from lazyshard.format.records import Fact, parse_size
 from lazyshard.lazy import FunctionMissing, named_function
+from lazyshard.part import SplitOf
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules, auto_unit, check_field, named_unit, window_positions
 from lazyshard.stream import Published, StreamReader
@@ -59,6 +60,11 @@ class Order:
         seed: seed of the shuffle.
         micro_batches_per_step: micro batches of one rank per optimiser step. The state of the run then records its
             steps, for `lazyshard trace`, `audit` and `skip`. None if unknown; `batches` then assumes 1.
+        split: "train", "validation" or "test": draws only the samples of this split. Which samples these are follows
+            from their numbers, so it never changes as the stream grows. None draws all samples.
+        splits: the shares of these three, or of the first two, such as ``(969, 30, 1)``, at most 100,000 together. Of
+            as many consecutive samples as their sum, so many belong to each split, spread evenly. Chunks, windows and
+            units are then counted in samples of the split, `max_total_samples` in samples of the stream.
 
     Raises ValueError: a field is invalid.
     """
@@ -68,6 +74,8 @@ class Order:
     shuffle_window: int = 0
     seed: int = 0
     micro_batches_per_step: int | None = None
+    split: Literal["train", "validation", "test"] | None = None
+    splits: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LayoutName)
@@ -78,7 +86,8 @@ class Order:
 
     def rules(self, samples_per_chunk: int, unit: int) -> Rules:
         """Returns the rules that deal units of `unit` samples, and shuffle, for chunks of `samples_per_chunk`."""
-        return Rules(unit, window_positions(self.shuffle_window, samples_per_chunk, unit), self.seed)
+        window = window_positions(self.shuffle_window, samples_per_chunk, unit)
+        return Rules(unit, window, self.seed, SplitOf.named(self.split, self.splits))
 
 
 @dataclass(frozen=True)
@@ -201,8 +210,9 @@ class RunOrder(Order):
 
     def auto_unit(self, samples_per_chunk: int, dp: int, published: Published) -> int | None:
         """Returns the same for "auto", from what is published; None while undecided."""
-        size = self.unit_batch or self.batch_size
-        return auto_unit(dp, samples_per_chunk, size, published.samples, published.ended, self.max_total_samples)
+        size, kept, limit = self.unit_batch or self.batch_size, self.rules(1, 1).gaps.kept, self.max_total_samples
+        most = None if limit is None else kept(0, limit)
+        return auto_unit(dp, samples_per_chunk, size, kept(0, published.samples), published.ended, most)
 
     def known_total(self, published: Published) -> int | None:
         """Returns how many samples there are to draw; None while unknown."""

@@ -40,7 +40,20 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 from lazyshard.errors import StateInvalid, redact
 from lazyshard.format import records
 from lazyshard.format.records import CURSORS, Chunks, Seconds, SmallFile, StreamId, inside, list_of, printable, read
-from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
+from lazyshard.part import (
+    MAX_SAMPLES,
+    MOST_SHARES,
+    NUMBER,
+    TEXT,
+    Checked,
+    Kind,
+    Part,
+    Samples,
+    integer,
+    or_null,
+    refused,
+    tuples,
+)
 
 _FORMAT: Final = 1  # The only format of states, of any kind. Independent of the format of streams
 _MAX_PERIOD: Final = 1 << 20  # Longer than any that is made: the table of a period is computed in memory
@@ -90,6 +103,17 @@ class _State(Checked):
         return read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
+def _is_split(value: Any) -> bool:
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and type(value[1]) is int):
+        return False
+    shares, number = value
+    sound = all(type(one) is int and one >= 0 for one in shares) and sum(shares) <= MOST_SHARES
+    return sound and 2 <= len(shares) <= 3 and 0 <= number < len(shares) and shares[number] > 0
+
+
+_SPLIT: Final = Kind("the shares of two or three splits, and the number of one of them", _is_split, tuples)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunState(_State):
     """What is needed to continue a run, or to determine later what it trained when."""
@@ -105,6 +129,8 @@ class RunState(_State):
     # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
     # were trained
     consumed: Samples
+    # the shares of the splits of the stream, and the number of the one that is drawn; None for all samples
+    split: Annotated[tuple[tuple[int, ...], int] | None, or_null(_SPLIT)] = None
 
     WHAT: ClassVar[str] = "a run"
 

@@ -26,19 +26,20 @@ from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Tracing
 from lazyshard.inspection.tracing_sequences import ROWS_AT_ONCE, SequenceTracing
 from lazyshard.inspection.tracing_states import SavedState
-from lazyshard.part import BoolArray, Int64Array
+from lazyshard.part import BoolArray, Int64Array, SplitOf
+from lazyshard.plan.deal import split_table
 from lazyshard.plan.sequences import Split, SplitSequence
 from lazyshard.stream.sequences import PlannedWindow
 
 _LOOKED_AT: Final = 1 << 22  # samples processed at a time
 _MAX_RANGES: Final = 1000  # ranges kept of each kind; the number of samples is exact in any case
 
-TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT = range(5)
+TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT, OTHER_SPLIT = range(6)
 _KINDS: Final[dict[str, int]] = {"trained": TRAINED, "to come": TO_COME, "left over": LEFT_OVER, "skipped": SKIPPED}
 
 Report = Callable[[str, int, int], None]  # called with a phase, the amount done, and the total
 
-SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
+SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples", "split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class EpochAudit:
     twice: Ranges  # trained more than once
     again: Ranges  # trained, and drawn again: to come again, skipped or left over
     missing: Ranges  # in none of these: passed over by mistake, or cut short because another epoch was begun
+    other_splits: Ranges  # in another split of the stream
     whole: bool  # whether the count is sound: it holds every draw, and none is past the end or in another epoch
 
     @property
@@ -110,6 +112,7 @@ def count_epochs(
                 report(f"counting epoch {epoch}", (counts.drawn + counts.marked) // each, chunks)
         for start, stop in tracing.gaps(epoch):
             counts.leave_out(start, stop)
+        counts.leave_out_others(tracing.split)
         if epoch in tracing.epochs:
             found.append(counts.audit())
         for branch in branches:
@@ -160,10 +163,19 @@ class Counts:
     def leave_out(self, start: int, stop: int) -> None:
         """Marks the samples of a range as left out on purpose unless something else is known about them."""
         for first, last in _blocks(start, min(stop, self.total)):
-            kinds = self.kinds[first:last]
-            unknown = (kinds == 0) & (self.trained[first:last] == 0)
-            kinds[unknown] = LEFT_OUT
-            self.marked += int(np.count_nonzero(unknown))
+            self._mark_unknown(first, last, LEFT_OUT)
+
+    def leave_out_others(self, split: SplitOf | None) -> None:
+        """Marks the samples of other splits."""
+        for first, last in _blocks(0, self.total if split is not None else 0):
+            assert split is not None
+            self._mark_unknown(first, last, OTHER_SPLIT, split_table(split).others(first, last))
+
+    def _mark_unknown(self, first: int, last: int, kind: int, of: BoolArray | bool = True) -> None:
+        kinds = self.kinds[first:last]
+        unknown = (kinds == 0) & (self.trained[first:last] == 0) & of
+        kinds[unknown] = kind
+        self.marked += int(np.count_nonzero(unknown))
 
     def is_whole(self) -> bool:
         """Returns whether the array holds every draw and no draw was marked twice, so that its counts are complete."""
@@ -181,9 +193,9 @@ class Counts:
 
         twice = ranges_where(self.total, lambda a, b: trained[a:b] > 1)
         again = ranges_where(self.total, lambda a, b: (trained[a:b] > 0) & (kinds[a:b] > 0) & (kinds[a:b] < LEFT_OUT))
-        come, over, missing = (untrained(kind, kind) for kind in (TO_COME, LEFT_OVER, TRAINED))
-        skipped, once = untrained(SKIPPED, LEFT_OUT), int(np.count_nonzero(trained))
-        return EpochAudit(self.epoch, self.total, once, come, over, skipped, twice, again, missing, self.is_whole())
+        come, over, missing, other = (untrained(kind, kind) for kind in (TO_COME, LEFT_OVER, TRAINED, OTHER_SPLIT))
+        skipped, once, whole = untrained(SKIPPED, LEFT_OUT), int(np.count_nonzero(trained)), self.is_whole()
+        return EpochAudit(self.epoch, self.total, once, come, over, skipped, twice, again, missing, other, whole)
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -308,5 +320,6 @@ def _by_epoch(tracing: SequenceTracing, rows: Counts) -> dict[int, Counts]:
         counts.impossible += not rows.is_whole()
         for begin, stop in tracing.gaps(epoch):
             counts.leave_out(begin, stop)
+        counts.leave_out_others(tracing.split)
         counts.add(np.flatnonzero(~seen[of] & (counts.kinds == 0) & (counts.trained == 0)), rest)
     return found

@@ -154,7 +154,9 @@ class Looks:
         if consumer.problem is None:
             lag_chunks = census.chunks - consumer.chunks_before
             if census.samples is not None:
-                lag_samples = max(0, census.samples - (0 if cursor is None else cursor.consumed))
+                state = None if cursor is None else cursor.state
+                drawn = census.samples if state is None else course_of(state).rules.gaps.kept(0, census.samples)
+                lag_samples = max(0, drawn - (0 if cursor is None else cursor.consumed))
             since = survey.unread_since.get(consumer.name)
             lag_s = 0.0 if lag_chunks <= 0 else None if since is None else max(0.0, now - since)
         # A hint below the consumer's own cursor is outdated.

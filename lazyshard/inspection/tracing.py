@@ -16,7 +16,7 @@ from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_states import MemberSteps, PartSteps, SavedState, StepPlace, Steps
 from lazyshard.part import Int64Array, Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Gaps
+from lazyshard.plan.deal import Gaps, split_table
 from lazyshard.stream.run_parts import check_fits, course_of
 from lazyshard.stream.stream import Stream
 
@@ -26,7 +26,7 @@ from lazyshard.stream.stream import Stream
 # sequence that cannot be made again
 Became = Literal[
     "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end",
-    "in no sequence", "before",
+    "in no sequence", "before", "other split",
 ]  # fmt: skip
 
 # The work grows with the square: a run that was resumed with other ranks this often takes some 5 s
@@ -89,7 +89,8 @@ class Tracing:
 
     The samples to draw are [0, total), None while that is open. `end` is the same as if a stream that has not ended
     ended here: draws so far are the same in any case. `sections` are the parts, cut where an epoch was restarted;
-    `epochs` are those with draws. Raises StateMismatch: the state is of another stream, or ahead of what is published.
+    `epochs` are those with draws. Only samples of `split` are drawn; None for all. Raises StateMismatch: the state is
+    of another stream, or ahead of what is published.
     """
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
@@ -103,6 +104,7 @@ class Tracing:
         self.end = total = facts.samples if limit is None else min(facts.samples, limit)
         self.total = total if facts.ended or total == limit else None
         self.course = course_of(state)
+        self.split = self.course.rules.split
         for number, part in enumerate(state.parts if self.total is None else ()):
             needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
             if needed > facts.samples:
@@ -237,6 +239,8 @@ class Tracing:
                 if self.left_out or (self.total is None and at >= course.drawable(self.facts.samples)):
                     return Fate.undrawn(epoch, sample, became)
             return Fate(self.steps.step_of(part, at), part, place.lane, at, epoch, sample, became)
+        if self.split is not None and sample not in split_table(self.split):
+            return Fate.undrawn(epoch, sample, "other split")
         for number, own in enumerate(course.parts):
             # Samples that a later part skips are skipped in its epochs.
             if sample in Gaps(own.skip) and course.until(number).epoch(self.total) <= epoch:

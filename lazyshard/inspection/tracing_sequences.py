@@ -21,7 +21,7 @@ from lazyshard.inspection.tracing_states import PartSteps, SavedState, StepPlace
 from lazyshard.part import BoolArray, Int64Array, Part
 from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Gaps, Rules
+from lazyshard.plan.deal import Gaps, Rules, split_table
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
 from lazyshard.stream import StreamReader, read_retired
 from lazyshard.stream.run_parts import course_of
@@ -97,6 +97,7 @@ class SequenceTracing(Tracing):
             self.planner = SequencePlanner(self.rows, self.form, of.rule["seed"], where)  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError, OSError, LazyShardError) as cause:
             raise self._impossible(saved, f"its sequences cannot be made again: {cause}") from cause
+        self.split = self.rows.order(of.epoch).courses[self.stream].rules.split
         skips = skips_of(of.parts)
         self.planner.skips = lambda epoch: skips
         deleted = any(read_retired(one.directory, one.stream_id) for one in self.rows.readers)
@@ -227,6 +228,8 @@ class SequenceTracing(Tracing):
         elif numbers or ((part is None or self.begins[part]) and any(before)):
             # Even if a later part skips it: it may have been trained.
             yield Fate.undrawn(epoch, sample, "before")
+        elif self.split is not None and sample not in split_table(self.split):
+            yield Fate.undrawn(epoch, sample, "other split")
         elif part is not None:
             yield Fate.undrawn(epoch, sample, "skipped", part)
         elif rows and last < self.behind:

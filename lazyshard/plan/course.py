@@ -130,6 +130,11 @@ class Course:
         self._begins: dict[int | None, list[Begin]] = {}
 
     @property
+    def gaps(self) -> Gaps:
+        """The samples that the current part leaves out."""
+        return self.rules.gaps.joined(one for part in self.parts for one in part.skip)
+
+    @property
     def consumed_before(self) -> int:
         """Samples trained before the current part, over all lanes and epochs."""
         return sum(part.dp * part.draws for part in self.parts[:-1] if part.trained)
@@ -272,7 +277,7 @@ class Course:
 
 def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begin]:
     found: list[Begin] = []
-    gaps = Gaps()
+    gaps = rules.gaps
     for number, part in enumerate(parts):
         gaps = gaps.joined(part.skip)
         continues = number > 0 and part.epoch is None and not part.skip and part.dp == parts[number - 1].dp

@@ -1,4 +1,4 @@
-"""The deal: maps samples of the stream to lanes and positions. Also gaps, units, and indices of lanes.
+"""The deal: maps samples of the stream to lanes and positions. Also splits, gaps, units, and indices of lanes.
 
 A stream is dealt in stripes. A stripe is `dp` units, one per lane, and a unit is `unit` consecutive samples. With
 `dp=2, unit=3`, these are the samples of each lane by position::
@@ -18,13 +18,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from operator import index as as_int
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from lazyshard.part import Int64Array
+from lazyshard.part import SPLITS, BoolArray, Int64Array, SplitOf
 
 _N = TypeVar("_N", int, Int64Array)
 
@@ -93,6 +94,66 @@ class Deal(NamedTuple):
         return (total + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
 
 
+class SplitTable:
+    """The samples of a split, numbered from 0: `count(n)` are below sample n, and `sample(k)` is number k."""
+
+    __slots__ = ("_before", "_numbers", "_own", "_owners", "_runs", "period")
+
+    def __init__(self, split: SplitOf) -> None:
+        self.period = sum(split.shares)
+        owners, left = np.zeros(self.period, np.int64), np.arange(self.period)
+        for number, share in enumerate(split.shares):
+            # ceil(n * share / sum) for n in [0, sum]
+            taken = -(-np.arange(len(left) + 1) * share // max(1, len(left)))
+            own = taken[1:] > taken[:-1]
+            owners[left[own]], left = number, left[~own]
+        self._owners: list[int] = owners.tolist()
+        self._numbers = np.flatnonzero(owners == split.number)
+        self._own: list[int] = self._numbers.tolist()
+        self._before: list[int] = np.searchsorted(self._numbers, np.arange(self.period)).tolist()
+        # The consecutive samples around each of them, as a half-open range
+        begins = np.flatnonzero(np.diff(self._numbers, prepend=-2) > 1)
+        stops = np.append(begins[1:], len(self._own))
+        runs = [(self._own[begin], self._own[stop - 1] + 1) for begin, stop in zip(begins, stops, strict=True)]
+        self._runs = [run for run in runs for _ in range(*run)]
+
+    def __contains__(self, sample: int) -> bool:
+        within = sample % self.period
+        at = self._before[within]
+        return at < len(self._own) and self._own[at] == within
+
+    def owner(self, sample: int) -> str:
+        """Returns the name of the split of a sample."""
+        return SPLITS[self._owners[sample % self.period]]
+
+    def others(self, start: int, stop: int) -> BoolArray:
+        """Returns for each of the samples [start, stop) whether it belongs to another split."""
+        own = np.isin(np.arange(self.period), self._numbers)
+        found: BoolArray = ~own[np.arange(start, stop) % self.period]
+        return found
+
+    def count(self, sample: int) -> int:
+        """Returns how many samples below this one belong to the split."""
+        periods, within = divmod(sample, self.period)
+        return periods * len(self._own) + self._before[within]
+
+    def sample(self, number: _N) -> _N:
+        """Returns the sample with this number in the split (or array of numbers)."""
+        size = len(self._own)
+        if isinstance(number, int):
+            return number // size * self.period + self._own[number % size]
+        return number // size * self.period + self._numbers[number % size]
+
+    def around(self, sample: int) -> tuple[int, int]:
+        """Returns a half-open range of consecutive samples of the split that contains the given one."""
+        periods, within = divmod(sample, self.period)
+        start, stop = self._runs[self._before[within]]
+        return periods * self.period + start, periods * self.period + stop
+
+
+split_table: Final = lru_cache(maxsize=64)(SplitTable)  # makes the table of a split once
+
+
 class Gaps:
     """Half-open ranges of sample numbers that are left out, joined if adjacent. The kept samples are numbered.
 
@@ -100,11 +161,14 @@ class Gaps:
 
         sample      0  1  2  3  4  5  6  7  8      gaps [2, 4) and [6, 7); numbered from sample 1 on
         kept           0        1  2     3  4          kept(1, 7) == 3,  nth(1, 3) == 7
+
+    With a split, the samples of other splits are left out too.
     """
 
-    __slots__ = ("_before", "_kept", "_starts", "_stops", "ranges")
+    __slots__ = ("_before", "_kept", "_starts", "_stops", "_table", "ranges", "split")
 
-    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, ranges: Iterable[tuple[int, int]] = (), split: SplitOf | None = None) -> None:
+        self.split, self._table = split, None if split is None else split_table(split)
         joined: list[tuple[int, int]] = []
         for start, stop in sorted(ranges):
             check_field("start of a range", start, 0)
@@ -116,20 +180,23 @@ class Gaps:
         self.ranges = tuple(joined)
         self._starts = [start for start, _ in joined]
         self._stops = [stop for _, stop in joined]
-        # For each range: how many samples are left out before it, and how many are kept.
-        self._before = [0, *accumulate(stop - start for start, stop in joined)]
-        self._kept = [start - out for start, out in zip(self._starts, self._before, strict=False)]
+        # For each range: how many samples (of the split) are left out before it, and how many are kept.
+        count = self._count
+        self._before = [0, *accumulate(count(stop) - count(start) for start, stop in joined)]
+        self._kept = [count(start) - out for start, out in zip(self._starts, self._before, strict=False)]
 
     def __bool__(self) -> bool:
-        return bool(self.ranges)
+        return bool(self.ranges) or self._table is not None
 
     def __contains__(self, sample: int) -> bool:
-        return (at := bisect_right(self._starts, sample) - 1) >= 0 and sample < self._stops[at]
+        if (at := bisect_right(self._starts, sample) - 1) >= 0 and sample < self._stops[at]:
+            return True
+        return self._table is not None and sample not in self._table
 
     def joined(self, ranges: Iterable[tuple[int, int]]) -> Gaps:
         """Returns these gaps with further ranges."""
         more = tuple(ranges)
-        return Gaps((*self.ranges, *more)) if more else self
+        return Gaps((*self.ranges, *more), self.split) if more else self
 
     def kept(self, start: int, stop: int) -> int:
         """Returns how many samples of [start, stop) are kept; 0 if stop <= start."""
@@ -137,23 +204,37 @@ class Gaps:
 
     def nth(self, start: int, number: _N) -> _N:
         """Returns the kept sample with this number (or array of numbers), counted from 0 at `start`."""
-        if not self.ranges:
+        if not self:
             return start + number
         rank = number + self._kept_before(start)
         if isinstance(rank, int):
-            return rank + self._before[bisect_right(self._kept, rank)]
-        return rank + np.array(self._before, np.int64)[np.searchsorted(self._kept, rank, side="right")]
+            rank += self._before[bisect_right(self._kept, rank)]
+        else:
+            rank = rank + np.array(self._before, np.int64)[np.searchsorted(self._kept, rank, side="right")]
+        return rank if self._table is None else self._table.sample(rank)
+
+    def around(self, sample: int) -> tuple[int, int]:
+        """Returns a half-open range of consecutive kept samples that contains the given one."""
+        at = bisect_right(self._starts, sample)
+        start, stop = self._stops[at - 1] if at else 0, self._starts[at] if at < len(self._starts) else 2**63
+        if self._table is None:
+            return start, stop
+        first, last = self._table.around(sample)
+        return max(start, first), min(stop, last)
+
+    def _count(self, sample: int) -> int:
+        return sample if self._table is None else self._table.count(sample)
 
     def _kept_before(self, sample: int) -> int:
-        at = bisect_right(self._starts, sample) - 1
+        at, count = bisect_right(self._starts, sample) - 1, self._count
         if at < 0:
-            return sample
-        return sample - self._before[at] - min(sample, self._stops[at]) + self._starts[at]
+            return count(sample)
+        return count(sample) - self._before[at] - count(min(sample, self._stops[at])) + count(self._starts[at])
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that never change in a run: the consecutive samples that a lane gets, and the shuffle.
+    """The rules that never change in a run: the consecutive samples that a lane gets, the shuffle, and the split.
 
     `window` positions of a lane, a multiple of `unit`, are shuffled together; 0 draws in order.
     """
@@ -161,6 +242,7 @@ class Rules:
     unit: int
     window: int = 0
     seed: int = 0
+    split: SplitOf | None = None
 
     def __post_init__(self) -> None:
         check_field("unit", self.unit, 1)
@@ -168,6 +250,11 @@ class Rules:
         check_field("seed", self.seed, 0, 2**63)
         if self.window % self.unit:
             raise ValueError(f"window must be a multiple of unit = {self.unit}, got {self.window}")
+
+    @property
+    def gaps(self) -> Gaps:
+        """The samples of other splits."""
+        return Gaps(split=self.split)
 
     @property
     def span(self) -> int:

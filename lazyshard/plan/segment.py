@@ -224,8 +224,10 @@ class Segment:
             return alone
         first = fresh // unit * unit
         stop = min(first + unit, limit - own)
-        if self.gaps and self.sample(lane, own + stop - 1) - self.sample(lane, own + first) != stop - 1 - first:
-            return alone
+        if self.gaps:
+            sample = self.sample(lane, position)
+            low, high = self.gaps.around(sample)
+            first, stop = max(first, fresh - (sample - low)), min(stop, fresh + high - sample)
         return own + first, own + stop
 
     def window_stop(self, lane: int, position: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import RunState
-from lazyshard.part import Part
+from lazyshard.part import Part, SplitOf
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 
@@ -24,7 +24,12 @@ _MAX_SAMPLES_OF_STEPS: Final = 20_000_000  # that may be left out: each is looke
 
 def course_of(state: RunState) -> Course:
     """Returns the course that a state describes."""
-    return Course(Rules(state.unit, state.window, state.seed), state.parts)
+    return Course(Rules(state.unit, state.window, state.seed, split_of(state)), state.parts)
+
+
+def split_of(state: RunState) -> SplitOf | None:
+    """Returns the split of the stream that a run draws, None for all samples."""
+    return SplitOf(*state.split) if state.split else None
 
 
 def draws_of(state: RunState, consumed: int) -> int:
@@ -112,10 +117,11 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
         "unit": 'the deal would differ: give unit as it was, or "auto"',
         "window": "the order would differ: give shuffle_window as it was",
         "seed": "the order would differ: give seed as it was",
+        "split": "the samples would differ: give split and splits as they were",
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
     }
     for field, way_out in ways.items():
-        expected, actual = str(getattr(state, field)), str(getattr(now, field))
+        expected, actual = (str(split_of(one) if field == "split" else getattr(one, field)) for one in (state, now))
         if expected != actual:
             what = f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}"
             raise StateMismatch(what, directory=where, field=field, expected=expected, actual=actual)

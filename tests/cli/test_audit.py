@@ -87,6 +87,7 @@ JSON = r"""
   "twice": {"samples": 0, "ranges": []},
   "again": {"samples": 0, "ranges": []},
   "missing": {"samples": 0, "ranges": []},
+  "other_splits": {"samples": 0, "ranges": []},
   "fewer_than_step": null}]}
 """
 ABANDONED = r"""

@@ -1,5 +1,6 @@
 """The plan again, in lists of sample numbers, dealt, cut and reordered one by one; no code is the package's."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -83,6 +84,21 @@ def left_dealt(left: list[int], dp: int, unit: int, turn: int) -> list[list[int]
     for number, sample in enumerate(left):
         lanes[(turn + number) % dp].append(sample)
     return lanes
+
+
+def split_owners(shares: Sequence[int], total: int) -> list[int]:
+    """Return the split of each sample: of those left, each split in turn takes the ones at which its share grows."""
+    owners, period = [0] * total, sum(shares)
+    for first in range(0, total, period):
+        left = list(range(first, first + period))
+        for split, share in enumerate(shares):
+            size = [math.ceil(Fraction(number * share, len(left))) for number in range(len(left) + 1)] if left else []
+            own = [sample for at, sample in enumerate(left) if size[at + 1] > size[at]]
+            for sample in own:
+                if sample < total:
+                    owners[sample] = split
+            left = [sample for sample in left if sample not in own]
+    return owners
 
 
 def course_of_draws(

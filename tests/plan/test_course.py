@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.part import Part
+from lazyshard.part import Part, SplitOf
 from lazyshard.plan.course import Course, Draw, Place, Run
 from lazyshard.plan.deal import Rules
 from tests.plan import oracle
@@ -32,18 +32,29 @@ class Chain:
 
     def expected(self) -> list[list[list[tuple[int, int]]]]:
         parts = [(part.dp, part.batch_size, part.draws, part.skip) for part in self.parts]
+        others = tuple((sample, sample + 1) for sample in sorted(self.other_splits))
+        parts[0] = (*parts[0][:3], (*parts[0][3], *others))
         return oracle.course_of_draws(self.rules.unit, self.rules.window, self.rules.seed, parts, self.total)
 
     @property
     def left_out(self) -> set[int]:
-        return {sample for part in self.parts for start, stop in part.skip for sample in range(start, stop)}
+        skipped = {sample for part in self.parts for start, stop in part.skip for sample in range(start, stop)}
+        return skipped | self.other_splits
+
+    @property
+    def other_splits(self) -> set[int]:
+        if (split := self.rules.split) is None:
+            return set()
+        owners = oracle.split_owners(split.shares, self.total)
+        return {sample for sample, owner in enumerate(owners) if owner != split.number}
 
 
 @st.composite
 def chains(draw: st.DrawFn, epochs: int = 3) -> Chain:
     """Up to five parts over a stream of up to 80 samples; small numbers meet every border soonest."""
     unit = draw(st.integers(1, 4))
-    rules = Rules(unit, unit * draw(st.integers(0, 3)), draw(st.integers(0, 2)))
+    split = draw(st.none() | st.sampled_from([SplitOf((3, 2, 1), 0), SplitOf((3, 2, 1), 1), SplitOf((1, 4), 1)]))
+    rules = Rules(unit, unit * draw(st.integers(0, 3)), draw(st.integers(0, 2)), split)
     total = draw(st.integers(30, 80))
     parts = []
     for _ in range(draw(st.integers(1, 5))):
@@ -52,7 +63,7 @@ def chains(draw: st.DrawFn, epochs: int = 3) -> Chain:
         if draw(st.booleans()):
             start = draw(st.integers(0, total - 1))
             ranges = ((start, start + draw(st.integers(1, 4))),)
-        draws = draw(st.integers(0, epochs * total // dp // 5))
+        draws = draw(st.integers(0, epochs * rules.gaps.kept(0, total) // dp // 5))
         parts.append(Part(dp, batch_size, draws // batch_size * batch_size, skip=ranges))
     return Chain(rules, tuple(parts), total)
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.deal import Deal, Gaps, auto_unit, named_unit, window_positions
+from lazyshard.part import SplitOf
+from lazyshard.plan.deal import Deal, Gaps, auto_unit, named_unit, split_table, window_positions
+from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
 from tests.stream.streams import refusal_of
 
@@ -55,16 +57,49 @@ def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda one: (one[0], sum(one))), max_size=5),
     st.integers(0, 40),
     st.integers(0, 40),
+    st.none() | st.sampled_from([SplitOf((3, 2, 1), 1), SplitOf((5, 1), 0), SplitOf((5, 1), 1)]),
 )
-def test_numbering_of_what_is_kept_equals_a_list(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    gaps = Gaps(ranges)
+def test_numbering_of_what_is_kept_equals_a_list(
+    ranges: list[tuple[int, int]], start: int, stop: int, split: SplitOf | None
+) -> None:
+    gaps = Gaps(ranges, split)
     out = {sample for low, high in ranges for sample in range(low, high)}
-    kept = [sample for sample in range(start, 100) if sample not in out]
+    if split is not None:
+        owners = oracle.split_owners(split.shares, 300)
+        out |= {sample for sample, owner in enumerate(owners) if owner != split.number}
+    kept = [sample for sample in range(start, 300) if sample not in out]
+    for sample in kept[:20]:
+        low, high = gaps.around(sample)
+        assert low <= sample < high
+        assert out.isdisjoint(range(low, min(high, 300)))
     assert gaps.kept(start, stop) == len([sample for sample in kept if sample < stop])
     assert [gaps.nth(start, number) for number in range(20)] == kept[:20]
     assert gaps.nth(start, np.arange(20)).tolist() == kept[:20]
     assert [sample in gaps for sample in range(50)] == [sample in out for sample in range(50)]
     assert bool(gaps) == bool(out)
+
+
+def test_samples_of_a_split_are_spread_evenly_and_each_belongs_to_one() -> None:
+    assert oracle.split_owners((3, 2, 1), 9) == [0, 1, 0, 1, 0, 2, 0, 1, 0]
+    tables = [split_table(SplitOf((969, 30, 1), number)) for number in range(3)]
+    assert [sum(sample in table for table in tables) for sample in range(3000)] == [1] * 3000
+    assert [table.count(10**15) for table in tables] == [969 * 10**12, 30 * 10**12, 10**12]
+    assert [table.sample(10**12) for table in tables] == [1031991744066, 33333333333354, 1000000000000999]
+    assert [tables[1].owner(sample) for sample in (0, 32, 33, 999)] == ["train", "train", "validation", "test"]
+    # In no 100 consecutive samples is a split more than one sample away from its share.
+    assert {tables[1].count(sample + 100) - tables[1].count(sample) for sample in range(2000)} <= {2, 3, 4}
+
+
+def test_names_and_shares_of_splits() -> None:
+    assert SplitOf.named(None, None) is None
+    assert SplitOf.named("train", [90, 10]) == SplitOf((9, 1), 0)
+    assert SplitOf.named("test", (98, 1, 1)) == SplitOf((98, 1, 1), 2)
+    for name, shares in (
+        ("train", None), (None, (9, 1)), ("dev", (9, 1)), ("test", (9, 1)), ("train", (0, 1)), ("train", (0, 0)),
+        ("train", (1,)), ("train", (1, 1, 1, 1)), ("train", (0.9, 0.1)), ("train", (True, 1)), ("train", (-1, 2)),
+        ("train", (99_999, 2)), ("train", 9), ("train", "91"),
+    ):  # fmt: skip
+        refusal_of(ValueError, "^splits? must be", SplitOf.named, name, shares)
 
 
 def test_what_a_unit_stands_for_and_a_window_has_whole_units() -> None:

@@ -85,7 +85,7 @@ def test_samples_of_a_split_are_spread_evenly_and_each_belongs_to_one() -> None:
     assert [sum(sample in table for table in tables) for sample in range(3000)] == [1] * 3000
     assert [table.count(10**15) for table in tables] == [969 * 10**12, 30 * 10**12, 10**12]
     assert [table.sample(10**12) for table in tables] == [1031991744066, 33333333333354, 1000000000000999]
-    assert [tables[1].owner(sample) for sample in (0, 32, 33, 999)] == ["train", "train", "validation", "test"]
+    assert [tables[1].owner(sample) for sample in (0, 31, 32, 999)] == ["train", "train", "validation", "test"]
     # In no 100 consecutive samples is a split more than one sample away from its share.
     assert {tables[1].count(sample + 100) - tables[1].count(sample) for sample in range(2000)} <= {2, 3, 4}
 

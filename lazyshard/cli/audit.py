@@ -211,8 +211,13 @@ def _verdict(values: dict[str, Any]) -> str:
     if not values["consistent"]:
         return "NOT proven: the states contradict their steps, their samples or the stream, see above"
     none = "no sample was trained twice, and none was passed over"
-    why = "the checkpoint does not record after which step of the run it was saved"
-    why = "the state does not record the samples per step" if values["steps"] is None else why
-    text = f"consistent, if `consumed` was counted correctly: by the states {none}; {why}, so it cannot be checked"
+    name = next(one["cursor"] for one in values["states"] if one["relation"] == "audited")
+    why = f"{values['audited']} does not record after which step of the run it was saved: give it the key 'step'"
+    if name is not None:
+        why = f"only the cursor {name!r} was audited, and a cursor records no step: give the folder with the"
+        why += " run's checkpoint-N/lazyshard.json too; docs/trace.md tells how a loop writes it"
+    if values["steps"] is None:
+        why = f"the state in {values['audited']} does not record the samples per step: set micro_batches_per_step"
+    text = f"consistent, if `consumed` was counted correctly, which cannot be checked: by the states {none}; {why}"
     text = f"proven: {none}" if values["proven"] else text
     return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'problem')} found, see above"

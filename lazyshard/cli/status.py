@@ -297,20 +297,20 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
     checkpoint = "none yet" if cursor is None else checkpoint_words(cursor, one.checkpoint_age_s or 0.0)
     yield "checkpoint", checkpoint if one.consumer.problem is None else "unknown, see the problem"
     trained_all = outlook.survey.census.ended and one.lag_samples == 0
-    if one.lag_chunks is not None and trained_all:
-        kept = f"; {count(one.lag_chunks, 'chunk')} kept for it" if one.lag_chunks else ""
-        yield "lag", f"0 samples{kept}"
-    elif one.lag_chunks is not None:
-        samples = "" if one.lag_samples is None else f", {count(one.lag_samples, 'sample')}"
-        seconds = "" if one.lag_s is None else f", {duration(one.lag_s)}"
-        yield "lag", f"{count(one.lag_chunks, 'chunk')}{samples}{seconds}"
+    if one.lag_samples is not None:
+        # The run itself has usually read further.
+        yield "lag", f"{count(one.lag_samples, 'sample')} not in a checkpoint"
+    if one.lag_chunks:
+        old = "" if one.lag_s is None else f", the oldest {duration(one.lag_s)} old"
+        yield "keeps", f"{count(one.lag_chunks, 'chunk')} from deletion{old}"
+    window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if reading is not None and one.ahead_chunks is not None and not trained_all:
-        ahead = count(abs(one.ahead_chunks), "chunk")
-        ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
+        # The last chunk that it needs, which its ranks name in their logs too.
+        ahead = f", waits for chunk {published - one.ahead_chunks - 1:,}"
+        ahead = f", {count(one.ahead_chunks, 'chunk')} ahead of it" if one.ahead_chunks >= 0 else ahead
         # A stream that has ended holds all its chunks, even if the last window is not full.
         ahead = "" if outlook.survey.census.ended else ahead
         yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{ahead}; {duration(age)} old"
-    window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if window is not None:
         # A reader with an older hint has ended or waits; it is not reading now.
         reads = "reads now" if age <= 600.0 else "read last"
@@ -344,10 +344,10 @@ def legend(band: Band) -> str:
 
 
 def window_words(window: OpenWindow, published: int) -> str:
-    """Returns which chunks a consumer reads, by rank, and which of them it still waits for."""
+    """Returns which chunks a consumer reads, by rank, and for the last of which it still waits."""
     words, by_rank = chunk_range(window.first, window.stop), dict[int | None, list[str]]()
-    if window.first < published < window.stop:
-        words = f"{chunk_range(published, window.stop)}, to read {words}"
+    if published < window.stop:
+        words = f"chunk {window.stop - 1:,}, to read {words}"
     for chunk in range(window.first, min(window.stop, window.first + _SHOWN_CHUNKS + 1)):
         by_rank.setdefault(window.rank(chunk), []).append(f"{chunk:,}")
     if window.stop - window.first > _SHOWN_CHUNKS or len(by_rank) > 8:
@@ -431,7 +431,8 @@ def _of_readers(outlook: Outlook) -> str:
         known = all(one.lag_chunks is not None for one in consumers)
         return _behind(outlook) or ("every consumer is done with it" if known else "")
     if dry := [one for one in consumers if one.supply == "dry"]:
-        waits = ", ".join(f"{one.consumer.name!r} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
+        last = outlook.survey.census.chunks - 1
+        waits = ", ".join(f"{one.consumer.name!r} for chunk {last - (one.ahead_chunks or 0):,}" for one in dry)
         return f"waiting for data: {waits}"
     if told or slowest is None:
         return "" if told else _behind(outlook)

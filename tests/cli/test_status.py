@@ -41,7 +41,8 @@ def test_live_stream_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
         "published     10 chunks, 20 samples (2 a chunk); live",
         "  process     12345 on node7, heartbeat 2 h 0 min old",
         "  checkpoint  11 samples, done with 5 chunks; 2 h 0 min old",
-        "  lag         5 chunks, 9 samples, 2 h 0 min",
+        "  lag         9 samples not in a checkpoint",
+        "  keeps       5 chunks from deletion, the oldest 2 h 0 min old",
         "  reading     needs 7 chunks, 3 chunks ahead of it; 2 h 0 min old",
     ):
         assert line in done.stdout.splitlines()

@@ -59,7 +59,7 @@ def test_page_of_one_look() -> None:
         quarantine=Lines(12, 3456, True),
     )
     shown = page(looked)
-    assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for 2 chunks"]
+    assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for chunk 1,235"]
     expected = {
         "published": ["1,234 chunks, 12,340 samples (10 a chunk); live"],
         "deleted": ["200 chunks; 1,034 present"],
@@ -70,9 +70,10 @@ def test_page_of_one_look() -> None:
         "rate": ["50.0 samples/s", *["needs two observations; see --watch"] * 2],
         "consumer": ["eval", "sft"],
         "checkpoint": ["none yet", "11,000 samples, done with 1,100 chunks; 12 min 3 s old"],
-        "lag": ["1,234 chunks, 12,340 samples", "134 chunks, 1,340 samples, 25 min 2 s"],
+        "lag": ["12,340 samples not in a checkpoint", "1,340 samples not in a checkpoint"],
+        "keeps": ["1,234 chunks from deletion", "134 chunks from deletion, the oldest 25 min 2 s old"],
         "reading": [
-            "needs 1,236 chunks, waits for 2 chunks; 4 s old",
+            "needs 1,236 chunks, waits for chunk 1,235; 4 s old",
             "needs 1,170 chunks, 64 chunks ahead of it; 12 min 3 s old",
         ],
     }
@@ -125,8 +126,8 @@ OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1
     [
         (HEAD, (consumer("a", needs=1231), consumer("b", needs=1233)), ["3 chunks ahead", "'a'"]),
         (HEAD, (consumer(needs=1234),), ["0 chunks ahead", "'sft'"]),
-        (HEAD, (consumer(needs=1235),), ["running", "waiting for data", "'sft' for 1 chunk"]),
-        (HEAD, (consumer("a", needs=1), consumer("b", needs=1236)), ["running", "'b' for 2 chunks"]),
+        (HEAD, (consumer(needs=1235),), ["running", "waiting for data", "'sft' for chunk 1,234"]),
+        (HEAD, (consumer("a", needs=1), consumer("b", needs=1236)), ["running", "'b' for chunk 1,235"]),
         (HEAD, (), ["running", "no consumer"]),
         (HEAD, (consumer("a", 10, done=1), consumer("b", 20, done=2)), ["running", "'a'", "1,233 chunks"]),
         # One that has had all that it may take is behind for good.
@@ -135,7 +136,7 @@ OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1
         (HEAD, (stepping("b", 12_337, done=1232),), ["running", "'b'", "3 samples"]),
         (HEAD, (consumer(problem="torn"),), ["running"]),
         (state("waiting", WAITS), (consumer(needs=1170),), ["waits", WAITS]),
-        (state("waiting", "new lines"), (consumer(needs=1235),), ["waits: new lines", "'sft' for 1 chunk"]),
+        (state("waiting", "new lines"), (consumer(needs=1235),), ["waits: new lines", "'sft' for chunk 1,234"]),
         (state("waiting", "nobody reads"), (), ["waits: nobody reads"]),
         (state("waiting"), (), ["waits", "no consumer"]),
         (state("idle", age=7200), (), ["stopped 2 h 0 min ago", "start it again", "no consumer"]),
@@ -248,7 +249,7 @@ def test_band(shown: Band, width: int, line: str) -> None:
         (OpenWindow(1024, 1536, 512, 1), 1536, "chunks 1,024 to 1,535, by 512 ranks"),
         (OpenWindow(0, 16, 16, 1), 16, "chunks 0 to 15, by 16 ranks"),
         (OpenWindow(6, 10, 2, 1), 9, "chunk 9, to read chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"),
-        (OpenWindow(6, 8, 2, 1), 6, "chunks 6 to 7 (rank 0: 6; rank 1: 7)"),
+        (OpenWindow(6, 8, 2, 1), 6, "chunk 7, to read chunks 6 to 7 (rank 0: 6; rank 1: 7)"),
     ],
 )
 def test_chunks_of_each_rank(window: OpenWindow, published: int, words: str) -> None:
@@ -279,7 +280,7 @@ def test_window_mixture_and_blend_on_the_page() -> None:
         {"stream": "/data/a\nb", "weight": 0.5, "share": 0.75, "consumed_samples": 300},
     ]
     waiting = page(survey(consumers=(told(consumed=12_330, done=1233, needs=1236, ranks=3),)), watching=True)
-    assert facts(waiting, "waits for")[0].startswith("chunks 1,234 to 1,235, to read chunks 1,233 to 1,235 ")
+    assert facts(waiting, "waits for")[0].startswith("chunk 1,235, to read chunks 1,233 to 1,235 ")
     assert facts(waiting, "reads now") == []
 
 

@@ -197,9 +197,9 @@ def test_busy_run() -> None:
 def test_waiting_producer_and_reader() -> None:
     _, text = rendered(starving())
     for part in (
-        "sft waits for 6 chunks",
+        "sft waits for chunk 1,239",
         "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
-        "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239 (rank 0: 1,232, 1,236;",
+        "waits for chunk 1,239, to read chunks 1,232 to 1,239 (rank 0: 1,232, 1,236;",
         "awaited 6",
         "Problems consumer 'old': torn; it counts as done with no chunk",
         "free space unknown",
@@ -249,7 +249,7 @@ def test_page_follows_the_stream_and_takes_history_only_where_that_has_changed(s
     scene.later = starving()
     document = opened(scene)
     text = shown(document)
-    assert "sft waits for 6 chunks" in text
+    assert "sft waits for chunk 1,239" in text
     assert "<title>waiting · /shared" in document
     assert "Refused rows, by reason rows reason, with its first occurrence 3 byte 0: <img src=x" in text
     assert "/data/a.jsonl, line 1" in text

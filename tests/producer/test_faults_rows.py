@@ -122,6 +122,10 @@ def test_bad_lines_are_quarantined_and_counted(policy: str, world: World) -> Non
     assert code == 0
     assert f"refused_rows={len(BAD)}\n" in said
     assert ids(world.out) == list(range(len(BAD)))
+    places = [f"{world.source.shown}:{2 * number + 2}: byte " for number in range(10)]
+    skipped = [line for line in said.splitlines() if "the row is skipped" in line]
+    assert len(skipped) == (10 if policy == "skip" else 0)
+    assert all(place in line for place, line in zip(places, skipped, strict=False))
     if policy == "skip":
         assert not (world.out / "quarantine.jsonl").exists()
         return

@@ -22,7 +22,7 @@ from lazyshard_producer.position import RunPosition, decode_position, resume, so
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.reader import Batch, Mixer, by_length
 from lazyshard_producer.rows.recipe import Maker, Workers
-from lazyshard_producer.rows.refusals import Quarantine, Refusals
+from lazyshard_producer.rows.refusals import Quarantine, Refusals, warn_of_skipped
 from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
 from lazyshard_producer.sources.source import Context
 
@@ -69,6 +69,8 @@ class Pipeline:
                 assert check_owner is not None
                 quarantine = Quarantine(out, start.quarantine_bytes, check_owner=check_owner)
             refusals = Refusals(policy, settings.max_bad_rows, quarantine, start.refused, start.quarantine_bytes)
+            if policy == "skip":
+                refusals.tell = warn_of_skipped(warn)
         with contextlib.ExitStack() as stack:
             stack.callback(refusals.close)
             if settings.workers and makers is not None:

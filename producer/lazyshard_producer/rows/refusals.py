@@ -7,6 +7,7 @@ truncated to that size, so a fenced producer that resumes writes to a file that 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -180,17 +181,35 @@ class Refusals:
             self.quarantine.close()
 
 
+def warn_of_skipped(warn: Callable[[str], None]) -> Callable[[RowInvalid, RowOrigin, bytes | None], None]:
+    """Returns a `tell` that warns of the first ten rows, and of the hundredth, thousandth and so on."""
+    numbers = itertools.count(1)
+
+    def tell(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:
+        number = next(numbers)
+        if number <= 10 or str(number).strip("0") == "1":
+            warn(f"{_describe(error, place)[0]}; the row is skipped (skipped by this run: {number:,})")
+
+    return tell
+
+
 def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | None = None, way: str = "") -> RowInvalid:
     """Returns the error for a refused row with its location: file, line, and byte in the file."""
+    text, byte, of_line = _describe(error, place)
+    fix = "Fix that line" if of_line else "Fix the row, or the step that refuses it,"
+    hint = hint or f"{fix} and run the same command again{way}; nothing is lost"
+    message = f"{before}{text}{'' if text.endswith('?') else '.'} {hint}"
+    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
+
+
+def _describe(error: RowInvalid, place: RowOrigin) -> tuple[str, int | None, bool]:
+    """Returns location and reason of a refused row in words, its byte, and whether the line itself is bad."""
     byte, reason = None if place.byte is None else place.byte + (error.byte or 0), error.reason or str(error)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
-    where, fix = f" byte {byte} of the {text}:", "Fix that line"
-    if byte is None or reason.startswith("--"):
-        # A row made from the line was refused, so the line itself may be right.
-        where, fix = "", "Fix the row, or the step that refuses it,"
-    hint = hint or f"{fix} and run the same command again{way}; nothing is lost"
-    message = f"{before}{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'} {hint}"
-    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
+    # A row made from the line may have been refused, so the line itself may be right.
+    of_line = byte is not None and not reason.startswith("--")
+    where = f" byte {byte} of the {text}:" if of_line else ""
+    return f"{name}:{place.line}:{where} {reason}", byte, of_line
 
 
 MAX_SHOWN: Final = 20  # reasons in the summary, the most frequent first

@@ -11,7 +11,14 @@ import pytest
 from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
-from lazyshard_producer.rows.refusals import Quarantine, Refusals, read_refused, summarize, summary_lines
+from lazyshard_producer.rows.refusals import (
+    Quarantine,
+    Refusals,
+    read_refused,
+    summarize,
+    summary_lines,
+    warn_of_skipped,
+)
 from lazyshard_producer.sources.source import RowOrigin
 from tests.harness.processes.producing import assert_one_line, refused
 from tests.stream.streams import raised
@@ -72,6 +79,15 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeyp
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
         {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},
     ]
+
+
+def test_first_ten_skipped_rows_are_warned_of_and_then_each_power_of_ten() -> None:
+    said: list[str] = []
+    tell = warn_of_skipped(said.append)
+    for number in range(1, 1002):
+        tell(ERROR, RowOrigin("a.jsonl", number, 10), None)
+    assert [int(text.split(":")[1]) for text in said] == [*range(1, 11), 100, 1000]
+    assert said[1].startswith("a.jsonl:2: byte 13 of the file: odd;")
 
 
 def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_none(tmp_path: Path) -> None:

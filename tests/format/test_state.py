@@ -81,7 +81,7 @@ def test_missing_field_of_a_part_and_a_long_or_deep_wrong_value_are_refused() ->
 def test_fields_of_the_specification_are_those_of_the_state() -> None:
     section = DOCUMENT.read_text(encoding="utf-8").partition("### The state of a run\n")[2].partition("\n### ")[0]
     run, _, part = section.partition("A *part* is")
-    assert re.findall(r"^\| `(\w+)` \|", run, re.MULTILINE) == list(VALUE.to_dict())
+    assert re.findall(r"^\| `(\w+)` \|", run, re.MULTILINE) == [*VALUE.to_dict(), "split"]
     assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == list(PART)
 
 
@@ -90,6 +90,9 @@ def test_fields_of_the_specification_are_those_of_the_state() -> None:
 @example("parts.2.epoch", 0)
 @example("window", 0)
 @example("parts.2.skip", [[1, 2]])
+@example("split", [[7, 2, 1], 1])
+@example("split", [[1, 0], 1])
+@example("split", [[100_000, 1], 1])
 def test_state_with_any_field_replaced_is_refused_or_says_just_that(path: str, value: Any) -> None:
     values = with_field(GOLDEN, path, value)
     with suppress(FormatInvalid):

@@ -64,6 +64,7 @@ class TokenizerConfig(_Section):
 
 class _CallSection(_Section):
     function: _Function
+    kwargs: dict[str, Any] = {}
 
 
 class _IndexedCall(_CallSection):
@@ -74,8 +75,16 @@ class _MapCall(_IndexedCall):
     remove_columns: tuple[Annotated[str, Field(strict=True)], ...] = ()
 
 
+# Keys of torchtune's data sets beside the function: arguments of it, or all of them
+_TORCHTUNE: Final = {"message_transform": ("column_map", "masking_strategy"), "filter_fn": ("filter_kwargs",)}
+
+
 class StepConfig(_Section):
-    """An entry of ``steps:``, with exactly one of the three keys: a function name, or a mapping with ``function``."""
+    """An entry of ``steps:``, with exactly one of the three keys: a function name, or a mapping with ``function``.
+
+    ``filter_kwargs`` beside ``filter_fn``, ``column_map`` and ``masking_strategy`` beside ``message_transform`` are its
+    ``kwargs``.
+    """
 
     # None means that the key is absent; a key that is given is validated, even if it is null.
     message_transform: Annotated[_CallSection | None, BeforeValidator(_by_name)] = None
@@ -91,6 +100,13 @@ class StepConfig(_Section):
             if len(names) > 1 or not step:
                 found = " and ".join(names) or "nothing"
                 raise ValueError(f"expected one of {', '.join(cls.model_fields)}, found {found}")
+            for name in names:
+                given = {key: step[key] for key in _TORCHTUNE.get(name, ()) if key in step}
+                if given and isinstance(call := _by_name(step[name]), dict):
+                    more = given.pop("filter_kwargs", given)
+                    rest = {key: value for key, value in step.items() if key not in _TORCHTUNE[name]}
+                    both = isinstance(more, dict) and isinstance(call.get("kwargs", {}), dict)
+                    return rest | {name: call | {"kwargs": {**call.get("kwargs", {}), **more} if both else more}}
         return step
 
 

@@ -115,7 +115,7 @@ class Loaded:
         groups: dict[str, Any] = {"order": Order(**of_run)}
         groups |= {"bad_rows": _bad_rows(one.max_error_count), "cache": EncodeCache(memory_bytes=one.cache_bytes)}
         calls = ((kind, call) for step in one.steps for kind, call in step if call is not None)
-        steps = [_STEPS[kind](*dict(call).values()) for kind, call in calls]
+        steps = [_STEPS[kind](call.function, **call.model_dump(exclude={"function"})) for kind, call in calls]
         return LazyShardedDataset(
             one.path, encode, batch_size=self._batch_size, steps=steps, **options, **groups, **rank
         )

@@ -15,7 +15,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from lazyshard.errors import ConfigInvalid, LazyShardError, SkipSample
@@ -280,7 +280,10 @@ class Step:
         if not isinstance(function, str):
             names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
             name = ":".join(filter(None, map(str, names)))
-        others = [f" {key}={value!r}" for key, value in vars(self).items() if whole and key != self._FIELD]
+        shown = {key: value for key, value in vars(self).items() if whole and key != self._FIELD}
+        if not shown.get("kwargs"):
+            shown.pop("kwargs", None)  # As earlier releases, which had none
+        others = [f" {key}={value!r}" for key, value in shown.items()]
         return f"{self._KIND} {name}{''.join(others)}"
 
     def __post_init__(self) -> None:
@@ -294,6 +297,10 @@ class Step:
         elif not callable(function):
             text = f'expected a function or its name, "package.module:function", got {function!r:.100}'
             raise ConfigInvalid(f"{self._KIND}: {text}", step=self._KIND)
+        kwargs = vars(self)["kwargs"]
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+            text = f"kwargs must be keyword arguments by name, got {kwargs!r:.100}"
+            raise ConfigInvalid(f"{self.describe()}: {text}", step=self.describe())
 
     def __getstate__(self) -> dict[str, Any]:
         """Rejects functions that cannot be pickled for a spawned process, with a message that says what to do."""
@@ -307,11 +314,12 @@ class Step:
         return self.__dict__
 
     def _call(self, row: Row, index: int) -> Any:
-        """Calls the function with the row, and with its index if `with_indices` is set."""
+        """Calls the function with the row, with its index if `with_indices` is set, and with `kwargs`."""
         function = vars(self)[self._FIELD]
         if isinstance(function, str):
             function = _named(function)
-        return function(row, index) if vars(self).get("with_indices") else function(row)
+        given = (row, index) if vars(self).get("with_indices") else (row,)
+        return function(*given, **vars(self)["kwargs"])
 
 
 @dataclass(frozen=True)
@@ -321,11 +329,13 @@ class MessageTransform(Step):
     Attributes:
         message_transform: a function that takes the row and returns the row that replaces it, or the name of the
             function, "package.module:function".
+        kwargs: its keyword arguments, the same for each row.
 
     Raises ConfigInvalid: there is no such function.
     """
 
-    message_transform: Callable[[Row], Mapping[str, Any]] | str
+    message_transform: Callable[..., Mapping[str, Any]] | str
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     _KIND = _FIELD = "message_transform"
 
@@ -347,12 +357,14 @@ class Filter(Step):
             every process and at any time.
         with_indices: whether to pass the index too: the number of the sample in its stream, counted from 0 chunk after
             chunk; the same for any number of ranks and workers, and in every epoch.
+        kwargs: as for `MessageTransform`.
 
     Raises ConfigInvalid: there is no such function.
     """
 
     filter_fn: Callable[..., Any] | str
     with_indices: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     _KIND = _FIELD = "filter_fn"
 
@@ -375,6 +387,7 @@ class Map(Step):
             added to the row and replace columns of the same names; or its name, "package.module:function".
         with_indices: as for `Filter`.
         remove_columns: names of columns to remove from the row; columns that the function returns stay.
+        kwargs: as for `MessageTransform`.
 
     Raises ConfigInvalid: there is no such function.
     """
@@ -382,6 +395,7 @@ class Map(Step):
     function: Callable[..., Mapping[str, Any]] | str
     with_indices: bool = False
     remove_columns: tuple[str, ...] | list[str] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     _KIND, _FIELD = "map", "function"
 

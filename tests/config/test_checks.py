@@ -34,6 +34,14 @@ def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
         {"filter_fn": f"{NAMED}:even"},
         {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ["id", ""]}},
         {"message_transform": f"{NAMED}:to_messages"},
+        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 2}}},
+        # As torchtune writes them.
+        {"filter_fn": f"{NAMED}:even", "filter_kwargs": {"by": 3}},
+        {
+            "message_transform": f"{NAMED}:to_messages",
+            "column_map": {"a": "b"},
+            "masking_strategy": "train_on_all",
+        },
     ]
     chat = {"path": "chat", "weight": 0.8, "max_error_count": 3}
     code = {"path": "code", "weight": 2.0, "max_error_count": None, "unit": 5, "shuffle_window": 4}
@@ -52,6 +60,14 @@ def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
         {"filter_fn": {"function": f"{NAMED}:even"}},
         {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ("id", "")}},
         {"message_transform": {"function": f"{NAMED}:to_messages"}},
+        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 2}}},
+        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 3}}},
+        {
+            "message_transform": {
+                "function": f"{NAMED}:to_messages",
+                "kwargs": {"column_map": {"a": "b"}, "masking_strategy": "train_on_all"},
+            }
+        },
     )
     assert [dict(one) for one in found.pop("datasets")] == [{**chat, "steps": read}, {**code, "steps": read}]
     assert found.pop("version") == 1

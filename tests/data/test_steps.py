@@ -61,6 +61,7 @@ def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> 
         (Map(functions.add_index, with_indices=True), {"id": 3, "index": 3}),
         (Map(functools.partial(functions.add_index, index=7)), {"id": 3, "index": 7}),
         (Map(f"{NAMED}:add_square"), {"id": 3, "square": 9}),
+        (Map(f"{NAMED}:add_index", kwargs={"index": 7}), {"id": 3, "index": 7}),
     ],
 )
 def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Any, expected: Any) -> None:

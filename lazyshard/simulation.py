@@ -131,7 +131,7 @@ class Setting:
 
 
 def retry_s(held_s: float) -> float:
-    """Returns the retry interval of a producer that has been paused for `held_s` (`lazyshard_producer.limits`)."""
+    """Returns the seconds until a producer retries: a tenth of the time the chunk has been held, from 0.2 to 2."""
     return min(2.0, max(0.2, held_s / 10))
 
 

@@ -90,9 +90,8 @@ def command(
     names = [_AREA, *sorted(known)]
     areas = names if area is None else [area]
     output.refuse_if(not set(names) >= set(areas), "AREA", f"{area!r} is unknown; choose from: {', '.join(names)}")
-    output.refuse_if(
-        stream is not None and _AREA not in areas, "--stream", f"can only be used with {_AREA}, not with {area}"
-    )
+    elsewhere = stream is not None and _AREA not in areas
+    output.refuse_if(elsewhere, "--stream", f"can only be used with {_AREA}, not with {area}")
     code = exits.DONE
     for one in areas:
         examine: Callable[[], Sequence[Finding]] = (lambda: _ours(stream)) if one == _AREA else known[one].load()

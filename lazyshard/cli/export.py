@@ -164,8 +164,7 @@ def _check_free(files: list[Path]) -> None:
 
 def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
     for path in parts:
-        with open(path, "rb") as file:
-            durable.sync(file.fileno())
+        durable.sync_file(path)
     if not force:
         _check_free(files)
     elif os.path.lexists(files[1]):
@@ -208,9 +207,8 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                 if low < least or high > most:
                     hint = "--dtype int64" if settings.dtype == AUTO else "a wider --dtype, or auto"
                     token = low if low < least else high
-                    raise RowRefused(
-                        f"token {token} does not fit into {dtype}, which holds {least} to {most}; give {hint}"
-                    )
+                    held = f"which holds {least} to {most}; give {hint}"
+                    raise RowRefused(f"token {token} does not fit into {dtype}, {held}")
             except RowRefused as cause:
                 chunk, at = divmod(sample, reader.samples_per_chunk)
                 path = str(reader.directory / chunk_name(chunk))

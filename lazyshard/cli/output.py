@@ -218,10 +218,9 @@ def moment(seconds: float) -> str:
     >>> moment(1700000000.5)
     '2023-11-14 22:13:20 UTC'
     """
-    try:
+    with contextlib.suppress(OverflowError, OSError, ValueError):
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, OSError, ValueError):
-        return f"{seconds:g} s after 1970"
+    return f"{seconds:g} s after 1970"
 
 
 def per_second(number: float, noun: str) -> str:

@@ -23,7 +23,7 @@ from lazyshard.cli import exits, output
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
 from lazyshard.cli.status_writers import producer_label, writers_facts, writers_summary, writers_values
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.format.state import BlendShare, Cursor, given_shares
+from lazyshard.format.state import Cursor
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, Looks, OpenWindow, Outlook
 from lazyshard.inspection.survey import Lines, LostChunks, take_survey
 from lazyshard.stream.head import describe_silence, failure_words, is_silent
@@ -185,7 +185,7 @@ def _consumer_values(
     told = {name: getattr(one, name) for name in one.__slots__ if name not in ("consumer", "remainder")}
     blend = [
         {"stream": share.stream, "weight": share.weight, "share": given, "consumed_samples": share.consumed}
-        for share, given in blend_of(one)
+        for share, given in one.blend
     ]
     return {
         "name": one.consumer.name,
@@ -230,7 +230,7 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Iterator[list[tuple[st
     for one in outlook.consumers:
         found = [("consumer", one.consumer.name)]
         found += [(f"  {label}", text) for label, text in consumer_facts(outlook, one, unknown)]
-        blend = ((share.stream, given, share.consumed, share.weight) for share, given in blend_of(one))
+        blend = ((share.stream, given, share.consumed, share.weight) for share, given in one.blend)
         yield [*found, *_mixed("  blend", "sample", blend)]
     yield [] if outlook.consumers else [("consumers", "none has registered")]
     yield [("problem", problem) for problem in problems(outlook)]
@@ -363,12 +363,6 @@ def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, 
         given = "none yet" if share is None else f"{share:.1%}, {count(amount, noun)}"
         yield label, f"{one_line(name)}: {given}; {'finished' if weight is None else f'weight {weight:.1%}'}"
         label = " "
-
-
-def blend_of(one: ConsumerOutlook) -> list[tuple[BlendShare, float | None]]:
-    """Returns the streams of a consumer's blend, each with its share of the samples so far."""
-    shares = () if one.consumer.cursor is None else one.consumer.cursor.blend
-    return list(zip(shares, given_shares(shares), strict=True))
 
 
 def summary(outlook: Outlook) -> str:

@@ -132,26 +132,18 @@ class _Sight(NamedTuple):
     remedy: str = "shorter attribute caches: NFS actimeo=1 or noac; sshfs entry_timeout, attr_timeout, dcache_timeout"
 
 
+_HEAD_LATE: Final = "readers see head.json this late, and a producer learns this late that another one has taken over"
+_START_LATE: Final = "a reader that starts before its producer may be delayed this long; readers wait 60 s for a file"
+_NO_MISSING: Final = "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0"
+_NAMES_LATE: Final = (
+    "new chunks in directories without head.json, and consumers not named by --consumers, appear this late"
+)
 # Each has its own folder, so that one test does not refresh the caches of another
 SIGHTS: Final = {
-    "replaced, by open": _Sight(
-        "open",
-        "replaced/file",
-        "readers see head.json this late, and a producer learns this late that another one has taken over",
-    ),
+    "replaced, by open": _Sight("open", "replaced/file", _HEAD_LATE),
     "new, by open": _Sight("open", "fresh/new", "readers see each new chunk this late"),
-    "new, by open, asked for before": _Sight(
-        "open",
-        "asked/new",
-        "a reader that starts before its producer may be delayed this long; readers wait 60 s for a file",
-        "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0",
-    ),
-    "new, by listing": _Sight(
-        "list",
-        "list/new",
-        "new chunks in directories without head.json, and consumers not named by --consumers, appear this late",
-        "sshfs: dir_cache=no; NFS: actimeo=1",
-    ),
+    "new, by open, asked for before": _Sight("open", "asked/new", _START_LATE, _NO_MISSING),
+    "new, by listing": _Sight("list", "list/new", _NAMES_LATE, "sshfs: dir_cache=no; NFS: actimeo=1"),
 }
 
 

@@ -416,12 +416,8 @@ def _metrics(facts: LastLook[Outlook], now: float) -> Iterator[_Metric]:
     writers = [one for one in by_urgency(facts.current) if not facts.current.survey.census.ended][:MAX_LABELS]
     for field in _WRITER:
         yield *named(field, "writer"), ["writer"], [((one.name,), getattr(one, field)) for one in writers]
-    yield (
-        "writer_trouble",
-        "Whether it is refused, failed, dead or unknown",
-        ["writer"],
-        [((one.name,), one.in_trouble) for one in writers],
-    )
+    troubled = [((one.name,), one.in_trouble) for one in writers]
+    yield "writer_trouble", "Whether it is refused, failed, dead or unknown", ["writer"], troubled
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
     for field in _CONSUMER:
         yield *named(field, "consumer"), ["consumer"], [((one["name"],), one[field]) for one in shown]

@@ -76,9 +76,8 @@ class BlendStates(States[BlendState]):
             if epoch_of(state) != epoch:
                 raise _invalid(f"its stream {name} is in another epoch", field, epoch, epoch_of(state))
             if (own := (len(state.parts) - 1, state.parts[-1].draws)) != drawn:
-                raise _invalid(
-                    f"its stream {name} is at another position according to its own state", field, drawn, own
-                )
+                why = f"its stream {name} is at another position according to its own state"
+                raise _invalid(why, field, drawn, own)
         known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
         if not known:
             theirs, mine = ", ".join(found.names), ", ".join(self.names)

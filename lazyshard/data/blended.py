@@ -100,9 +100,8 @@ class BlendedDataset(Indexed[BlendSpace]):
             raise ValueError("set unit, shuffle_window and seed on each data set of a blend, not on the blend")
         check_choice("stopping", stopping, Stopping)
         run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
-        points = _pairs(
-            schedule, "a schedule takes pairs of a step and the weights from that step on, such as [(1000, [1, 3])]"
-        )
+        expected = "a schedule takes pairs of a step and the weights from that step on, such as [(1000, [1, 3])]"
+        points = _pairs(schedule, expected)
         if not points:
             shares(weights)
         blending = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])

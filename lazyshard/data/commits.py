@@ -65,11 +65,10 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     size = reader.samples_per_chunk
     if retired and (sample := first_lost(*resume_point(course, total), total, retired * size)) is not None:
-        text = (
-            f"the run continues with samples of chunk {sample // size}, but the producer has deleted all chunks below"
-        )
+        chunk = sample // size
+        text = f"the run continues with samples of chunk {chunk}, but the producer has deleted all chunks below"
         text = f"{text} {retired}: continue from a later checkpoint, or produce with --retain all or --consumers NAME"
-        raise _mismatch(where, text, f"chunk {sample // size}", f"chunks from {retired} on")
+        raise _mismatch(where, text, f"chunk {chunk}", f"chunks from {retired} on")
 
 
 def _mismatch(where: str, text: str, expected: str, actual: object, field: str | None = None) -> StateMismatch:

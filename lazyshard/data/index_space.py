@@ -182,9 +182,8 @@ class IndexSpace(Space):
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
         if wrapped and self.order.num_samples is None and not self._shared.view[IN_EPOCH_CALLED]:
             way = ". To stop instead, call `dataset.in_epoch(index)` before each step"
-            self.warn_once(
-                "wrapped", f"the stream has ended with {total} samples; the following ones are of the next epoch{way}"
-            )
+            text = f"the stream has ended with {total} samples; the following ones are of the next epoch{way}"
+            self.warn_once("wrapped", text)
         return total
 
     def is_left_out(self, drawn: Draw, epoch: int) -> bool:

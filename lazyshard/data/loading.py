@@ -111,14 +111,13 @@ class Loaded:
         options = config.model_dump(include={"max_wait", "consumer"})
         options |= one.model_dump(include={"samples_per_chunk", "max_total_samples"})
         options |= {"num_samples": None if len(config.datasets) > 1 else config.num_samples}
+        options |= {"batch_size": self._batch_size}
         of_run |= one.model_dump(include={"unit", "shuffle_window", "split", "splits"})
         groups: dict[str, Any] = {"order": Order(**of_run)}
         groups |= {"bad_rows": _bad_rows(one.max_error_count), "cache": EncodeCache(memory_bytes=one.cache_bytes)}
         calls = ((kind, call) for step in one.steps for kind, call in step if call is not None)
         steps = [_STEPS[kind](call.function, **call.model_dump(exclude={"function"})) for kind, call in calls]
-        return LazyShardedDataset(
-            one.path, encode, batch_size=self._batch_size, steps=steps, **options, **groups, **rank
-        )
+        return LazyShardedDataset(one.path, encode, steps=steps, **options, **groups, **rank)
 
     def _loader(self) -> DataLoader[Any]:
         options = self.config.dataloader

@@ -311,9 +311,8 @@ class Batches(Iterator[Any]):
     @property
     def step(self) -> int:
         """Whole optimiser steps returned, counted like `consumed` and numbered as in `lazyshard trace`."""
-        return (
-            self._trained_in_part() // self._per_step + self._first_step
-        )  # may begin an epoch, which sets `_first_step`
+        # In this order: `_trained_in_part` may begin an epoch, which sets `_first_step`.
+        return self._trained_in_part() // self._per_step + self._first_step
 
     @property
     def step_complete(self) -> bool:

@@ -99,9 +99,8 @@ class DatasetRows(SequenceRows):
             mine, other = ours.get(name), theirs.get(name)
             if (mine, type(mine)) != (other, type(other)):
                 why = f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made"
-                raise state_mismatch(
-                    self.where, f"{why}. Use the saved setting, or begin a new epoch", name, mine, other
-                )
+                way = "Use the saved setting, or begin a new epoch"
+                raise state_mismatch(self.where, f"{why}. {way}", name, mine, other)
         return state
 
 

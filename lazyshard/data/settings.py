@@ -238,11 +238,10 @@ class RunOrder(Order):
 def is_dealt(reader: StreamReader) -> bool:
     """Returns whether the newest chunk of a stream was dealt by cost; False if there is no chunk, or it is unknown."""
     chunks = reader.seen.chunks
-    try:
+    with contextlib.suppress(LazyShardError, OSError):
         return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
-    except (LazyShardError, OSError):
-        # A reader that needs this seal to read the chunk raises the error.
-        return False
+    # A reader that needs this seal to read the chunk raises the error.
+    return False
 
 
 def warn_if_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:

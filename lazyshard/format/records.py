@@ -55,7 +55,7 @@ SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
 _CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")  # 255: the maximum length of a file name
 _ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
-_TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
+TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 
 FORMAT: Final = 1  # Of all files of a stream, except the manifest and seals of a stream with arrays
 # Of these: readers that do not know side files must not take the description of an array for a value
@@ -97,12 +97,6 @@ def tokens_name(chunk: int) -> str:
     return f"{chunk_name(chunk)}.tokens"
 
 
-def parse_tokens_name(name: str) -> int | None:
-    """Returns the number of the chunk whose file of lengths has this name, None for any other name."""
-    found = _TOKENS.fullmatch(name)
-    return int(found[1]) if found else None
-
-
 def parse_chunk_name(name: str) -> tuple[int, bool] | None:
     """Returns (chunk number, whether it is the seal), or None if the name is not of a chunk or seal.
 
@@ -124,9 +118,10 @@ def parse_arrays_name(name: str) -> int | None:
     return int(found[1]) if found and name == arrays_name(int(found[1])) else None
 
 
-def is_stream_id(value: Any) -> bool:
-    """Whether a value is the identity of a stream: 32 hexadecimal digits."""
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+def hexadecimal(digits: int) -> Kind:
+    """Returns the kind of a text of so many lowercase hexadecimal digits."""
+    form = re.compile(f"[0-9a-f]{{{digits}}}")
+    return Kind(f"{digits} hexadecimal digits", lambda value: isinstance(value, str) and bool(form.fullmatch(value)))
 
 
 @contextmanager
@@ -303,7 +298,7 @@ def check_samples_per_chunk(value: int) -> int:
     return value
 
 
-STREAM_ID: Final = Kind("32 hexadecimal digits", is_stream_id)
+STREAM_ID: Final = hexadecimal(32)
 PER_CHUNK: Final = integer(1, MAX_SAMPLES_PER_CHUNK)
 Chunks = Annotated[int, integer(0, MAX_CHUNKS)]
 StreamId = Annotated[str | None, or_null(STREAM_ID)]  # None for a foreign directory

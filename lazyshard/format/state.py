@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
@@ -252,9 +252,7 @@ def _is_rule(value: Any) -> bool:
 
 
 _PLACE: Final = Kind("an object", lambda value: isinstance(value, WindowPlace), partial(read, WindowPlace))
-_LENGTHS: Final = Kind(
-    "16 hexadecimal digits", lambda value: type(value) is str and bool(re.fullmatch("[0-9a-f]{16}", value))
-)
+_LENGTHS: Final = records.hexadecimal(16)
 _TEXTS: Final = _LIST._replace(fits=lambda value: isinstance(value, tuple) and all(type(one) is str for one in value))
 _ROWS: Final = Kind(
     "the state of a run or of a blend",
@@ -340,12 +338,6 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
         BlendShare(printable(stream)[-_MAX_STREAM:], part / sum(parts), state.members[member].consumed)
         for stream, member, part in zip(streams, last.members, parts, strict=True)
     )
-
-
-def given_shares(found: Sequence[BlendShare]) -> list[float | None]:
-    """Returns the share of each stream in all samples trained; None if none was trained."""
-    whole = sum(one.consumed for one in found)
-    return [one.consumed / whole if whole else None for one in found]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

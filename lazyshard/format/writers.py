@@ -58,19 +58,16 @@ _TAKEN: Final = Kind(
         isinstance(value, Mapping) and all(_NAME.fullmatch(name) and _fit(one) for name, one in value.items())
     ),
 )
+
+
+def _is_part(value: Any) -> bool:
+    named = isinstance(value, tuple) and len(value) == 3 and is_writer_name(str(value[0]))
+    return named and all(map(_COUNT.fits, value[1:]))
+
+
 _CHOSEN: Final = Kind(
     "lists of writers, each with two numbers",
-    lambda value: (
-        isinstance(value, tuple)
-        and all(
-            isinstance(part, tuple)
-            and len(part) == 3
-            and is_writer_name(str(part[0]))
-            and all(map(_COUNT.fits, part[1:]))
-            for parts in value
-            for part in parts
-        )
-    ),
+    lambda value: isinstance(value, tuple) and all(_is_part(part) for parts in value for part in parts),
     tuples,
 )
 _REFUSED: Final = Kind(

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import Head, ProducerState
+from lazyshard.format.state import BlendShare
 from lazyshard.inspection.survey import Census, Survey, Writer
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
@@ -55,6 +56,13 @@ class ConsumerOutlook:
     supply: Supply
     starving_in_s: float | None  # when it has to wait at these rates: 0 if it does now, None also if never
     remainder: Remainder | None = None  # what is left of the published rows, if it has trained all whole steps
+
+    @property
+    def blend(self) -> list[tuple[BlendShare, float | None]]:
+        """The streams of its blend, each with its share of all samples trained; None if none was trained."""
+        shares = () if self.consumer.cursor is None else self.consumer.cursor.blend
+        whole = sum(one.consumed for one in shares)
+        return [(one, one.consumed / whole if whole else None) for one in shares]
 
 
 WriterState = Literal[State, "refused", "unknown"]

@@ -155,12 +155,11 @@ def _kind_of(value: Any, *, inner: bool = False) -> str:
 
 
 class RefusedRow(NamedTuple):
-    """A refused row: its source, its line there from 1, the reason, and its beginning (None if it is not text)."""
+    """A refused row: its source, its line there from 1, and the reason."""
 
     source: str
     line: int
     reason: str
-    row: str | None
 
 
 @dataclass(slots=True)
@@ -232,12 +231,12 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
 def _decode(line: bytes) -> RefusedRow | None:
     try:
         entry: Any = loads(line)
-        source, number, reason, row = (entry.get(name) for name in ("source", "line", "reason", "row"))
+        source, number, reason = (entry.get(name) for name in ("source", "line", "reason"))
     except (ValueError, AttributeError):
         return None
     if not isinstance(source, str) or not isinstance(reason, str) or type(number) is not int:
         return None
-    return RefusedRow(source, number, reason, row[:160] if isinstance(row, str) else None)
+    return RefusedRow(source, number, reason)
 
 
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:

@@ -25,7 +25,7 @@ from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, R
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
-from lazyshard.store.files import UrlPath, is_there, read_record
+from lazyshard.store.files import UrlPath, find_record, is_there
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
@@ -134,7 +134,7 @@ def _survey_writers(
         return (), None
     folder, writers = directory / WRITERS, list[Writer]()
     # First: pieces that are published meanwhile are not in the stream yet.
-    told = tolerate(lambda: _decoded(folder / Committed.NAME, Committed.decode), problems)
+    told = tolerate(lambda: find_record(folder / Committed.NAME, Committed.decode), problems)
     taken: Mapping[str, Any] = {} if told is None else told.taken
     refused: Mapping[str, str] = {} if told is None else told.refused
     if census.ended:
@@ -143,7 +143,7 @@ def _survey_writers(
             taken = read_position(directory).taken
     names = {*taken, *(manifest.writers if isinstance(manifest.writers, tuple) else ()), *writer_names(directory)}
     for name in sorted(names):
-        head = tolerate(partial(_decoded, folder / name / HEAD, Head.decode), problems)
+        head = tolerate(partial(find_record, folder / name / HEAD, Head.decode), problems)
         gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
         writers.append(Writer(name, head, taken.get(name, [0])[0], refused.get(name, ""), gone, ended))
     return tuple(writers), told
@@ -181,7 +181,7 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     retired = min(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0, head.chunks)
     if head.ended:
         # Readers use the head; the producer, and readers if the head is lost, need a valid end.
-        tolerate(lambda: _decoded(directory / END, End.decode), problems)
+        tolerate(lambda: find_record(directory / END, End.decode), problems)
     return Census(native, manifest, head, head.chunks, head.samples, head.ended, retired, files_of)
 
 
@@ -197,7 +197,7 @@ def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
 
 
 def _read_head(path: Path, manifest: Manifest | None) -> Head | None:
-    head, size = _decoded(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
+    head, size = find_record(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
     if head is None or not size or listing.are_whole(head.chunks, head.samples, head.ended, size):
         return head
     what = f"{path}: expected {head.chunks} chunks of {size} samples, found {head.samples} samples in all"
@@ -209,16 +209,8 @@ def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
     # Without a manifest it is unknown to which stream the mark belongs; its value is still the best guess.
-    mark = _decoded(directory / records.RETIRED, Retired.decode)
+    mark = find_record(directory / records.RETIRED, Retired.decode)
     return 0 if mark is None else mark.chunks_before
-
-
-def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
-    """Returns the content of a file that is replaced from time to time, None if there is none."""
-    try:
-        return read_record(path, decode)
-    except FileNotFoundError:
-        return None
 
 
 def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical: Names, problems: list[str]) -> Census:
@@ -245,7 +237,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
     if gap is not None:
         problems.append(f"chunk {gap} lacks its data or its marker, so it and all later chunks do not count")
     if native:
-        end = tolerate(lambda: _decoded(directory / END, End.decode), problems)
+        end = tolerate(lambda: find_record(directory / END, End.decode), problems)
     if end is not None:
         chunks, samples = end.chunks, end.samples
     elif native and manifest is not None:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
-from lazyshard.format.records import CURSORS, is_stream_id
+from lazyshard.format.records import CURSORS, STREAM_ID
 from lazyshard.format.state import BLEND, KIND, BlendState, Cursor, RunState, SequenceState, cursor_name
 from lazyshard.memory import loads
 from lazyshard.part import Part
@@ -180,7 +180,8 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     # The last step of an epoch may have fewer draws: then the number of the other steps is unknown.
     each = -(-draws // step) if step else 0
     part = Part(dp, max(1, batch_size), draws, draws_per_step=each if draws == step * each else 0)
-    return RunState(stream if is_stream_id(stream) else None, unit, unit, window * unit, seed, None, (part,), consumed)
+    known = stream if STREAM_ID.fits(stream) else None
+    return RunState(known, unit, unit, window * unit, seed, None, (part,), consumed)
 
 
 def _refused(

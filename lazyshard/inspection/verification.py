@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch
 from lazyshard.format import records
@@ -128,14 +128,11 @@ def verify(
         raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
     pieces = 0
     if shared is not None:
-        of_writer = partial(_verify_pieces, quick=quick, jobs=jobs, clock=clock, grace_s=grace_s)
-        findings, pieces = check_writers(directory, shared, positions.taken, of_writer)
+        again = partial(verify, quick=quick, jobs=jobs, clock=clock, grace_s=grace_s)
+        of_writer = positions.taken, lambda folder, first: again(folder, first_chunk=first)
+        findings, pieces = check_writers(directory, shared, *of_writer)
         files.findings += [*positions.findings, *findings]
     return _judge(files, verdicts, per_chunk, quick, pieces)
-
-
-def _verify_pieces(folder: Path, first: int, **settings: Any) -> Verified:
-    return verify(folder, first_chunk=first, **settings)
 
 
 def _judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.records import MANIFEST, Manifest, seal_name
@@ -16,6 +16,7 @@ from lazyshard.stream.members import writer_names
 if TYPE_CHECKING:
     from lazyshard.inspection.verification import Verified
 
+Taken: TypeAlias = Mapping[str, tuple[int, int]]  # by writer: rows in the stream, and the last chunk with some
 _OWN: Final = "use another writer's name, and remove this folder"
 
 
@@ -29,7 +30,7 @@ class SealedPositions:
 
     def __init__(self) -> None:
         self.findings: list[Fault] = []
-        self.taken: Mapping[str, tuple[int, int]] | None = {}
+        self.taken: Taken | None = {}
         self._next = 0
 
     def add(self, chunk: int, position: Sequenced | None, samples: int | None) -> None:
@@ -45,9 +46,7 @@ class SealedPositions:
             self.findings.append(Fault("position", seal_name(chunk), *told, chunk=chunk))
 
 
-def _compare(
-    chunk: int, position: Sequenced, samples: int | None, before: Mapping[str, tuple[int, int]] | None
-) -> Iterator[tuple[str, str]]:
+def _compare(chunk: int, position: Sequenced, samples: int | None, before: Taken | None) -> Iterator[tuple[str, str]]:
     """Yields what was expected and what was found, where a position does not continue the one before."""
     counted = sum(one.count for one in position.rows)
     if samples is not None and counted != samples:
@@ -66,10 +65,7 @@ def _compare(
 
 
 def check_writers(
-    directory: Path,
-    manifest: Manifest,
-    taken: Mapping[str, tuple[int, int]] | None,
-    verify: Callable[[Path, int], Verified],
+    directory: Path, manifest: Manifest, taken: Taken | None, verify: Callable[[Path, int], Verified]
 ) -> tuple[list[Fault], int]:
     """Checks pieces that are not in the stream, by `verify` of a folder from one on; returns findings and pieces."""
     findings, waiting = list[Fault](), 0

@@ -331,9 +331,8 @@ def tokens_of(sample: Any) -> dict[str, Int64Array]:
     if fields.get(LABELS) is not None:
         found[LABELS] = _numbers(LABELS, fields[LABELS], -MOST_ID - 1, "a label")
         if len(found[LABELS]) != len(found[INPUT_IDS]):
-            raise ValueError(
-                f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected equal numbers"
-            )
+            counts = f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels"
+            raise ValueError(f"{counts}, expected equal numbers")
     return found
 
 

@@ -60,7 +60,12 @@ def start_writing_back(fd: int, offset: int, size: int) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Waits until the names in a directory are on the device."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(directory, os.O_DIRECTORY)
+
+
+def sync_file(path: str | Path, flags: int = os.O_NOFOLLOW) -> None:
+    """Waits until the bytes of a file are on the device; it is opened with `flags`."""
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         sync(fd)
     finally:
@@ -168,11 +173,7 @@ def link(source: Path, target: Path) -> bool:
 def copy(source: Path, target: Path) -> None:
     """Copies a file durably to a name that is free; the system moves the bytes."""
     shutil.copyfile(source, target, follow_symlinks=False)
-    fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
+    sync_file(target)
 
 
 def open_own(path: Path, flags: int = os.O_CREAT) -> int:

@@ -273,6 +273,13 @@ def read_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T:
     return decode(read_file(path), str(path))
 
 
+def find_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
+    """As `read_record`; returns None if there is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_record(path, decode)
+    return None
+
+
 def read_given_file(path: Path, most: int = MAX_PLAIN_BYTES) -> bytes:
     """Reads a small file named by the user, following any link; otherwise as `read_file`."""
     return again_if_stale(lambda: _read(_open(path, links=True), most))

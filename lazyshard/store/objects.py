@@ -111,7 +111,7 @@ class ObjectStore:
         return self.request(name, "reading", call)
 
     def get_tagged(self, name: str) -> tuple[bytes, str]:
-        """Returns an object's bytes, and a tag of this version for `put_matching`."""
+        """Returns an object's bytes, and a tag of this version for `swap`."""
         return self.request(name, "reading", self._get_tagged)
 
     def _get_tagged(self, fs: Any, path: str) -> tuple[bytes, str]:
@@ -185,12 +185,11 @@ class ObjectStore:
         """
         return bool(self.swap(name, data, None))
 
-    def put_matching(self, name: str, data: bytes, tag: str) -> bool:
-        """Puts an object in place of the version with a tag of `get_tagged`; otherwise as `put_new`."""
-        return bool(self.swap(name, data, tag))
-
     def swap(self, name: str, data: bytes, tag: str | None) -> str:
-        """As `put_matching`, or as `put_new` if the tag is None; returns the tag of what was put, "" if refused."""
+        """Puts an object in place of the version with a tag of `get_tagged`; as `put_new` if the tag is None.
+
+        Returns the tag of what was put, "" if it was refused.
+        """
         if tag is None:
             return self._put(name, data, lambda fs, path: not fs.exists(path), IfNoneMatch="*")
         return self._put(name, data, lambda fs, path: _tag(bytes(fs.cat_file(path))) == tag, IfMatch=tag)

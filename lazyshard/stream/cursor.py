@@ -31,7 +31,7 @@ from lazyshard.format import state as names
 from lazyshard.format.records import CURSORS
 from lazyshard.format.state import Cursor, CursorToken, ReadingHint, check_consumer, cursor_name, reading_name
 from lazyshard.store.durable import remove, rename, sync_directory, write_new
-from lazyshard.store.files import UrlPath, cache_folder, check_folder, list_names, read_file, read_record, stream_path
+from lazyshard.store.files import UrlPath, cache_folder, check_folder, find_record, list_names, read_file, stream_path
 from lazyshard.stream.listing import names_in, read_manifest
 
 _TRIES: Final = 5  # each try notices a cursor that another run has written since
@@ -74,10 +74,7 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
         ValueError: the name is not valid for a consumer.
     """
     path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
-    try:
-        return read_record(path, lambda data, file: Cursor.decode(data, consumer, file))
-    except FileNotFoundError:
-        return None
+    return find_record(path, lambda data, file: Cursor.decode(data, consumer, file))
 
 
 class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
@@ -202,10 +199,10 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
             try:
                 found, tag = store.get_tagged(key)
             except FileNotFoundError:
-                done = store.put_new(key, data)
+                done = store.swap(key, data, None)
             else:
                 self._judge(partial(Cursor.decode, found, self.consumer, str(target)))
-                done = store.put_matching(key, data, tag)
+                done = store.swap(key, data, tag)
             if done:
                 return
         what = f"{target}: another program replaced it at each of {_TRIES} tries to write it; find out which"
@@ -416,8 +413,7 @@ def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingHin
     Compare its `stream_id` with the stream that is in the directory now.
     """
     path = stream_path(directory) / CURSORS / reading_name(consumer)
-    try:
+    with contextlib.suppress(OSError, FormatInvalid):
         check_folder(path.parent)
         return ReadingHint.decode(read_file(path), consumer, str(path))
-    except (OSError, FormatInvalid):
-        return None
+    return None

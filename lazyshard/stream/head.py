@@ -143,10 +143,9 @@ def process_ended(head: Head | Committed) -> bool:
 
 def _place() -> str:
     boot = this_boot().strip()
-    try:
+    with contextlib.suppress(OSError):
         return boot and f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
+    return ""
 
 
 def _started(pid: int) -> str | None:
@@ -190,22 +189,17 @@ def expected_wait(samples: int, published: Published) -> float | None:
 
 
 def describe_producer(
-    published: Published,
-    samples: int,
-    now: float,
-    gone: bool = False,
-    open_rows: bool | None = None,
-    name: str = "producer",
+    seen: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None, name: str = "producer"
 ) -> str:
     """Describes what the producer is doing, and when to expect `samples`; `gone`: its process does not exist."""
-    gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
-    if published.short is not None:
-        gap += f"; the newest chunk holds only {published.short:,} rows, so it counts only once stream.end exists"
-    if (head := published.head) is None:
-        chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks:,} chunks are"
+    gap = "" if seen.gap is None else f"; chunk {seen.gap} lacks its data or its marker"
+    if seen.short is not None:
+        gap += f"; the newest chunk holds only {seen.short:,} rows, so it counts only once stream.end exists"
+    if (head := seen.head) is None:
+        chunks = "1 chunk is" if seen.chunks == 1 else f"{seen.chunks:,} chunks are"
         return f"{chunks} complete, nothing is known about the producer{gap}"
-    age = heartbeat_age(published, now) or 0.0
-    expected = expected_wait(samples, published)
+    age = heartbeat_age(seen, now) or 0.0
+    expected = expected_wait(samples, seen)
     # The rate is as old as the last heartbeat, so the time since then counts.
     left = None if expected is None else expected - age
     soon = left is not None and left < 1
@@ -232,7 +226,7 @@ def describe_producer(
     if age > 60 and head.state in ("running", "waiting") and not gone:
         doing += ", it may be dead"
     who = f"the {name} (pid {head.pid} on {printable(head.host)})"
-    return f"{published.samples:,} samples are published, {who} {doing}{gap}"
+    return f"{seen.samples:,} samples are published, {who} {doing}{gap}"
 
 
 def is_silent(head: Head, now: float) -> bool:

@@ -27,7 +27,7 @@ from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMism
 from lazyshard.format import records
 from lazyshard.format.records import MANIFEST, RETIRED, TEMPORARY, Head, Manifest, Retired, check_samples_per_chunk
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
-from lazyshard.store.files import UrlPath, check_folder, list_names, read_record, unreadable
+from lazyshard.store.files import UrlPath, check_folder, find_record, list_names, read_record, unreadable
 
 
 class Published(NamedTuple):
@@ -203,8 +203,8 @@ def sort_names(listed: Iterable[str], directory: Path | str) -> Listing:
             kind[chunk] = name
         elif (number := records.parse_arrays_name(name)) is not None:
             found.arrays[number] = name
-        elif (number := records.parse_tokens_name(name)) is not None:
-            found.tokens.append((number, name))
+        elif (tokens := records.TOKENS.fullmatch(name)) is not None:
+            found.tokens.append((int(tokens[1]), name))
     return found
 
 
@@ -214,9 +214,7 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
     Costs one failed open if nothing was ever deleted. Without `stream_id` the manifest is read. Raises FileInvalid,
     VersionUnsupported, OSError if a file cannot be used or read.
     """
-    try:
-        mark = read_record(directory / RETIRED, Retired.decode)
-    except FileNotFoundError:
+    if (mark := find_record(directory / RETIRED, Retired.decode)) is None:
         return 0
     if stream_id is None and (manifest := read_manifest(directory, None)) is not None:
         stream_id = manifest.stream_id

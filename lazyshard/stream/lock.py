@@ -30,7 +30,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import filelock
 
@@ -40,7 +40,7 @@ from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, OWNER, TEMPORARY
 from lazyshard.format.seal import Seal
 from lazyshard.format.writers import WRITERS
 from lazyshard.store.durable import clear_folder, publish_bytes, publish_new_bytes, remove, rename, sync_directory
-from lazyshard.store.files import check_folder, list_names, read_file, read_record, read_seal
+from lazyshard.store.files import check_folder, find_record, list_names, read_file, read_record, read_seal
 from lazyshard.stream import listing as listings
 from lazyshard.stream.chunk import open_sealed
 from lazyshard.stream.head import Announcer
@@ -56,29 +56,30 @@ _UNSEEN: Final = "another producer has created a stream here that is not visible
 _log = logging.getLogger("lazyshard")
 
 
+class Wanted(NamedTuple):
+    """What a writer expects of its stream, or creates it with. An existing stream must have been created like this."""
+
+    samples_per_chunk: int | None  # needed for a new stream
+    arrays: bool = False
+    encoding: Encoding | None = None
+    shared: bool = False  # whether the stream has several writers
+
+
 def open_for_writing(
-    directory: Path,
-    samples_per_chunk: int | None,
-    clock: Callable[[], float],
-    arrays: bool,
-    encoding: Encoding | None,
-    *,
-    stream_id: str | None = None,
-    shared: bool = False,
+    directory: Path, wanted: Wanted, clock: Callable[[], float], stream_id: str | None = None
 ) -> tuple[records.Manifest, WriterLock, Announcer, Published, Any]:
     """Opens a stream for writing, creates it if needed, and notifies the readers. Raises as `ChunkWriter` does.
 
     Also returns what is published, and the position after that.
     """
     # Refuses what can be refused before anything is created and before another producer is fenced.
-    find_manifest(directory, samples_per_chunk, arrays, encoding, shared=shared)
+    find_manifest(directory, wanted)
     directory.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(directory, clock())
     try:
-        manifest = find_manifest(directory, samples_per_chunk, arrays, encoding, shared=shared)
+        manifest = find_manifest(directory, wanted)
         if manifest is None:
-            assert samples_per_chunk is not None
-            manifest = records.Manifest(stream_id or uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
+            manifest = new_manifest(wanted, clock(), stream_id)
             try:
                 create_stream(directory, manifest, lock.path(MANIFEST))
             except FileExistsError as cause:
@@ -111,14 +112,16 @@ def open_for_writing(
         raise
 
 
-def find_manifest(
-    directory: Path,
-    samples_per_chunk: int | None,
-    arrays: bool = False,
-    encoding: Encoding | None = None,
-    *,
-    shared: bool = False,
-) -> records.Manifest | None:
+def new_manifest(
+    wanted: Wanted, now: float, stream_id: str | None = None, writers: records.Declared | None = None
+) -> records.Manifest:
+    """Returns the manifest of a stream to be created, with a random identity if none is given."""
+    size, arrays, encoding, _ = wanted
+    assert size is not None
+    return records.Manifest(stream_id or uuid.uuid4().hex, size, now, arrays, encoding, writers)
+
+
+def find_manifest(directory: Path, wanted: Wanted) -> records.Manifest | None:
     """Returns a stream's manifest, None if there is none yet and it can be created. Changes nothing.
 
     Raises:
@@ -126,19 +129,18 @@ def find_manifest(
         StreamInvalid: the directory holds chunks of another program, or a manifest that is not visible yet.
         ValueError: samples_per_chunk is invalid, or missing for a new stream.
     """
-    manifest = read_manifest(directory, samples_per_chunk)
+    manifest = read_manifest(directory, wanted.samples_per_chunk)
     # Another producer has created it since, or a network filesystem has cached it as missing.
-    unseen = manifest is None and not _is_new(directory, samples_per_chunk)
-    if unseen and (manifest := read_manifest(directory, samples_per_chunk)) is None:
+    unseen = manifest is None and not _is_new(directory, wanted.samples_per_chunk)
+    if unseen and (manifest := read_manifest(directory, wanted.samples_per_chunk)) is None:
         raise invalid(directory, _UNSEEN)
     if manifest is not None:
-        _check_same(directory, manifest, arrays, encoding, shared)
+        _check_same(directory, manifest, wanted)
     return manifest
 
 
-def _check_same(
-    directory: Path, manifest: records.Manifest, arrays: bool, encoding: Encoding | None, shared: bool
-) -> None:
+def _check_same(directory: Path, manifest: records.Manifest, wanted: Wanted) -> None:
+    _, arrays, encoding, shared = wanted
     was, what, way = manifest.encoding, "", "continue with the original encoding"
     expected, actual = map(_named, (encoding, was))
     if was is not None and encoding is not None and (found := records.differences(was, encoding)):
@@ -206,9 +208,7 @@ def recover(directory: Path, manifest: records.Manifest, lock: WriterLock) -> tu
         if (short := size - last.samples) < 0:
             what = f"chunk {last.chunk} holds {last.samples} samples, the stream has {size} per chunk"
             raise invalid(directory, what, last.chunk)
-    samples, end = sealed * size - short, None
-    with contextlib.suppress(FileNotFoundError):
-        end = read_record(directory / END, records.End.decode)
+    samples, end = sealed * size - short, find_record(directory / END, records.End.decode)
     if end is not None and (end.chunks, end.samples) != (sealed, samples):
         what = f"{END} says {end.chunks} chunks with {end.samples} samples, the seals say {sealed} with {samples}"
         raise invalid(directory, what)
@@ -435,9 +435,8 @@ class WriterLock:
     def _read(self) -> records.Owner | None:
         # An owner file that a power cut has emptied counts as none: the lock of this machine keeps a second producer
         # out here, and the next producer writes a new one.
-        try:
+        with contextlib.suppress(FileNotFoundError, FileInvalid):
             # Each publish checks twice whether the file is still ours; this spares the decoding.
             ours = read_file(self._path) == self._written
             return self._owner if ours else read_record(self._path, records.Owner.decode)
-        except (FileNotFoundError, FileInvalid):
-            return None
+        return None

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
@@ -298,9 +298,10 @@ class PieceFile(NamedTuple):
             durable.copy(self.first, self.path)
 
 
-def publish_chunks(
-    directory: Path, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], now: float, lock: WriterLock
-) -> None:
+Filled: TypeAlias = tuple[OpenChunk | LinkedChunk, Any]  # a chunk, and the position after it
+
+
+def publish_chunks(directory: Path, chunks: Sequence[Filled], now: float, lock: WriterLock) -> None:
     """Publishes chunks whose rows were all passed on, each with its position. All are published if this returns.
 
     They share the sync of the names of their data. Seals appear in order, each one durable before the next: after a

@@ -31,7 +31,7 @@ import numpy as np
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded
 from lazyshard.format.batch import CheckedArrays, CheckedLines
 from lazyshard.format.records import LOCK, Manifest, chunk_name, seal_name
-from lazyshard.format.seal import SealBytes
+from lazyshard.format.seal import Seal, SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced, WriterRows
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import UrlPath, check_folder, read_file, read_seal
@@ -42,7 +42,6 @@ from lazyshard.stream.members import RETRY_S, SequencedWriter, Told, has_ended, 
 from lazyshard.stream.publishing import SealedPiece
 
 if TYPE_CHECKING:
-    from lazyshard.format.seal import Seal
     from lazyshard.stream.writer import ChunkWriter
 
 BEAT_S: Final = 1.0  # how often `committed.json` shows that the sequencer is alive
@@ -55,19 +54,11 @@ _HOLD_S: Final = 0.2  # a wait for the gate that readers are told of
 _SLICE_BYTES: Final = 1 << 20
 
 
-class Limited(Protocol):
-    """Why the next chunk may not be published yet."""
-
-    @property
-    def reason(self) -> str:
-        """Returns it in words, on one line."""
-
-
 class Gate(Protocol):
     """The limits of a stream, asked by its sequencer with the published chunks and samples."""
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Limited | None:
-        """Returns why the next chunk may not be published yet, None if it may."""
+    def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
+        """Returns why the next chunk may not be published yet, in words on one line; None if it may."""
 
     def fits(self, published_chunks: int, more: int) -> bool:
         """Returns whether so many more chunks may be published together with one that may; changes nothing."""
@@ -100,9 +91,8 @@ class Sequencer:
         self._told = self._beaten = self._listed = 0.0
         if writer.source is not None:
             if (found := Sequenced.read_source(writer.source)) is None:
-                raise invalid(
-                    self.directory, "the newest seal does not say which rows of its writers are in the stream"
-                )
+                what = "the newest seal does not say which rows of its writers are in the stream"
+                raise invalid(self.directory, what)
             for name, (taken, chunk) in found.taken.items():
                 member = self._add(name)
                 member.taken, member.chunk = taken, chunk
@@ -184,8 +174,8 @@ class Sequencer:
 
     def _is_held(self) -> bool:
         if self._gate is not None:
-            held = self._gate.before_chunk(self._writer.published_chunks, self._writer.published_samples)
-            self.hold = "" if held is None else held.reason
+            published = self._writer.published_chunks, self._writer.published_samples
+            self.hold = self._gate.before_chunk(*published) or ""
         if not self.hold:
             self._writer.state = "running"
         return bool(self.hold)
@@ -280,9 +270,8 @@ class Sequencer:
         if requested:
             return True
         wanted = declared if isinstance(declared, int) else len(declared or ())
-        return (
-            bool(wanted) and len(members) >= wanted and all(one.published.ended and not one.trouble for one in members)
-        )
+        complete = all(one.published.ended and not one.trouble for one in members)
+        return complete and 0 < wanted <= len(members)
 
     def _end(self, rests: list[SequencedWriter]) -> None:
         # Before the last chunk, whose seal is published only when the stream ends.
@@ -300,18 +289,8 @@ class Sequencer:
         self._beaten, self._beat = time.monotonic(), self._beat + 1
         taken = {name: list(one) for name, one in self._taken().items()}
         refused = {one.name: one.trouble for one in self.members.values() if one.trouble}
-        told = Committed(
-            self._writer.published_chunks,
-            taken,
-            refused,
-            stopped,
-            self._beat,
-            socket.gethostname() or "unknown",
-            os.getpid(),
-            time.time(),
-            self._process,
-        )
-        self._put_told(told)
+        who = socket.gethostname() or "unknown", os.getpid(), time.time(), self._process
+        self._put_told(Committed(self._writer.published_chunks, taken, refused, stopped, self._beat, *who))
 
     def _put_told(self, told: Committed) -> None:
         target = self.directory / WRITERS / Committed.NAME

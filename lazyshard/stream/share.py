@@ -8,7 +8,6 @@ import os
 import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -16,16 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import filelock
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMismatch, WriterFailed
-from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, Declared, Encoding, End, Head, Manifest
-from lazyshard.format.writers import (
-    WRITERS,
-    check_declared,
-    check_writer_name,
-    piece_stream_id,
-)
+from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, Declared, End, Head, Manifest
+from lazyshard.format.writers import WRITERS, check_declared, check_writer_name, piece_stream_id
 from lazyshard.store.files import UrlPath, check_folder, is_there, read_record
 from lazyshard.stream.listing import invalid
-from lazyshard.stream.lock import create_stream, find_manifest
+from lazyshard.stream.lock import Wanted, create_stream, find_manifest, new_manifest
 from lazyshard.stream.members import RETRY_S, Told, has_ended, read_position, writer_names
 from lazyshard.stream.sequencer import Gate, Sequencer, Sequencing
 
@@ -73,10 +67,8 @@ class Share:
         directory: Path,
         name: str,
         writers: int | Iterable[str] | None,
-        samples_per_chunk: int | None,
+        wanted: Wanted,
         clock: Callable[[], float],
-        arrays: bool,
-        encoding: Encoding | None,
         *,
         open_stream: Callable[[], ChunkWriter],
         gate: Callable[[ChunkWriter], Gate] | None,
@@ -86,7 +78,7 @@ class Share:
         self.directory, self.name = directory, check_writer_name(name)
         self.uploads: Uploads | None = None
         declared = None if writers is None else check_declared(writers)
-        manifest = self._join(declared, samples_per_chunk, clock, arrays, encoding, open_stream)
+        manifest = self._join(declared, wanted._replace(shared=True), clock, open_stream)
         self._declared: Declared = manifest.writers or 0
         self.samples_per_chunk: int = manifest.samples_per_chunk
         self.piece_stream_id = piece_stream_id(manifest.stream_id, name)
@@ -105,17 +97,11 @@ class Share:
         self._pid = os.getpid()
 
     def _join(
-        self,
-        declared: Declared | None,
-        samples_per_chunk: int | None,
-        clock: Callable[[], float],
-        arrays: bool,
-        encoding: Encoding | None,
-        open_stream: Callable[[], ChunkWriter],
+        self, declared: Declared | None, wanted: Wanted, clock: Callable[[], float], open_stream: Callable[[], object]
     ) -> Manifest:
         """Returns the manifest of the shared stream, made if it is not there."""
         try:
-            manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
+            manifest = find_manifest(self.directory, wanted)
         except StreamMismatch as cause:
             fields = {"directory": cause.directory, "expected": cause.expected, "actual": cause.actual}
             raise StreamMismatch(f"writer {self.name!r}: {cause}", **fields) from None
@@ -123,9 +109,8 @@ class Share:
             (self.directory / WRITERS).mkdir(parents=True, exist_ok=True)
         check_folder(self.directory / WRITERS)
         if manifest is None:
-            assert samples_per_chunk is not None
-            self._create(Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding, declared or 0))
-            manifest = find_manifest(self.directory, samples_per_chunk, arrays, encoding, shared=True)
+            self._create(new_manifest(wanted, clock(), writers=declared or 0))
+            manifest = find_manifest(self.directory, wanted)
             if manifest is None:
                 raise invalid(self.directory, "another writer has created a stream that is not visible yet")
         self._check_declared(manifest.writers or 0, declared)
@@ -146,10 +131,8 @@ class Share:
             return
         folder = self.directory / WRITERS
         # Without hard links, the lock alone keeps a manifest from being replaced.
-        with (
-            filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False),
-            contextlib.suppress(FileExistsError),
-        ):
+        lock = filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False)
+        with lock, contextlib.suppress(FileExistsError):
             if not (self.directory / MANIFEST).exists():
                 create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
 

@@ -21,8 +21,8 @@ from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state, failure_note, plain
 from lazyshard.stream.listing import retire
-from lazyshard.stream.lock import open_for_writing
-from lazyshard.stream.publishing import LinkedChunk, OpenChunk, SealedPiece, WriteSteps
+from lazyshard.stream.lock import Wanted, open_for_writing
+from lazyshard.stream.publishing import Filled, LinkedChunk, OpenChunk, SealedPiece, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
@@ -100,45 +100,36 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         gate: Callable[[ChunkWriter], Gate] | None = None,
         pause: Callable[[float, str], object] = lambda seconds, reason: time.sleep(seconds),
     ) -> None:
-        shared = Path(directory)
+        shared, wanted = Path(directory), Wanted(samples_per_chunk, arrays, encoding)
         self._share: Share | None = None
         if writer is not None:
-            made = samples_per_chunk, clock, arrays, encoding
-            open_stream = functools.partial(open_sequenced, shared, *made[1:])
-            self._share = Share(shared, writer, writers, *made, open_stream=open_stream, gate=gate, pause=pause)
+            open_stream = functools.partial(open_sequenced, shared, clock, arrays, encoding)
+            self._share = Share(shared, writer, writers, wanted, clock, open_stream=open_stream, gate=gate, pause=pause)
         elif writers is not None:
             raise ValueError(f"{shared}: writers={writers!r} needs writer=NAME, the name of this one")
-        self._open(shared, samples_per_chunk, clock, overlap, arrays, encoding, shared=False)
+        self._open(shared, wanted, clock, overlap)
 
-    def _open(
-        self,
-        directory: Path,
-        samples_per_chunk: int | None,
-        clock: Callable[[], float],
-        overlap: bool,
-        arrays: bool,
-        encoding: Encoding | None,
-        shared: bool,
-    ) -> None:
+    def _open(self, directory: Path, wanted: Wanted, clock: Callable[[], float], overlap: bool) -> None:
         self.directory = directory if self._share is None else self._share.folder
         self._pid = os.getpid()
-        if encoding is not None:
-            encoding = check_encoding(encoding)
-            if not arrays:
+        if wanted.encoding is not None:
+            wanted = wanted._replace(encoding=check_encoding(wanted.encoding))
+            if not wanted.arrays:
                 raise ValueError(f"{self.directory}: encoded rows hold arrays; give arrays=True with encoding")
-        stream_id = None if self._share is None else self._share.piece_stream_id
-        samples_per_chunk = samples_per_chunk if self._share is None else self._share.samples_per_chunk
+        stream_id = None
+        if self._share is not None:
+            stream_id = self._share.piece_stream_id
+            wanted = wanted._replace(samples_per_chunk=self._share.samples_per_chunk)
         try:
-            opened = open_for_writing(
-                self.directory, samples_per_chunk, clock, arrays, encoding, stream_id=stream_id, shared=shared
-            )
+            opened = open_for_writing(self.directory, wanted, clock, stream_id)
         except StreamEnded as ended:
             if self._share is not None:
                 # Its process may have been killed before its last pieces were numbered, and before the stream's end.
                 self._share.complete(ended.samples or 0)
             raise
         manifest, self._lock, self._announcer, found, self.source = opened
-        self.arrays, self.stream_id, self.samples_per_chunk = arrays, manifest.stream_id, manifest.samples_per_chunk
+        self.stream_id, self.arrays = manifest.stream_id, manifest.arrays
+        self.samples_per_chunk = manifest.samples_per_chunk
         self.full_chunks = self.published_chunks = found.chunks
         self.published_samples = self.samples = found.samples
         self._row_source = self.source  # the position after the last row
@@ -237,10 +228,8 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         """
         self._check_open()
         assert not len(self._chunk)
-        chunks = [
-            (LinkedChunk(number, self._lock.path, piece), piece.source)
-            for number, piece in enumerate(pieces, self.full_chunks)
-        ]
+        numbered = enumerate(pieces, self.full_chunks)
+        chunks = [(LinkedChunk(number, self._lock.path, piece), piece.source) for number, piece in numbered]
         self._row_source = pieces[-1].source
         self.samples += sum(len(chunk) for chunk, _ in chunks)
         try:
@@ -371,7 +360,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         if len(self._chunk) == self.samples_per_chunk:
             self._publish([(self._chunk, self._row_source)])
 
-    def _publish(self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], *, last: bool = False) -> None:
+    def _publish(self, chunks: Sequence[Filled], *, last: bool = False) -> None:
         for file in self._chunk.files:
             file.pass_on()
         # Waits for the previous chunk: at most one may be in progress.
@@ -382,9 +371,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._begin_chunk()
         self._publishing = self._steps.do(step)
 
-    def _publish_chunks(
-        self, chunks: Sequence[tuple[OpenChunk | LinkedChunk, Any]], full_at: float, last: bool
-    ) -> None:
+    def _publish_chunks(self, chunks: Sequence[Filled], full_at: float, last: bool) -> None:
         if self._share is not None:
             self._share.make_room(self.published_samples, self._tell_alive)
         try:
@@ -493,7 +480,7 @@ def open_sequenced(directory: Path, clock: Callable[[], float], arrays: bool, en
     """Returns the writer of a stream of several writers, for their sequencer. Raises as `ChunkWriter`."""
     writer = ChunkWriter.__new__(ChunkWriter)
     writer._share = None
-    writer._open(directory, None, clock, False, arrays, encoding, shared=True)
+    writer._open(directory, Wanted(None, arrays, encoding, shared=True), clock, overlap=False)
     return writer
 
 
@@ -501,7 +488,7 @@ def open_share(share: Share, *, overlap: bool, arrays: bool, encoding: Encoding 
     """Returns a named writer by its share in a stream. Arguments and errors are those of `ChunkWriter`."""
     writer = ChunkWriter.__new__(ChunkWriter)
     writer._share = share
-    writer._open(share.folder, None, time.time, overlap, arrays, encoding, shared=False)
+    writer._open(share.folder, Wanted(None, arrays, encoding), time.time, overlap)
     return writer
 
 

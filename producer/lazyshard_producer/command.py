@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import typer
@@ -310,17 +309,13 @@ def _sequenced(stream: str, quiet: bool, stop: Stop, work: Callable[[Path, Displ
 
 
 def _offer(
-    command: Callable[..., int],
-    codes: Mapping[int, str] = MappingProxyType({}),
-    options: Iterable[Option] = (),
-    **settings: Any,
+    command: Callable[..., int], codes: Mapping[int, str] | None = None, options: Iterable[Option] = (), **settings: Any
 ) -> None:
     """Registers a command with typer, which then returns a callable; `options` are those of a run that it has."""
-    text, end = help_of(command, codes)
+    text, end = help_of(command, codes or {})
     later: Callable[..., Any] = functools.update_wrapper(functools.partial(functools.partial, command), command)
-    app.command(command.__name__[1:], help=text, epilog=end, **settings)(
-        with_options(later, options) if options else later
-    )
+    run = with_options(later, options) if options else later
+    app.command(command.__name__[1:], help=text, epilog=end, **settings)(run)
 
 
 _offer(_run, errors.CODES, BY_NAME.values(), context_settings={"allow_extra_args": True})

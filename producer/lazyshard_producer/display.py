@@ -349,7 +349,6 @@ class Metrics:
         text = "Time from a chunk's last row to its durable seal"
         seals = core.HistogramMetricFamily("lazyshard_producer_seal_seconds", text, labels=[*self._writer])
         bounds = [*map(str, _SEAL_BUCKETS), "+Inf"]
-        seals.add_metric(
-            [*self._writer.values()], list(zip(bounds, accumulate(self._seals), strict=True)), self._seal_s
-        )
+        buckets = list(zip(bounds, accumulate(self._seals), strict=True))
+        seals.add_metric([*self._writer.values()], buckets, self._seal_s)
         yield seals

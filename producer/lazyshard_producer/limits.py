@@ -30,6 +30,7 @@ from typing import Final, Literal, NamedTuple
 from lazyshard.cli import output
 from lazyshard.format.records import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
+from lazyshard.simulation import retry_s
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds
 from lazyshard.stream.listing import read_manifest, read_retired, retire
@@ -40,7 +41,6 @@ SILENT_S: Final = 600.0  # a consumer silent for this long may be dead; used onl
 LOOK_S: Final = 0.5  # interval between reads of the consumers' files while publishing, so tiny chunks do not cause many
 HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: the interval at which the run retries
 DELETED_AT_ONCE: Final = 100  # chunks; 0.3 to 0.8 s with 100,000 on a busy disk, during which the run does nothing else
-_RETRY_MIN_S: Final = 0.2
 _NAMED: Final = 3  # consumers named in a message; the others are counted
 
 
@@ -403,11 +403,6 @@ class Holdback:
             self._trouble[what] = str(error)
             if before != str(error):
                 self.warn(f"{self.shelf.name}: {what}: {error}")
-
-
-def retry_s(held_s: float) -> float:
-    """Returns the seconds until the next retry: a tenth of the time the chunk has been held, from 0.2 to 2."""
-    return min(2.0, max(_RETRY_MIN_S, held_s / 10))
 
 
 def _are(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import stat
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX, MAGIC, data_path
+from lazyshard.errors import StreamInvalid
 from lazyshard.format.records import Encoding, parse_chunk_name
 from lazyshard.store.files import is_url, stream_path
+from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.following.directory import FollowedDirectory
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
@@ -134,6 +138,27 @@ def check_sources(settings: Settings) -> None:
             if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
                 given = f"a file of {directory.path}"
                 raise refuse_source(path, "every source once", given, ", which is given too")
+
+
+def check_out(out: str) -> None:
+    """Checks that `out` is a directory or can become one."""
+    problem = long = ""
+    try:
+        if not stat.S_ISDIR(os.stat(out).st_mode):
+            problem = "expected a directory or a new name, found a file"
+    except FileNotFoundError:
+        problem = "expected a directory, found a dangling link" if os.path.islink(out) else ""
+        # The filesystem reports this only once the parent directories exist, that is after some were made.
+        long = next((part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES), "")
+    except OSError as cause:
+        if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+            raise
+        problem = f"cannot be a directory: {cause.strerror}"
+        long = out if cause.errno == errno.ENAMETOOLONG else ""
+    if long:
+        raise SettingInvalid(f"--out: a name of {len(long)} characters is too long: {long[:40]}...", option="--out")
+    if problem:
+        raise StreamInvalid(f"{out}: {problem}", directory=out)
 
 
 def check_not_own(settings: Settings) -> None:

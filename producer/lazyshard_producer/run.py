@@ -6,11 +6,9 @@ A stream that has ended is recognised without taking its lock, and is changed on
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import os
 import resource
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -25,13 +23,12 @@ from lazyshard.format.records import END, HEAD, MANIFEST, TEMPORARY, End, Head
 from lazyshard.format.row import check_row
 from lazyshard.store.files import is_there, is_url, read_file, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.listing import list_kept, read_manifest
-from lazyshard.stream.lock import find_manifest
+from lazyshard.stream.listing import Published, list_kept, read_manifest
+from lazyshard.stream.lock import Wanted, find_manifest
 from lazyshard.stream.members import read_position
 from lazyshard.stream.share import Share
 from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer import open_sequenced, open_share
-from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
@@ -39,7 +36,7 @@ from lazyshard_producer.following.directory import list_unread
 from lazyshard_producer.following.journal import DIRECTORY, KIND
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
-from lazyshard_producer.opening import check_not_own, check_sources, open_source, source_kind, source_size
+from lazyshard_producer.opening import check_not_own, check_out, check_sources, open_source, source_kind, source_size
 from lazyshard_producer.position import PACKED_SIZE, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import Pipeline, changes, describe
@@ -63,27 +60,6 @@ def keep_freed_memory() -> None:
     Freeing a block that was obtained by mmap raises the mmap and trim thresholds: mallopt(3), M_MMAP_THRESHOLD.
     """
     bytes(16 << 20)  # several times what a batch of rows takes while it is read, checked and written
-
-
-def _check_out(out: str) -> None:
-    """Checks that `out` is a directory or can become one."""
-    problem = long = ""
-    try:
-        if not stat.S_ISDIR(os.stat(out).st_mode):
-            problem = "expected a directory or a new name, found a file"
-    except FileNotFoundError:
-        problem = "expected a directory, found a dangling link" if os.path.islink(out) else ""
-        # The filesystem reports this only once the parent directories exist, that is after some were made.
-        long = next((part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES), "")
-    except OSError as cause:
-        if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
-            raise
-        problem = f"cannot be a directory: {cause.strerror}"
-        long = out if cause.errno == errno.ENAMETOOLONG else ""
-    if long:
-        raise SettingInvalid(f"--out: a name of {len(long)} characters is too long: {long[:40]}...", option="--out")
-    if problem:
-        raise errors.StreamInvalid(f"{out}: {problem}", directory=out)
 
 
 def find_end(out: str, samples_per_chunk: int | None) -> End | None:
@@ -209,7 +185,7 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
     with _named(settings.out):
         keep_freed_memory()
         if not is_url(settings.out):
-            _check_out(settings.out)
+            check_out(settings.out)
         check_not_own(settings)
         remote, share = is_url(settings.out), None
         gate = None if settings.writer is None else SharedLimits(settings.limits, display.warn)
@@ -282,7 +258,7 @@ def _check_ended(settings: Settings, end: End, warn: _Tell, stop: Stop | None = 
     # A source that no longer exists cannot say what its rows are.
     with contextlib.suppress(SourceRefused):
         form = form_of(settings)
-        find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
+        find_manifest(Path(settings.out), Wanted(settings.samples_per_chunk, form.arrays, form.encoding))
     earlier = "the stream was ended by an earlier release; rows added to its sources since then are not detected"
     if (source := end.source) is None:
         try:
@@ -373,13 +349,13 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
     `settings.out` may be in an object store; see `as_directory`.
     """
     size, there = settings.samples_per_chunk, replace(settings, out=directory, spool=None)
-    _check_out(directory)
+    check_out(directory)
     check_not_own(settings)
     notes: list[str] = []
     end = find_end(there.place, size)
     if end is None:
         form, shared = form_of(settings), settings.writer is not None
-        find_manifest(Path(directory), size, form.arrays, form.encoding, shared=shared)
+        find_manifest(Path(directory), Wanted(size, form.arrays, form.encoding, shared))
     else:
         _check_ended(replace(there, out=there.place), end, notes.append)
     there_is_one = os.path.isdir(there.place) or settings.writer is None
@@ -401,12 +377,7 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
         told = _told((option for option in OPTIONS if option.table == table), settings)
         yield _field(table or "run", "; ".join(told) or "defaults")
     if end is None and rows:
-        yield from _first_rows(
-            replace(there, out=there.place),
-            published.chunks if published else 0,
-            published.samples if published else 0,
-            rows,
-        )
+        yield from _first_rows(replace(there, out=there.place), published or Published(0, 0, False), rows)
 
 
 def _told(options: Iterable[Option], settings: Settings | SourceSettings) -> list[str]:
@@ -425,11 +396,12 @@ def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
         yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"
 
 
-def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Iterator[str]:
+def _first_rows(settings: Settings, published: Published, rows: int) -> Iterator[str]:
     """Yields the next `rows` rows that a run would publish, refused rows included. Creates nothing."""
     if any(source_kind(source) == "stdin" for source in settings.sources):
         yield _field("next", "not read: rows read from standard input or a pipe would be lost")
         return
+    chunks = published.chunks
     committed = (read_seal(Path(settings.out), chunks - 1).source or {}) if chunks else None
     found: list[tuple[RowOrigin, bytes, str | None]] = []
 
@@ -437,7 +409,7 @@ def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Ite
         found.append((place, line or b"", error.reason or str(error)))
 
     plain, refusals = replace(settings, workers=0), Refusals("skip", None, None, 0, tell=refuse)
-    pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
+    pipeline = Pipeline(plain, committed, samples=published.samples, warn=lambda text: None, refusals=refusals)
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.closing(pipeline):
         while len(found) < rows and (batch := pipeline.read()) is not None:

@@ -10,6 +10,7 @@ This module imports nothing slow, because the handlers are installed before the 
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -41,6 +42,11 @@ class Stop:
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 
     __exit__ = release
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps, and returns whether the run is to stop."""
+        time.sleep(seconds)
+        return self.requested is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from lazyshard.store.files import UrlPath, is_there, read_record, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
 from lazyshard.stream.listing import read_manifest
+from lazyshard.stream.lock import Wanted
 from lazyshard.stream.members import RETRY_S, read_committed, read_position, writer_names
 from lazyshard.stream.sequencer import Sequencer, Sequencing
 from lazyshard.stream.share import Share
@@ -26,7 +28,7 @@ from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display import Display
 from lazyshard_producer.errors import count, one_line
-from lazyshard_producer.limits import Hold, Holdback, Shelf
+from lazyshard_producer.limits import Holdback, Shelf
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.shipping import open_sequenced as open_stored
 from lazyshard_producer.shipping.sequenced import StoreSequencer, StoreWriter
@@ -51,7 +53,7 @@ class SharedLimits:
         self._writer, self._holdback = writer, self._make(writer)
         return self
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
+    def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
         """As `Holdback.before_chunk`."""
         if self._holdback.limits is not self.limits:
             self._holdback = self._make(self._writer)
@@ -61,7 +63,7 @@ class SharedLimits:
             # This wait may never end without the user.
             self._warn(held.reason)
         self._alarmed = alarm
-        return held
+        return held and held.reason
 
     def fits(self, published_chunks: int, more: int) -> bool:
         """As `Holdback.fits`."""
@@ -82,21 +84,10 @@ def share_in_store(settings: Settings, gate: SharedLimits, pause: Callable[[floa
     directory, name = stream_path(settings.out), settings.writer or ""
     assert isinstance(directory, UrlPath)
     form = form_of(settings)
-    given = settings.writers, settings.samples_per_chunk, time.time, form.arrays, form.encoding
-    return Share(
-        directory,
-        name,
-        *given,
-        open_stream=partial(open_stored, directory, _PATIENCE_S, _sleep),
-        gate=gate,
-        pause=pause,
-        sequencer=StoreSequencer,
-    )
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+    wanted = Wanted(settings.samples_per_chunk, form.arrays, form.encoding)
+    given = settings.writers, wanted, time.time
+    open_stream = partial(open_stored, directory, _PATIENCE_S, threading.Event().wait)
+    return Share(directory, name, *given, open_stream=open_stream, gate=gate, pause=pause, sequencer=StoreSequencer)
 
 
 def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> bool:
@@ -130,12 +121,7 @@ def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> b
 def _open(directory: Path, stop: Stop) -> ChunkWriter:
     manifest = _manifest(directory)
     if isinstance(directory, UrlPath):
-
-        def pause(seconds: float) -> bool:
-            time.sleep(seconds)
-            return stop.requested is not None
-
-        return open_stored(directory, _COMMAND_PATIENCE_S, pause)
+        return open_stored(directory, _COMMAND_PATIENCE_S, stop.sleep)
     return open_sequenced(directory, time.time, manifest.arrays, manifest.encoding)
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from lazyshard import simulation
 from lazyshard.cli.simulate import run_lines
 from lazyshard.data import commits
-from lazyshard_producer import limits as holdback
 from lazyshard_producer import loop
 from lazyshard_producer.configuration.settings import parse_amount
 from lazyshard_producer.limits import ahead_in_chunks
@@ -166,8 +165,6 @@ def test_rules_are_those_of_the_producer_and_the_readers() -> None:
         setting = replace(SMALL, max_ahead=text)
         expected = ahead_in_chunks(parse_amount(text), setting.samples_per_chunk, setting.chunk_bytes)
         assert setting.ahead_chunks == expected
-    for held in (0.0, 5.0, 1e6):
-        assert simulation.retry_s(held) == holdback.retry_s(held)
     assert simulation.BURST_S == loop.BURST_S
     assert simulation.HINT_S == commits.PAUSE_S
 

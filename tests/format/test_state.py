@@ -161,5 +161,3 @@ def test_shares_of_a_blend_are_those_of_what_comes_next() -> None:
         part = BlendPartState(1, 1, 0, tuple(range(count)), ((0, (1,) * count, 0),), ((0, 0),) * count)
         shares = blend_shares(BlendState(names, (run(0),) * count, (part,), 0), dict(zip(names, names, strict=True)))
         assert len(shares) == (count if count == most else 0)
-    assert cursors.given_shares([BlendShare("a", 0.5, 3), BlendShare("b", 0.5, 1)]) == [0.75, 0.25]
-    assert cursors.given_shares([BlendShare("a", 1.0, 0)]) == [None]

@@ -13,7 +13,6 @@ from lazyshard.stream import ChunkWriter
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.cli import main
-from lazyshard_producer.limits import Hold
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import assert_one_line, ids, rows, run_arguments
@@ -30,8 +29,8 @@ class Closable(Gate):
     def __call__(self, writer: ChunkWriter) -> Gate:
         return self
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
-        return Hold("closed by the test") if self.closed else None
+    def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
+        return "closed by the test" if self.closed else None
 
     def fits(self, published_chunks: int, more: int) -> bool:
         return not self.closed

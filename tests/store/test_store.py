@@ -51,9 +51,9 @@ def test_a_condition_decides_who_comes_first(store: ObjectStore) -> None:
     assert not store.put_new("a", b"2")
     data, tag = store.get_tagged("a")
     assert data == b"1"
-    assert store.put_matching("a", b"3", tag)
-    assert not store.put_matching("a", b"4", tag)
-    assert not store.put_matching("none", b"5", tag)
+    assert store.swap("a", b"3", tag)
+    assert not store.swap("a", b"4", tag)
+    assert not store.swap("none", b"5", tag)
     assert store.get("a") == b"3"
     assert not store.exists("none")
 

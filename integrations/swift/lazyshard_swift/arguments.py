@@ -232,11 +232,8 @@ def _of_values(given: _Given) -> _Problems:
         yield "sharded_lazy_max_wait", f"must be a number of seconds above 0, got {wait}"
     if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
         yield "sharded_lazy_max_wait", f"{wait:g} must end {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
-    if given("sharded_lazy_on_end") not in get_args(OnEnd):
-        yield (
-            "sharded_lazy_on_end",
-            f"must be one of {', '.join(get_args(OnEnd))}, got {given('sharded_lazy_on_end')!r}",
-        )
+    if (on_end := given("sharded_lazy_on_end")) not in get_args(OnEnd):
+        yield "sharded_lazy_on_end", f"must be one of {', '.join(get_args(OnEnd))}, got {on_end!r}"
     checks: dict[str, Callable[[Any], object]] = {"consumer": check_consumer, "skip": parse_skips, "unit": parse_unit}
     checks |= {"encode_cache_size": lambda size: EncodeCache(directory, size), "on_bad_sample": BadRows}
     checks |= dict.fromkeys(("shuffle_distance", "samples_per_chunk"), lambda count: check_field("it", count, 1))

@@ -25,7 +25,7 @@ from lazyshard.format.records import in_file, parse_object, read, take
 from lazyshard.format.state import BLEND, BlendState, RunState
 from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, Part, integer, or_null, tuples
 from lazyshard.plan.deal import window_positions
-from lazyshard.store.durable import publish_bytes, remove, sync_directory
+from lazyshard.store.durable import publish_bytes, remove, sync_directory, sync_file
 from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard_swift.errors import PositionInvalid, not_resumed
@@ -266,11 +266,7 @@ def _make_durable(folder: Path) -> None:
     """Syncs all files in a checkpoint's folder that this machine wrote."""
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         if path.is_file() and not path.is_symlink():
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_file(path, os.O_NONBLOCK | os.O_NOFOLLOW)
     sync_directory(folder)
     sync_directory(folder.parent)
 
@@ -278,10 +274,9 @@ def _make_durable(folder: Path) -> None:
 def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
     """Reads the position in a checkpoint's folder; None if there is none."""
     file = Path(checkpoint) / NAME
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return parse(read_given_file(file), str(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return None
 
 
 def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:

@@ -134,12 +134,11 @@ def all_arrive(key: str) -> bool:
     """Returns whether every rank calls this with this key within some seconds; no collective, which might hang."""
     if not checkpoints.several():
         return True
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
         store = dist.distributed_c10d._get_default_store()
         return _all_arrive(store, f"lazyshard/{key}", dist.get_world_size(), _ARRIVAL_S)
-    except (AttributeError, RuntimeError, ValueError):
-        # The process that holds the store has ended, or there is none.
-        return False
+    # The process that holds the store has ended, or there is none.
+    return False
 
 
 def _all_arrive(store: Any, key: str, ranks: int, timeout_s: float) -> bool:

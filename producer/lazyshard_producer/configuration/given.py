@@ -8,6 +8,7 @@ misspelt limit must not mean no limit.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import inspect
@@ -89,10 +90,9 @@ def expand_path(path: str) -> list[str]:
 
 def is_pipe(path: str) -> bool:
     """Whether a path is standard input or an existing named pipe."""
-    try:
+    with contextlib.suppress(OSError):
         return path == "-" or Path(path).is_fifo()
-    except OSError:
-        return False
+    return False
 
 
 def parse_blend(data: bytes) -> list[FoundSource]:
@@ -132,10 +132,9 @@ def _words(data: bytes) -> list[str]:
 
 
 def _number(word: str) -> float | None:
-    try:
+    with contextlib.suppress(ValueError):
         return float(word)
-    except ValueError:
-        return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,8 @@ class _FollowedFile:
         self.finished = False  # read to its end
         self.at_end = False  # the last read reached the present end
         self.diverged = False  # differs from what an earlier run has read here; the present contents are read
-        self.size, self.unchanged_since = (
-            state.seen,
-            now,
-        )  # at the last scan, and the first (monotonic) time of that size
+        # at the last scan, and the first (monotonic) time of that size
+        self.size, self.unchanged_since = state.seen, now
         self._path, self._max_row_bytes = path, max_row_bytes
 
 

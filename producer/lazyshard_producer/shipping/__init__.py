@@ -12,7 +12,6 @@ import importlib.util
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -48,11 +47,7 @@ def open_shelf(
     root = Path(settings.spool or state / "lazyshard" / "spool")
     kept = f"Published chunks that are not uploaded yet are kept in {root}; the same command continues with them"
 
-    def pause(seconds: float) -> bool:
-        time.sleep(seconds)
-        return stop.requested is not None
-
-    store = _open_store(settings.place, settings.store_patience_s, kept, pause)
+    store = _open_store(settings.place, settings.store_patience_s, kept, stop.sleep)
     found = read_stream(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
         with _copied(store, found, ended=True) as folder:

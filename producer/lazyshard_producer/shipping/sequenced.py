@@ -25,19 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded
+from lazyshard.format import records
 from lazyshard.format.batch import CheckedLines
-from lazyshard.format.records import (
-    END,
-    HEAD,
-    MANIFEST,
-    End,
-    Manifest,
-    ProducerState,
-    arrays_name,
-    chunk_name,
-    parse_chunk_name,
-    seal_name,
-)
+from lazyshard.format.records import END, HEAD, MANIFEST, End, Manifest, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Intent, Sequenced, WriterRows, is_writer_name
 from lazyshard.store.files import UrlPath, read_file, read_record
@@ -99,7 +89,7 @@ class StoreWriter:
         self.listed: dict[str, int] = {}
         self.alive: Callable[[], None] = lambda: None
         self.failed = self._closed = False
-        self.state: ProducerState = "running"
+        self.state: records.ProducerState = "running"
         self._chosen = list[_Chosen]()
         self._rest: ChunkWriter | None = None  # the chunk of remainders that is being filled
         before, tag = store.find_owner()
@@ -148,7 +138,7 @@ class StoreWriter:
             self._rest.close(end=False)
             self._choose_rest(self._rest)
 
-    def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
+    def heartbeat(self, state: records.ProducerState | None = None, note: str = "") -> None:
         """Puts the head."""
         self.state = state or self.state
         self._tell(self.state, note)
@@ -254,7 +244,7 @@ class StoreWriter:
             if (there.chunks, there.samples) != (end.chunks, end.samples):
                 raise self.store.invalid(END, "another program has ended this stream with other contents")
 
-    def _tell(self, state: ProducerState, note: str = "") -> None:
+    def _tell(self, state: records.ProducerState, note: str = "") -> None:
         samples = self.published_samples
         self._announcer.tell(self.full_chunks, samples, samples, state, note)
         self.put_record(HEAD, self._head.read_bytes())
@@ -288,7 +278,7 @@ class StoredWriter(SequencedWriter):
             end = read_record(self.folder / END, End.decode)
             self.published = Published(end.chunks, end.samples, True)
         else:
-            parsed = (parse_chunk_name(name) for name in self.listed)
+            parsed = (records.parse_chunk_name(name) for name in self.listed)
             chunks = 1 + max((one[0] for one in parsed if one is not None and one[1]), default=-1)
             self.published = Published(chunks, chunks * self._size, False)
         self._check_published()

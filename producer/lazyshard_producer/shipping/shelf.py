@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format import records
-from lazyshard.format.records import RETIRED, Retired
+from lazyshard.format.records import RETIRED, Retired, arrays_name, chunk_name, seal_name
 from lazyshard.inspection.survey import chunk_files
 from lazyshard.stream.cursor import list_consumers
 from lazyshard_producer.limits import Shelf, Stock
@@ -72,7 +71,7 @@ class StoreShelf(Shelf):
         """Raises the watermark, if it is below: the chunks before it may be deleted."""
         if chunks_before > self._marked and self._manifest is not None:
             self.store.replace(RETIRED, Retired(self._manifest.stream_id, chunks_before, time.time()).encode())
-            kinds = (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + self._manifest.arrays]
+            kinds = (seal_name, chunk_name, arrays_name)[: 2 + self._manifest.arrays]
             self._leftovers += [name_of(chunk) for chunk in range(self._marked, chunks_before) for name_of in kinds]
             self._marked = chunks_before
 

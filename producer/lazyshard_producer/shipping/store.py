@@ -105,7 +105,7 @@ class StreamStore(ObjectStore):
             if found == data:
                 return None
             self.check_owner()
-            if self.put_new(name, data) if tag is None else self.put_matching(name, data, tag):
+            if self.swap(name, data, tag):
                 return found
         raise self.invalid(name, "another process keeps overwriting this object; find it and stop it")
 
@@ -118,10 +118,9 @@ class StreamStore(ObjectStore):
 
     def take(self, owner: records.Owner, tag: str | None) -> None:
         """Takes over the stream, if the owner object still has this tag. Raises ProducerFenced if it does not."""
-        self.owner, data = owner, owner.encode()
-        taken = self.put_new(OWNER, data) if tag is None else self.put_matching(OWNER, data, tag)
+        self.owner = owner
         # A request whose response was lost may have succeeded.
-        if not taken or not self.conditional:
+        if not self.swap(OWNER, owner.encode(), tag) or not self.conditional:
             self.check_owner()
 
     def check_owner(self) -> None:
@@ -305,7 +304,6 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    except FileNotFoundError:
-        return []
+    return []

@@ -182,10 +182,9 @@ def open_regular(
 
 def file_size(path: str) -> int:
     """Returns a file's size in bytes, 0 if unknown: for display only."""
-    try:
+    with contextlib.suppress(OSError):
         return os.stat(path).st_size
-    except OSError:
-        return 0
+    return 0
 
 
 def read_at(fd: int, path: str, count: int, offset: int) -> bytes:

@@ -82,7 +82,7 @@ class Producing:  # The producer. `run`: the run, as one over this stream alone.
 
     def _produce(self, alone_at: int) -> int:
         holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
-        holdback._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
+        holdback.retry_s = lambda held_s: min(2.0, max(_OFTEN_S, held_s / 10))  # type: ignore[attr-defined]
         count_calls(self._board, PRODUCER + self._number, alone_at)
         command = ["run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"]
         command += ["--samples-per-chunk", str(self._run.per_chunk), "--retain", self._run.retain]

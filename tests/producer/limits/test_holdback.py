@@ -10,10 +10,11 @@ import pytest
 from lazyshard.errors import ProducerFenced
 from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.state import Cursor, ReadingHint
+from lazyshard.simulation import retry_s
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.cursor import forget_consumer, write_reading
 from lazyshard_producer.configuration.settings import Amount, Limits
-from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock, retry_s
+from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock
 
 SAMPLES_PER_CHUNK = 2
 

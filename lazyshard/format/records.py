@@ -392,6 +392,11 @@ class _Counted(SmallFile):
         if self.samples < self.chunks:
             raise refused("samples", f"at least one for each of {self.chunks} chunks", self.samples)
 
+    def is_whole(self, size: int, *, ended: bool) -> bool:
+        """Whether its chunks of `size` samples hold its samples; the last may hold fewer if the stream has ended."""
+        short = self.chunks * size - self.samples
+        return 0 <= short < size and (ended or not short)
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class End(_Counted):

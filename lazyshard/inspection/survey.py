@@ -198,7 +198,7 @@ def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
 
 def _read_head(path: Path, manifest: Manifest | None) -> Head | None:
     head, size = find_record(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
-    if head is None or not size or listing.are_whole(head.chunks, head.samples, head.ended, size):
+    if head is None or not size or head.is_whole(size, ended=head.ended):
         return head
     what = f"{path}: expected {head.chunks} chunks of {size} samples, found {head.samples} samples in all"
     expected, actual = str(head.chunks * size), str(head.samples)

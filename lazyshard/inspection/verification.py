@@ -38,7 +38,7 @@ from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity,
 from lazyshard.inspection.verification_writers import SealedPositions, check_writers
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
-from lazyshard.stream.listing import are_whole, read_manifest, stream_missing, stream_unsealed
+from lazyshard.stream.listing import read_manifest, stream_missing, stream_unsealed
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.waiting import Parent
 
@@ -202,7 +202,7 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
             yield leftover("head-missing", HEAD, "the head", "no such file, so readers list the directory", _START)
         return
     says = f"{_chunks(head.chunks)} with {_rows(head.samples)}"
-    if per_chunk and not are_whole(head.chunks, head.samples, head.ended, per_chunk):
+    if per_chunk and not head.is_whole(per_chunk, ended=head.ended):
         yield Fault("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
     elif end is not None:
         expected = f"{_chunks(end.chunks)} with {_rows(end.samples)}, as in {END}"

@@ -41,12 +41,6 @@ class Published(NamedTuple):
     short: int | None = None  # rows of a foreign stream's newest chunk, which counts only once the stream has ended
 
 
-def are_whole(chunks: int, samples: int, ended: bool, size: int) -> bool:
-    """Returns whether `chunks` chunks of `size` samples hold `samples`; the last may hold fewer if the stream ended."""
-    short = chunks * size - samples
-    return 0 <= short < size and (ended or not short)
-
-
 def invalid(directory: Path | str, what: str, chunk: int | None = None) -> StreamInvalid:
     """Returns the error for a directory whose files contradict each other."""
     return StreamInvalid(f"{directory}: {what}", directory=str(directory), chunk=chunk)

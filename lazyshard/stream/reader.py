@@ -17,7 +17,7 @@ from lazyshard.format.seal import DealtByCost
 from lazyshard.store.files import UrlPath, check_place, stream_path
 from lazyshard.stream import head as heads
 from lazyshard.stream.chunk import Chunk, OpenChunks
-from lazyshard.stream.listing import Published, are_whole, has_unpublished_rows, invalid, path_hint
+from lazyshard.stream.listing import Published, has_unpublished_rows, invalid, path_hint
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker
 
@@ -262,7 +262,7 @@ class StreamReader:
         """Uses the `head.json` that another process has read, unless it is invalid or older than what was seen."""
         with contextlib.suppress(FormatInvalid):
             head = Head.decode(data)
-            whole = are_whole(head.chunks, head.samples, head.ended, self.samples_per_chunk)
+            whole = head.is_whole(self.samples_per_chunk, ended=head.ended)
             if whole and head.samples >= self.seen.samples and head.ended >= self.seen.ended:
                 self.seen = Published(head.chunks, head.samples, head.ended, head)
                 return True

@@ -23,7 +23,7 @@ from lazyshard.store.durable import refused
 from lazyshard.store.files import UrlPath, again_if_stale, is_there, read_record, read_seal
 from lazyshard.stream import listing
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
-from lazyshard.stream.listing import Published, are_whole, invalid, names_in, read_manifest, sort_names
+from lazyshard.stream.listing import Published, invalid, names_in, read_manifest, sort_names
 
 if TYPE_CHECKING:
     from lazyshard.store.mirror import Mirror
@@ -289,15 +289,16 @@ class NativeStream:
             head = read_record(self.directory / HEAD, Head.decode)
         except (FileNotFoundError, FileInvalid):
             return self._listed()
-        return self._checked(HEAD, Published(head.chunks, head.samples, head.ended, head))
+        self._check(head, ended=head.ended)
+        return Published(head.chunks, head.samples, head.ended, head)
 
-    def _checked(self, name: str, found: Published) -> Published:
-        if not are_whole(found.chunks, found.samples, found.ended, size := self.samples_per_chunk):
+    def _check(self, found: Head | End, *, ended: bool) -> None:
+        if not found.is_whole(size := self.samples_per_chunk, ended=ended):
             self.check_identity()
-            what = f"{self.directory / name}: expected {found.chunks} chunks of {size} samples, found {found.samples}"
-            fields = {"file": str(self.directory / name), "field": "samples", "expected": str(found.chunks * size)}
-            raise FileInvalid(f"{what}; start the producer again, or restore it", **fields, actual=str(found.samples))
-        return found
+            file, expected, actual = self.directory / found.NAME, str(found.chunks * size), str(found.samples)
+            what = f"{file}: expected {found.chunks} chunks of {size} samples, found {actual}"
+            fields = {"file": str(file), "field": "samples", "expected": expected, "actual": actual}
+            raise FileInvalid(f"{what}; start the producer again, or restore it", **fields)
 
     def _listed(self) -> Published:
         found = listing.list_kept(self.directory, self.stream_id)
@@ -306,7 +307,8 @@ class NativeStream:
         except FileNotFoundError:
             chunks, gap, size = found.complete, found.gap, self.samples_per_chunk
         else:
-            return self._checked(END, Published(end.chunks, end.samples, True))
+            self._check(end, ended=True)
+            return Published(end.chunks, end.samples, True)
         if chunks > found.first:
             # The last seal may be of a partial chunk whose stream.end does not exist yet.
             try:

@@ -1,7 +1,5 @@
 """What holds for every test: no busy machine and no ignored signal fails one, and what takes longest begins first."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -16,6 +14,8 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests import tiers
+from tests.harness.disks import fast_folder
+from tests.harness.processes.nursery import Nursery
 
 sys.dont_write_bytecode = False  # Compiled files are kept, else every child that imports torch or ms-swift compiles
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -137,3 +137,17 @@ def _scale(tests: set[Any], quick: bool) -> None:
         elif quick:
             own = settings(own, max_examples=min(own.max_examples, max(QUICK_EXAMPLES, own.max_examples // 4)))
         test._hypothesis_internal_use_settings = own
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A folder that costs no writes to a disk, where there is one."""
+    with fast_folder(tmp_path) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def forks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A process that has loaded what the file names as `LOADED` and no other tests: its forks cost milliseconds."""
+    with Nursery(tmp_path_factory.mktemp("forks"), *request.module.LOADED) as found:
+        yield found

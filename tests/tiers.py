@@ -10,8 +10,6 @@ where the tests of a file take more than `QUICK_S` on average, or as many times 
 file belongs to the full tier. In the full tier trainings run beside them, so times tell nothing there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import defaultdict

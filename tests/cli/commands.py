@@ -2,48 +2,39 @@
 
 import contextlib
 import io
+import json
 import os
 import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import pytest
 
+from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
+from lazyshard.format.records import Head, Manifest
+from lazyshard.format.state import Cursor, ReadingHint, RunState
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import Census, DiskUse, Survey, chunk_files
+from lazyshard.part import Part
+from lazyshard.stream import write_cursor
+from lazyshard.stream.cursor import Consumer
+from tests.harness.processes.environment import environment, run_command
 from tests.stream.streams import forked
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 DEADLINE_S: Final = 60.0
 
 CHUNKS: Final = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')
 
 
-def environment() -> dict[str, str]:
-    # The plain terminal: no colours, no wrapping.
-    return os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OPENBLAS_NUM_THREADS": "1",
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-    }
-
-
 def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    return run_command(sys.executable, *arguments, env=environment())
 
 
 def lazyshard(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -122,3 +113,111 @@ def on_terminal(*arguments: object) -> tuple[int, str]:
     ):
         code = main([str(one) for one in arguments])
     return code, shown.decode()
+
+
+def make_stream(directory: Path, samples: int = 24, *, end: bool = True) -> str:
+    writer = ChunkWriter(directory, 3)
+    for number in range(samples):
+        writer.write({"id": number, "text": f"row {number}"})
+    writer.close(end)
+    return str(json.loads((directory / "stream.json").read_bytes())["stream_id"])
+
+
+def run_of(stream_id: str | None, *parts: Part, **settings: Any) -> RunState:
+    consumed = sum(part.dp * part.draws for part in parts if part.trained)
+    values: dict[str, Any] = {"samples_per_chunk": 3, "unit": 3, "window": 0, "seed": 0, "max_total_samples": None}
+    return RunState(stream_id, parts=parts, consumed=consumed, **(values | settings))
+
+
+def two_ranks(steps: int) -> Part:
+    """A part of two ranks, two samples of each in a step."""
+    return Part(2, 1, 2 * steps, draws_per_step=2)
+
+
+def save(folder: Path, step: int, state: RunState, **values: Any) -> Path:
+    """Writes a checkpoint as ms-swift's is; those saved later are of later steps unless told otherwise."""
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True)
+    content = {"step": step, "consumed": state.consumed, "consumer": "sft", "saved_at": 100.0 + step} | values
+    (checkpoint / "lazyshard.json").write_text(json.dumps(content | {"state": state.to_dict()}))
+    return checkpoint
+
+
+def commit(directory: Path, state: RunState | None, chunks_before: int = 0, **values: Any) -> None:
+    fields: dict[str, Any] = {"consumer": "sft", "consumed": 0 if state is None else state.consumed} | values
+    stream_id = json.loads((directory / "stream.json").read_bytes())["stream_id"]
+    write_cursor(
+        directory,
+        Cursor(stream_id=stream_id, chunks_before=chunks_before, plan={}, updated_at=1.0, state=state, **fields),
+    )
+
+
+def changed(state: RunState, part: int, **fields: Any) -> RunState:
+    parts = list(state.parts)
+    parts[part] = replace(parts[part], **fields)
+    return with_parts(state, parts)
+
+
+def with_parts(state: RunState, parts: Iterable[Part]) -> RunState:
+    parts = tuple(parts)
+    return replace(state, parts=parts, consumed=sum(part.dp * part.draws for part in parts if part.trained))
+
+
+NOW: Final = 1_700_000_000.0
+ID: Final = "0" * 32
+HEAD: Final = Head(1234, 12340, False, "running", 50.0, "node7", 12345, NOW - 2)
+SURVEY: Final = Survey(
+    directory=Path("/data/stream"),
+    looked_at=NOW,
+    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, chunk_files),
+    gone=None,
+    consumers=(),
+    unread_since={},
+    disk=DiskUse(12_340_000, True, 10_000.0, ()),
+    free=2_000_000_000,
+    quarantine=None,
+    problems=(),
+)
+
+
+def consumer(
+    name: str = "sft",
+    consumed: int | None = None,
+    done: int = 0,
+    needs: int | None = None,
+    at: float = NOW - 4,
+    problem: str | None = None,
+) -> Consumer:
+    cursor = None if consumed is None else Cursor(name, ID, consumed, done, {}, at)
+    reading = None if needs is None else ReadingHint(name, ID, 1, 0, needs, at)
+    return Consumer(name, cursor, reading, problem)
+
+
+def told(
+    name: str = "sft",
+    consumed: int = 0,
+    done: int = 0,
+    needs: int = 0,
+    at: float = NOW - 4,
+    ranks: int = 2,
+    window: int = 0,
+) -> Consumer:
+    """A consumer whose cursor tells how the run deals: chunks of 10 samples, `window` of them shuffled together."""
+    rules = {"unit": 10, "window": window * 10, "seed": 0}
+    state = RunState(ID, 10, 10, window * 10, 0, None, (Part(ranks, 1, consumed // ranks),), consumed)
+    cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)
+    span = ranks * (window or 1)
+    return Consumer(name, cursor, ReadingHint(name, ID, ranks, -(-needs // span) - 1, needs, at), None)
+
+
+def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **values: Any) -> Survey:
+    """Returns a look; `census` and `values` are what is otherwise than in `SURVEY`."""
+    ended = head is not None and head.ended
+    return replace(SURVEY, census=replace(SURVEY.census, head=head, ended=ended, **(census or {})), **values)
+
+
+def outlook(*looks: Survey) -> Outlook:
+    memory = Looks()
+    for look in looks[:-1]:
+        memory.add(look)
+    return memory.add(looks[-1])

@@ -12,8 +12,7 @@ import pytest
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.stream.listing import retire
-from tests.cli.commands import lazyshard
-from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
+from tests.cli.commands import changed, commit, lazyshard, make_stream, run_of, save, two_ranks, with_parts
 from tests.stream.damage import edit
 
 THREE = Part(3, 1, 2, first_step=2, draws_per_step=1)  # Two steps of three ranks, after two steps of two

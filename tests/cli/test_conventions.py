@@ -23,9 +23,9 @@ from lazyshard_producer import errors
 from lazyshard_producer.cli import main as produced
 from lazyshard_producer.command import app as producer_app
 from lazyshard_producer.configuration.given import sort_arguments
-from tests.cli.commands import ROOT, as_another_user, environment, lazyshard
-from tests.stream.consuming import cursor
-from tests.stream.streams import needs_root, produce
+from tests.cli.commands import as_another_user, lazyshard
+from tests.harness.processes.environment import ROOT, environment
+from tests.stream.streams import cursor, needs_root, produce
 
 PAGE: Final = ROOT / "docs" / "commands.md"
 
@@ -54,9 +54,7 @@ def examples(command: Any) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_tells_examples_that_the_command_takes_and_exit_codes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_tells_working_examples_and_exit_codes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for checkpoint in ("v1-20251121-101500/checkpoint-1200", "checkpoint-1200"):
         (tmp_path / "out" / checkpoint).mkdir(parents=True)

@@ -14,7 +14,8 @@ import pytest
 
 from lazyshard.cli import doctor, exits
 from lazyshard.cli.doctor import GROUP, Finding
-from tests.cli.commands import ROOT, lazyshard
+from tests.cli.commands import lazyshard
+from tests.harness.processes.environment import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

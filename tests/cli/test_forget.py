@@ -13,9 +13,8 @@ from lazyshard.cli.forget import freed
 from lazyshard.cli.main import main
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.listing import retire
-from tests.cli.commands import lazyshard
-from tests.cli.looks import consumer
-from tests.inspection.surveyed import checkpoint, reads
+from tests.cli.commands import consumer, lazyshard
+from tests.stream.damage import checkpoint, reads
 from tests.stream.streams import produce
 
 TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise

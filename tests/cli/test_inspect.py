@@ -17,8 +17,7 @@ from lazyshard_producer.cli import main as produce
 from tests.cli.commands import lazyshard, on_terminal
 from tests.stream import damage
 from tests.stream.damage import delete, put, stream
-from tests.stream.foreign_seals import seal_rows
-from tests.stream.streams import foreign
+from tests.stream.streams import foreign, seal_rows
 
 MOMENT = "2023-11-14 22:13:20 UTC"
 
@@ -120,7 +119,7 @@ JSON = r"""
 def packed(folder: Path, lengths: list[int], *options: str) -> Path:
     rows = "".join(json.dumps({"id": number, "length": length}) + "\n" for number, length in enumerate(lengths))
     (folder / "rows.jsonl").write_text(rows)
-    asked = ["--samples-per-chunk", "2", "--pack", "10", "--encode", "tests.producer.encoders:counted", *options]
+    asked = ["--samples-per-chunk", "2", "--pack", "10", "--encode", "tests.producer.recipes:counted", *options]
     arguments = ["run", "--source", str(folder / "rows.jsonl"), "--out", str(folder / "s"), *asked, "--no-progress"]
     assert produce(arguments) == 0
     return folder / "s"
@@ -131,9 +130,9 @@ def test_overview_of_packs_tells_of_the_rows_in_them_and_of_their_encoding(tmp_p
     lines = inspect(out)
     assert "  packs              tokens 10, looked at 2, rows 4" in lines
     assert "  source rows        read 5, refused 1, exact yes" in lines
-    assert lines[lines.index("encoded with") + 2] == "  function  tests.producer.encoders:counted"
+    assert lines[lines.index("encoded with") + 2] == "  function  tests.producer.recipes:counted"
     found = values(out)
-    assert found["encoding"] == {"kind": "function", "function": "tests.producer.encoders:counted"}
+    assert found["encoding"] == {"kind": "function", "function": "tests.producer.recipes:counted"}
     assert found["packs"] == {"tokens": 10, "looked_at": 2, "rows": 4}
     assert found["source_rows"] == {"read": 5, "refused": 1, "exact": True}
 

@@ -10,8 +10,7 @@ import pytest
 
 from lazyshard.part import Part
 from lazyshard.stream.listing import retire
-from tests.cli.commands import fill, lazyshard
-from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
+from tests.cli.commands import commit, fill, lazyshard, make_stream, run_of, save, two_ranks
 from tests.conversion.test_exporting import ids
 from tests.conversion.test_exporting import stream as tokens
 from tests.stream.damage import delete, flip, put, stream

@@ -9,13 +9,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.cli.status import status_lines, status_values
+from lazyshard.cli.watch_page import render
+from lazyshard.cli.watch_server import MAX_LABELS, LastLook, watch_values
+from lazyshard.errors import StreamEnded
+from lazyshard.format.records import Head, Manifest
+from lazyshard.format.seal import producer_source
+from lazyshard.format.writers import Committed, EndRequest
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import Writer, take_survey
+from lazyshard.store.durable import publish_bytes
+from lazyshard.store.files import read_seal
 from lazyshard.stream.listing import retire
-from tests.cli.commands import environment, lazyshard, terminal
-from tests.inspection.surveyed import checkpoint, edit_head, reads
-from tests.stream.streams import produce, wait_until
+from lazyshard.stream.share import Share
+from tests.cli.commands import ID, NOW, lazyshard, outlook, survey, terminal
+from tests.cli.test_watch_metrics import page, samples
+from tests.harness.processes.environment import environment
+from tests.stream.damage import checkpoint, cut, edit_head, reads
+from tests.stream.streams import owners, produce, raised, sequence, wait_until, write_pieces
 
 TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
 
@@ -151,3 +170,205 @@ def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None
     assert text.rstrip().endswith(b"\x1b[?25h")
     lines = re.sub(rb"\x1b\[[0-9?]*[a-zA-Z]", b"", text).split(b"\n")
     assert max(len(line.strip()) for line in lines) <= 60 + len(str(tmp_path))
+
+
+SEQUENCER = Committed(1234, {}, {}, False, 7, "node7", 12345, NOW - 1)
+
+
+def head(rows: int, **values: Any) -> Head:
+    return replace(Head(rows // 10, rows, False, "running", 5.0, "node8", 77, NOW - 2), **values)
+
+
+def shared(*writers: Writer, declared: int = 0, sequencer: Committed | None = SEQUENCER) -> Outlook:
+    census = {"manifest": Manifest(ID, 10, NOW, writers=declared)}
+    return outlook(survey(writers=writers, sequencer=sequencer, sequencer_gone=False, census=census))
+
+
+def paragraph(found: Outlook) -> list[str]:
+    lines = status_lines(found, watching=False)
+    first = next(number for number, line in enumerate(lines) if line.startswith("writers"))
+    return lines[first : lines.index("", first)]
+
+
+FEW = (
+    Writer("a", head(120), 100),
+    Writer("b", head(40, state="waiting", rate=2.0, note="of --rate"), 40),
+    Writer("c", head(45, state="finished", ended=True, rate=0.0), 45),
+    Writer("d", head(70, updated_at=NOW - 90), 70),
+    Writer("e", head(30), 10, "chunk_00001.jsonl: bad"),
+    Writer("f", None, 0),
+)  # fmt: skip
+
+
+def test_page_and_summary() -> None:
+    found = shared(*FEW, declared=8)
+    assert paragraph(found) == [
+        "writers       6 of 8: 1 dead, 1 unknown, 1 refused, 1 waiting, 1 running, 1",
+        "              finished",
+        "  writer      d: dead, 70 rows; 77 on node8, last sign 1 min 30 s old",
+        "              f: unknown: it has not begun, or its head.json cannot be read",
+        "              e: refused, 30 rows, 2 pieces waiting; 77 on node8, last sign 2 s",
+        "              old; chunk_00001.jsonl: bad",
+        "              b: waiting, 40 rows, 2.0 rows/s; 77 on node8, last sign 2 s old;",
+        "              of --rate",
+        "              a: running, 120 rows, 5.0 rows/s, 2 pieces waiting; 77 on node8,",
+        "              last sign 2 s old",
+        "              c: finished, 45 rows; 77 on node8, last sign 2 s old",
+    ]
+    summary = "writer 'd' is dead; writer 'e' is refused; writer 'f' did not begin, or cannot be read"
+    assert summary in status_values(found)["summary"]
+
+
+def test_values() -> None:
+    values = status_values(shared(*FEW))
+    assert values["sequencer"] == {
+        "host": "node7",
+        "pid": 12345,
+        "process_is_gone": False,
+        "stopped": False,
+        "sign_age_s": 1,
+    }
+    assert [one["state"] for one in values["writers"]] == [
+        "running",
+        "waiting",
+        "finished",
+        "dead",
+        "refused",
+        "unknown",
+    ]
+    assert values["writers"][4] == {
+        **{"name": "e", "state": "refused", "published_samples": 30, "stream_samples": 10, "waiting_pieces": 2},
+        **{"samples_per_s": 5.0, "heartbeat_age_s": 2.0, "host": "node8", "pid": 77},
+        **{"reason": "chunk_00001.jsonl: bad", "left_out_samples": 0},
+    }
+    alone = status_values(outlook(survey()))
+    assert (alone["sequencer"], alone["writers"]) == (None, [])
+    assert not [line for line in status_lines(outlook(survey()), watching=False) if "writer" in line]
+
+
+def test_many_writers_stay_readable() -> None:
+    names = [f"vllm-{number:03d}" for number in range(256)]
+    writers = [Writer(name, head(100, rate=float(1 + number)), 100) for number, name in enumerate(names)]
+    writers[200] = replace(writers[200], head=head(100, state="failed", note="no room"))
+    found = shared(*writers, declared=256)
+    shown = paragraph(found)
+    assert shown[0] == "writers       256 of 256: 1 failed, 255 running"
+    told = [line[14:].split(":")[0] for line in shown[1:] if ": " in line]
+    assert told == ["vllm-200", *names[:7]]
+    assert shown[-1] == "              and 248 more, which --json lists"
+    assert len(status_values(found)["writers"]) == 256
+    assert "writer 'vllm-200' failed" in status_values(found)["summary"]
+    dead = shared(*(replace(one, head=head(100, updated_at=NOW - 99)) for one in writers))
+    assert "writers 'vllm-000', 'vllm-001', 'vllm-002' and 253 more are dead" in status_values(dead)["summary"]
+
+
+def test_metrics() -> None:
+    found = samples(page(shared(*FEW)))
+    assert {
+        name: value for name, value in found.items() if name.startswith("lazyshard_writer") and name[-1] == "e"
+    } == {
+        "lazyshard_writer_published_samples e": 30,
+        "lazyshard_writer_stream_samples e": 10,
+        "lazyshard_writer_waiting_pieces e": 2,
+        "lazyshard_writer_samples_per_second e": 5,
+        "lazyshard_writer_heartbeat_age_seconds e": 2,
+        "lazyshard_writer_trouble e": 1,
+    }
+    troubled = {name[-1] for name, value in found.items() if name.startswith("lazyshard_writer_trouble") and value}
+    assert troubled == set("def")
+    names = {name.split()[0] for name in found if name.startswith("lazyshard_writer")}
+    text = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(names) if f"`{name}{{writer}}`" not in text] == []
+    many = samples(page(shared(*(Writer(f"w{number}", head(10), 10) for number in range(150)))))
+    assert sum(name.startswith("lazyshard_writer_trouble ") for name in many) == MAX_LABELS
+
+
+def test_table_of_the_page() -> None:
+    found = shared(*FEW[:5], Writer("<b>", head(10), 0))
+    values = watch_values(Path("/data/stream"), 2.0, LastLook(found, answered_at=NOW), NOW)
+    text = render("now", values, found, None).decode()
+    table = text[text.index("<h2>Writers</h2>") :]
+    table = table[: table.index("</table>")]
+    assert table.count("<tr>") == 7
+    assert ("&lt;b&gt;" in table, "<b>" in table, "<h3>Sequencer</h3>" in text) == (True, False, True)
+    assert "<h2>Writers</h2>" not in render("now", values | {"status": None}, None, None).decode()
+
+
+def test_a_stream_and_its_files(tmp_path: Path) -> None:
+    stream = tmp_path / "s"
+    write_pieces(stream, "a", 9, 3)
+    write_pieces(stream, "b", 8, end=False)
+    cut(".writers/b/chunk_00001.jsonl.completed", 3)(stream)
+    sequence(stream)
+    found = take_survey(stream, NOW)
+    told = [(one.name, one.head and one.head.samples, one.taken, bool(one.refused)) for one in found.writers]
+    assert told == [("a", 9, 8, False), ("b", 8, 4, True)]
+    assert found.sequencer is not None and found.sequencer.stopped
+    done = lazyshard("status", stream, "--json")
+    assert [one["waiting_pieces"] for one in json.loads(done.stdout)["writers"]] == [1, 1]
+    (stream / ".writers" / "committed.json").write_bytes(b"{}")
+    found = take_survey(stream, NOW)
+    assert (len(found.problems), found.sequencer, len(found.writers)) == (1, None, 2)
+
+
+def test_an_ended_stream_without_some_rows(tmp_path: Path) -> None:
+    stream = tmp_path / "s"
+    write_pieces(stream, "a", 9)
+    write_pieces(stream, "b", 12, end=False)
+    cut(".writers/b/chunk_00001.jsonl.completed", 3)(stream)
+    publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
+    sequence(stream)
+    assert owners(stream)[-1] == ["a-8"]
+    a, b = json.loads(lazyshard("status", stream, "--json").stdout)["writers"]
+    assert [(one["waiting_pieces"], one["left_out_samples"]) for one in (a, b)] == [(0, 0), (0, 8)]
+    lines = status_lines(Looks().add(take_survey(stream, time.time())), watching=False)
+    assert [
+        line for line in lines if line.startswith("  writer      b: refused, 12 rows, 8 rows not part of the stream;")
+    ]
+    assert "2 pieces of writers not part of it" in lazyshard("verify", stream).stdout
+
+
+def test_processes_that_an_ended_stream_refuses_are_not_shown(tmp_path: Path) -> None:
+    write_pieces(stream := tmp_path / "s", "a", 9)
+    heads = [stream / ".writers" / "a" / "head.json", stream / "head.json"]
+    sequence(stream)
+    before = heads[0].read_bytes()
+    with mock.patch.object(Share, "complete"), pytest.raises(StreamEnded):
+        ChunkWriter(stream, writer="a")
+    assert heads[0].read_bytes() == before
+    publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
+    sequence(stream)
+    before = heads[1].read_bytes()
+    for name in ("a", "b"):
+        raised(StreamEnded, ChunkWriter, stream, writer=name)
+    assert heads[1].read_bytes() == before
+    # Its process was killed before it told of the end.
+    heads[1].write_bytes(before.replace(b'"ended":true', b'"ended":false').replace(b"finished", b"running"))
+    raised(StreamEnded, ChunkWriter, stream, writer="a")
+    assert json.loads(heads[1].read_bytes())["ended"]
+
+
+def test_the_process_of_the_sequencer_is_in_one_place(tmp_path: Path) -> None:
+    write_pieces(stream := tmp_path / "s", "a", 9)
+    sequence(stream)
+    committed = stream / ".writers" / "committed.json"
+    told = replace(Committed.decode(committed.read_bytes(), ""), host="node9", pid=99, updated_at=time.time() + 1)
+    committed.write_bytes(told.encode())
+    values = json.loads(lazyshard("status", stream, "--json").stdout)
+    assert [(one["host"], one["pid"]) for one in (values["producer"], values["sequencer"])] == [("node9", 99)] * 2
+    page = lazyshard("status", stream).stdout
+    assert ("\nsequencer     idle\n  process     99 on node9" in page, page.count("99 on node9")) == (True, 1)
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_other_commands(command: str, tmp_path: Path) -> None:
+    for name, rows in (("a", 9), ("b", 10)):
+        write_pieces(stream := tmp_path / "s", name, rows, 2)
+    sequence(stream)
+    done = lazyshard(command, stream, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    values = json.loads(done.stdout)
+    if command == "inspect":
+        # What both have read, although the newest chunk has rows of both
+        assert producer_source(read_seal(stream, len(owners(stream)) - 1).source) is None
+        assert values["source_rows"] == {"read": 19, "refused": 0, "exact": True}

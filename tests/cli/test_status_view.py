@@ -16,7 +16,7 @@ from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, OpenWin
 from lazyshard.inspection.survey import DiskUse, Lines, Survey
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
-from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told
+from tests.cli.commands import HEAD, ID, NOW, consumer, outlook, survey, told
 
 
 def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:

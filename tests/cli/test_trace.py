@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from lazyshard.part import Part
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
-from tests.cli.commands import lazyshard
-from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
-from tests.data.blends import State, Stream, blend, take, write
+from tests.cli.commands import commit, lazyshard, make_stream, run_of, save, two_ranks
+from tests.data.runs import State, Stream, blend, take, write
 from tests.harness.processes.producing import run as produce
-from tests.stream.shared import owners, sequence, write_pieces
+from tests.stream.streams import owners, sequence, write_pieces
 
 Run = tuple[Path, Path]
 
@@ -200,7 +199,7 @@ STAGE = st.tuples(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STAGE, min_size=1, max_size=3), st.sampled_from([0, 2]))
-def test_what_is_told_is_what_was_read(
+def test_what_was_read_is_told(
     streams: Path, tmp_path_factory: pytest.TempPathFactory, stages: Stages, window: int
 ) -> None:
     seen, state = trained(streams, stages, shuffle_window=window)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard.stream.listing import retire
-from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard, on_terminal
+from tests.cli.commands import DEADLINE_S, contents, lazyshard, on_terminal
+from tests.harness.processes.environment import environment
 from tests.stream.damage import delete, each, flip, put, stream
 from tests.stream.streams import foreign
 

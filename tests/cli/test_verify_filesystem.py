@@ -16,9 +16,9 @@ from lazyshard.cli import exits
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.verify_filesystem import SIGHTS, Judged, conclude, judge_sight, judge_storm, judge_whole, measure
 from lazyshard.filesystem.side import Far, Side, content, version_of
-from tests.cli.commands import ROOT, environment
 from tests.harness.disks import SmallDisk
 from tests.harness.network.mounts import CACHED, DEFAULT, Share, why_not
+from tests.harness.processes.environment import ROOT, environment
 from tests.stream.streams import raised
 
 pytestmark = pytest.mark.full
@@ -84,10 +84,6 @@ def fails(*_: object) -> None:
     raise OSError(errno.ENOTSUP, "Not supported")
 
 
-def gives_nothing(*_: object) -> None:
-    """Where another holds the lock."""
-
-
 def links_over(side: Side, source: str, name: str) -> None:
     if not os.path.exists(side._path(name)):
         LINK(side, source, name)
@@ -133,7 +129,7 @@ class Near(Far):
         ("sync", ("rename",), fails, "fsync of a file", "missing"),
         ("sync", ("",), fails, "fsync of a directory", "missing"),
         ("lock", (), fails, "flock between the two", "limit"),
-        ("lock", (), gives_nothing, "flock between the two", "limit"),
+        ("lock", (), lambda *_: None, "flock between the two", "limit"),
         ("link", (), fails, "hard link refuses an existing name", "limit"),
         ("link", (), links_over, "hard link refuses an existing name", "limit"),
     ],

@@ -25,9 +25,9 @@ from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, SharedLooks, Wa
 from lazyshard.errors import StreamMissing
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import Survey, take_survey
-from tests.cli.commands import DEADLINE_S, environment, lazyshard
-from tests.cli.looks import NOW, survey
-from tests.inspection.surveyed import checkpoint, reads
+from tests.cli.commands import DEADLINE_S, NOW, lazyshard, survey
+from tests.harness.processes.environment import environment
+from tests.stream.damage import checkpoint, reads
 from tests.stream.streams import produce, wait_until
 from tests.tiers import full
 

@@ -14,7 +14,7 @@ from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import BlendShare
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display import Metrics
-from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
+from tests.cli.commands import HEAD, NOW, consumer, outlook, survey, told
 from tests.producer.display.test_metrics import scrape
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -32,8 +32,7 @@ from lazyshard.inspection.row_facts import count_refusals
 from lazyshard.inspection.survey import DiskUse, Lines
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer, write_cursor, write_reading
-from tests.cli.commands import contents
-from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
+from tests.cli.commands import HEAD, NOW, consumer, contents, outlook, survey, told
 from tests.stream.streams import foreign, produce
 
 pytestmark = pytest.mark.timeout(300)

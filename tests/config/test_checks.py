@@ -1,7 +1,5 @@
 """The checker of configurations: all mistakes at once, each with its path, line and what is meant."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from lazyshard.lazy import FunctionMissing, named_function
 from tests.stream.streams import raised, refusal_of
 
 GOOD: dict[str, Any] = {"version": 1, "datasets": [{"path": "chat"}]}
-NAMED = "tests.data.step_functions"
+NAMED = "tests.data.workers"
 
 
 def write(folder: Path, text: str) -> Path:

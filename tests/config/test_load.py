@@ -19,7 +19,7 @@ from tests.data.programs import run_program
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import produce, raised, refusal_of
 
-NAMED = "tests.data.step_functions"
+NAMED = "tests.data.workers"
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The programs and files of `docs/pipeline.md`, on two ranks: what they print is what the page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

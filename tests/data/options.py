@@ -1,7 +1,5 @@
 """Options of data sets, written flat in tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Programs of tests and pages, each in a fork of one process that has imported torch, and nothing else of weight."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import runpy

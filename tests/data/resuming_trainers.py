@@ -1,7 +1,5 @@
 """Trains one number with Hugging Face's Trainer or accelerate, in forks of a process that has imported transformers."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from itertools import chain

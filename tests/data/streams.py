@@ -1,7 +1,5 @@
 """Passes over small streams, and what they are to draw, as lists."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final

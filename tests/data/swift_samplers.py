@@ -1,7 +1,5 @@
 """The two sampler modules of the ms-swift that is installed, loaded by path without its gigabytes of dependencies."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import logging

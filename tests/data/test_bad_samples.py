@@ -1,7 +1,5 @@
 """Samples that cannot be read or encoded: replaced by others of their chunk, or raised, and never passed over."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -141,7 +139,7 @@ def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> Non
 
 
 @pytest.mark.parametrize(("row", "byte"), [(b"[1]", 10), (b'{"id":1,}', 17)])
-def test_row_of_a_foreign_directory_that_is_none_is_raised_or_logged_with_its_line(
+def test_foreign_row_that_is_none_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, row: bytes, byte: int
 ) -> None:
     directory = foreign(tmp_path / "s", b'{"id":0}\n\n' + row + b'\n{"id":2}\n', end=True)
@@ -160,9 +158,8 @@ def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, opened: b
         assert dataset[4 if substituted else 5]["id"] == (7 if substituted else 5)
     os.truncate(stream / "chunk_00001.jsonl", 5)
     for index in (7, 4):
-        with pytest.raises(ChunkCorrupt) as caught:
-            dataset[index]
-        assert (caught.value.file, caught.value.row) == (f"{stream}/chunk_00001.jsonl", None)
+        caught = raised(ChunkCorrupt, dataset.__getitem__, index)
+        assert (caught.file, caught.row) == (f"{stream}/chunk_00001.jsonl", None)
     assert dataset.stats().bad_samples == substituted
 
 
@@ -192,8 +189,7 @@ def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int)
     # Raised for sample 2 itself, or for 0, its first substitute.
     for error in (KeyboardInterrupt, SystemExit, MemoryError):
         errors = {2: ValueError(), bad: error()}
-        with pytest.raises(error):
-            open_rank(stream, encode_fn=refusing(*errors, error=errors.__getitem__))[2]
+        raised(error, open_rank(stream, encode_fn=refusing(*errors, error=errors.__getitem__)).__getitem__, 2)
 
 
 @pytest.mark.parametrize("where", ["encode_fn", "steps"])
@@ -209,8 +205,7 @@ def test_want_of_memory_is_no_bad_sample_whatever_it_is_raised_as(stream: Path, 
     for error in errors:
         fail = refusing(2, error={2: error}.__getitem__)
         maker: dict[str, Any] = {where: fail if where == "encode_fn" else Map(fail)}
-        with pytest.raises(MemoryError):
-            open_rank(stream, **maker)[2]
+        raised(MemoryError, open_rank(stream, **maker).__getitem__, 2)
 
 
 def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path) -> None:
@@ -221,9 +216,8 @@ def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream
         dataset = open_rank(stream, encode_fn=encode)
         assert [dataset[i]["id"] for i in range(4)] == [0, 3, 0, 3]
         assert dataset.stats().bad_samples == 2
-        with pytest.raises(BadSample) as caught:
-            open_rank(stream, encode_fn=encode, bad_rows=BadRows("raise"))[6]
-        assert (caught.value.sample, caught.value.chunk, caught.value.row, caught.value.byte) == (6, 1, 2, 18)
+        caught = raised(BadSample, open_rank(stream, encode_fn=encode, bad_rows=BadRows("raise")).__getitem__, 6)
+        assert (caught.sample, caught.chunk, caught.row, caught.byte) == (6, 1, 2, 18)
 
 
 @pytest.mark.parametrize("failing", [0, 2])

@@ -1,7 +1,5 @@
 """Blends: the right stream at each position, each stream in its own order, the same on every rank."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
@@ -16,9 +14,8 @@ from lazyshard.data.index_space import IndexReader
 from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.listing import retire
-from tests.data.blends import Stream, blend, take, write
 from tests.data.options import grouped
-from tests.data.runs import open_rank
+from tests.data.runs import Stream, blend, open_rank, take, write
 from tests.data.test_stream_state import stateful
 from tests.data.workers import PICKLED, ids
 from tests.stream.streams import foreign, raised, refusal_of

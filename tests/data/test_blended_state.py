@@ -1,7 +1,5 @@
 """A run over a blend that is stopped and continued: other ranks, other weights, other streams; nothing twice."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import BlendShare
 from lazyshard.stream import read_cursor
-from tests.data.blends import State, Stream, blend, take, write
+from tests.data.runs import State, Stream, blend, take, write
 from tests.data.workers import ids
 from tests.stream.streams import raised, refusal_of
 
@@ -55,9 +53,7 @@ STAGE = st.tuples(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STAGE, min_size=1, max_size=5), st.sampled_from([0, 1, 3]))
-def test_every_stream_goes_on_where_it_was(
-    streams: Path, stages: list[tuple[int, dict[str, float], int]], window: int
-) -> None:
+def test_every_stream_goes_on(streams: Path, stages: list[tuple[int, dict[str, float], int]], window: int) -> None:
     state: State | None = None
     drawn: list[str] = []
     for dp, weights, positions in stages:

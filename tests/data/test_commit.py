@@ -1,7 +1,5 @@
 """Commits: what the cursor says, which chunks it lets the producer delete, who may write it, and life without them."""
 
-from __future__ import annotations
-
 import errno
 import pickle
 from pathlib import Path
@@ -14,7 +12,7 @@ from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WaitTimeo
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
 from lazyshard.stream.listing import retire
-from tests.data.runs import State, open_rank, open_ranks
+from tests.data.runs import State, chunks_before, open_rank, open_ranks
 from tests.data.workers import PICKLED, first_error, loader
 from tests.stream.streams import produce, raised, raising, refusal_of
 
@@ -25,19 +23,13 @@ def stream(tmp_path: Path) -> Path:
 
 
 def open_run(stream: Path, dp: int = 2, state: State | None = None, **options: Any) -> list[LazyShardedDataset]:
-    return open_ranks(stream, dp, state, **{"consumer": "sft", **options})
-
-
-def chunks_before(stream: Path, consumer: str = "sft") -> int:
-    cursor = read_cursor(stream, consumer)
-    assert cursor is not None
-    return cursor.chunks_before
+    return open_ranks(stream, dp, state, **{"consumer": "run", **options})
 
 
 def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> None:
     dataset = open_run(stream, batch_size=2, shuffle_window=1, seed=3)[0]
     assert dataset.commit(20, last_epoch=True) is True
-    cursor = read_cursor(stream, "sft")
+    cursor = read_cursor(stream, "run")
     assert cursor is not None
     assert (cursor.stream_id, cursor.consumed, cursor.chunks_before) == (dataset.stream_id, 20, 4)
     assert cursor.plan == {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 4, "seed": 3}
@@ -104,7 +96,7 @@ def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Pat
         raised(ValueError, dataset.commit, 15, last_epoch=True)
     other = open_ranks(stream, 2, seed=1)[0].state_dict(8)
     raised(StateMismatch, ranks[0].commit, 16, last_epoch=True, keep=[other])
-    assert read_cursor(stream, "sft") is None
+    assert read_cursor(stream, "run") is None
     assert [dataset.commit(16, last_epoch=True) for dataset in reversed(ranks)] == [False, True]
     assert chunks_before(stream) == 4
 
@@ -115,7 +107,7 @@ def test_a_copy_owns_no_cursor_and_a_full_disk_is_told(stream: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.store.durable.write_all", full)
         for _ in range(2):
-            told = refusal_of(WriterFailed, r"'sft'.*No space left", dataset.commit, 16, last_epoch=True)
+            told = refusal_of(WriterFailed, r"'run'.*No space left", dataset.commit, 16, last_epoch=True)
             assert told.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)
     raised(CursorTaken, pickle.loads(pickle.dumps(dataset)).commit, 24, last_epoch=True)
@@ -130,7 +122,7 @@ def test_workers_commit_nothing(stream: Path) -> None:
         raised(RuntimeError, dataset.commit, len(rows), last_epoch=True)
 
     assert len(list(loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=commit))) == 1
-    assert read_cursor(stream, "sft") is None
+    assert read_cursor(stream, "run") is None
 
 
 @pytest.mark.parametrize(("shuffle_window", "start"), [(0, None), (2, None), (0, PICKLED)])

@@ -1,7 +1,5 @@
 """`LazyShardedDataset` by itself, in one process; and the lengths of what its indices draw."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle
@@ -19,10 +17,10 @@ from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
+from tests.data.programs import run_program
 from tests.data.runs import open_rank, open_ranks
 from tests.data.workers import ids, loader
-from tests.stream.lengths import put_lengths, sealed
-from tests.stream.streams import foreign, produce, raised, refusal_of
+from tests.stream.streams import foreign, produce, put_lengths, raised, refusal_of, sealed
 
 
 def iterate(dataset: Any) -> list[Any]:
@@ -334,11 +332,32 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
         (elsewhere, {"samples_per_chunk": 1}, "another program"),
     ]
     for directory, options, fact in cases:
-        with pytest.raises(LengthUnknown, match=fact):
-            open_rank(directory, **options)["lengths"]
+        refusal_of(LengthUnknown, fact, open_rank(directory, **options).__getitem__, "lengths")
     assert open_rank(live, max_total_samples=3)["lengths"].tolist() == [length(0), length(1), length(2)]
     with pytest.raises(TypeError):
         open_rank(live, max_total_samples=4)["length"]  # type: ignore[index]
     dataset = open_rank(stream_of(tmp_path / "s", 4))
     LazyShardedStream(dataset)
     raised(LengthUnknown, lambda: dataset["lengths"])
+
+
+LATER = ["data.blend_state", "data.blended", "data.commits", "data.encode_cache", "data.iterable", "data.loading"]
+LATER += ["data.sequences", "plan.blend", "store.mirror", "store.objects", "stream.writer"]
+OPTIONAL = {"filelock", "fsspec", "watchdog", *(f"lazyshard.{name}" for name in LATER)}
+
+MOST_MODULES = 85  # Each costs about half a millisecond
+
+
+def modules_after(statement: str, folder: Path) -> set[str]:
+    """What is imported by then in a process that has imported torch."""
+    ended = run_program(f"import sys\n{statement}\nprint(*sys.modules)", folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
+def test_a_data_set_imports_nothing_that_it_may_not_need(tmp_path: Path) -> None:
+    found = {name for name in modules_after("import lazyshard", tmp_path) if name.startswith("lazyshard.")}
+    assert found == {"lazyshard.errors", "lazyshard.lazy"}
+    found = modules_after("import lazyshard; lazyshard.LazyShardedDataset", tmp_path)
+    assert found.isdisjoint(OPTIONAL)
+    assert sum(name.startswith("lazyshard.") for name in found) <= MOST_MODULES

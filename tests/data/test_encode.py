@@ -1,7 +1,5 @@
 """How the encoder is called, what becomes of what it returns, and how that is kept: exactly, types included."""
 
-from __future__ import annotations
-
 import collections
 import enum
 import functools
@@ -36,10 +34,6 @@ def named(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
     return {"options": {"return_length": return_length}}
 
 
-def positional_only(row: dict[str, Any], return_length: bool = False, /) -> dict[str, Any]:
-    return {"options": {"return_length": return_length}}
-
-
 class Template:
     """As in ms-swift: `template.encode`."""
 
@@ -54,7 +48,7 @@ class Template:
     [
         (named, {"return_length": True}),
         (lambda row, **options: {"options": options}, {"return_length": True}),
-        (positional_only, {"return_length": False}),
+        (lambda row, return_length=False, /: {"options": {"return_length": return_length}}, {"return_length": False}),
         (lambda row, length=5: {"options": {"length": length}}, {"length": 5}),
         (Template().encode, {"return_length": True}),
         (Template(), {"return_length": True}),

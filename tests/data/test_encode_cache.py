@@ -1,7 +1,5 @@
 """The cache of encoded samples of a node, as a data set uses it: encoded once, the same samples, never in the way."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
@@ -253,9 +251,7 @@ def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> Non
     ("odd", "size", "says"),
     [({1, 2}, ENCODE_CACHE_BYTES, "a builtins.set"), ("x" * 5000, 4096, "exceed the size of the cache")],
 )
-def test_sample_that_cannot_be_kept_is_counted_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: Any, size: int, says: str
-) -> None:
+def test_sample_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: Any, size: int, says: str) -> None:
     assert ENCODE_CACHE_BYTES == 16 << 30
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The programs of the pages of `docs` about data sets, run as they stand: they print what the page says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

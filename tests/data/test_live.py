@@ -1,7 +1,5 @@
 """The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import subprocess
@@ -57,8 +55,7 @@ def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tm
         expected = lanes[0] + lanes[1] if layout == "block" else [i for pair in zip(*lanes, strict=True) for i in pair]
         assert [dataset[index]["id"] for index in range(20)] == expected
         assert ids(dataset.__getitems__(list(range(20)))) == expected
-        with pytest.raises(IndexError):
-            dataset[20]
+        raised(IndexError, dataset.__getitem__, 20)
 
 
 def test_live_stream_without_a_maximum_has_no_length(tmp_path: Path) -> None:
@@ -170,8 +167,7 @@ def test_number_is_rounded_down_to_whole_batches_of_all_ranks(tmp_path: Path) ->
         dataset = open_rank(stream, 1, 2, batch_size=4, num_samples=count)
         assert len(dataset) == length
         assert dataset.rank_indices == range(length // 2, length)
-        with pytest.raises(IndexError):
-            dataset[length]
+        raised(IndexError, dataset.__getitem__, length)
     refusal_of(ValueError, r"2 \* 4 = 8, got 7", len, open_rank(stream, 1, 2, batch_size=4, num_samples=7))
 
 

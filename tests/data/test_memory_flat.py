@@ -1,7 +1,5 @@
 """Memory does not grow with the stream: what is held late is what was held early."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import tracemalloc

@@ -1,7 +1,5 @@
 """Mistakes that are easily made in a training script, and what the data set says of them."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from itertools import chain

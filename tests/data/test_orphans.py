@@ -1,7 +1,5 @@
 """Workers whose training process was killed: they leave soon, and say nothing."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -45,7 +43,7 @@ def waits(pid: int) -> bool:
 @contextmanager
 def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[int, list[int]]]:
     """Runs a training process; yields its id, and its workers'."""
-    program, told = "from tests.data.training import main; main()", tmp_path / "told"
+    program, told = "from tests.data.workers import main; main()", tmp_path / "told"
     process = start_program(program, tmp_path / "s", *arguments, tmp_path / "said", folder=tmp_path, out=told)
     workers: list[int] = []
     try:
@@ -71,9 +69,7 @@ def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[int, list[int]]]
         ("fork", "early-stateful", "2", 4, []),
     ],
 )
-def test_workers_leave_with_their_parent(
-    tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]
-) -> None:
+def test_workers_leave_too(tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]) -> None:
     produce(tmp_path / "s", rows, end=False)
     said = tmp_path / "said"
     with training(tmp_path, method, used, size) as (process, workers):

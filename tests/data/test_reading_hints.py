@@ -1,7 +1,5 @@
 """What the data set tells the producer of its needs: enough, in time, again if it was lost, and in nobody's way."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

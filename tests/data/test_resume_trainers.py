@@ -1,7 +1,5 @@
 """Hugging Face's Trainer and accelerate continue in the middle: by skipping, or with other ranks by the state."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 from collections.abc import Iterator

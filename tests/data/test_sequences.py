@@ -1,7 +1,5 @@
 """`LazyShardedSequences`: each row once, as many sequences on each rank; mistakes are told as soon as they are seen."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections.abc import Callable
@@ -18,19 +16,8 @@ from lazyshard import BadRows, ChunkWriter, LateRow, LazyShardedSequences, Pack,
 from lazyshard.errors import BadSample, ChunkCorrupt, LengthUnknown, SkipSample, StreamMismatch
 from lazyshard.format.batch import encode_pack
 from lazyshard.stream.listing import retire
-from tests.data.sequence_runs import (
-    LENGTHS,
-    all_written,
-    dealt,
-    expected,
-    forms,
-    loader_of,
-    open_sequences,
-    write_rows,
-    written,
-)
-from tests.stream.lengths import put_lengths
-from tests.stream.streams import foreign, produce, raised, refusal_of
+from tests.data.runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows, written
+from tests.stream.streams import foreign, produce, put_lengths, raised, refusal_of
 
 
 @pytest.fixture
@@ -170,9 +157,8 @@ def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path
     assert [written(next(rank)) for rank in ranks] == whole[:3]
     for rank in ranks:
         # The sequences of the next step are not all known.
-        with pytest.raises(errors.WaitTimeout) as waited:
-            next(rank)
-        assert waited.value.chunk == 3
+        waited = raised(errors.WaitTimeout, next, rank)
+        assert waited.chunk == 3
     write_rows(tmp_path / "s", LENGTHS)
     assert drawn(tmp_path / "s", Pack(10), 3) == dealt(whole, 3, 1)
 
@@ -184,13 +170,12 @@ def test_what_is_left_over_is_told(stream: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("form", [Pack(8), Pad(8)])
-def test_a_row_that_is_too_long_is_refused_or_left_out_on_all_ranks(
+def test_too_long_row_is_refused_or_left_out_everywhere(
     stream: Path, form: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for rank in range(2):
-        with pytest.raises(BadSample, match=r"too_long='drop'") as bad:
-            list(open_sequences(stream, form, rank, 2))
-        assert bad.value.sample == 7
+        bad = refusal_of(BadSample, r"too_long='drop'", list, open_sequences(stream, form, rank, 2))
+        assert bad.sample == 7
     ranks = [open_sequences(stream, form, rank, 2, too_long="drop") for rank in range(2)]
     without = [length if length <= 8 else 0 for length in LENGTHS]
     whole = [list(itertools.chain(*one)) for one in dealt(expected(without, form, 6), 2, 1)]
@@ -256,7 +241,7 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
         (Split(8), lambda row: {"input_ids": [1], "labels": []}, {}, 0, "1 input_ids and 0 labels"),
     ],
 )
-def test_rows_of_which_nothing_can_be_made_are_told(
+def test_rows_that_make_nothing_are_told(
     stream: Path, form: Any, encode: Any, options: Any, sample: int, says: str
 ) -> None:
     assert refusal_of(BadSample, says, lambda: list(encoding(stream, form, encode, **options))).sample == sample

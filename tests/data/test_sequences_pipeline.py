@@ -1,7 +1,5 @@
 """Sequences of data sets and blends of any order: with cursors, of a YAML file, without what is skipped, and traced."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter
@@ -34,7 +32,7 @@ from lazyshard.stream import read_cursor, read_retired
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard as cli
-from tests.data.sequence_runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
+from tests.data.runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
 from tests.data.test_sequences_blend import SECOND, number
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import raised, refusal_of
@@ -469,9 +467,7 @@ def test_a_row_whose_chunk_is_deleted_is_not_told_as_skipped_by_a_later_skip(tmp
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_rows_of_a_window_that_is_begun_are_told_in_the_order_in_which_they_are_cut(
-    tmp_path: Path, seed: int | None
-) -> None:
+def test_rows_of_a_begun_window_are_told_in_the_order_of_cuts(tmp_path: Path, seed: int | None) -> None:
     stream = write_rows(tmp_path / "s", MORE, end=False)
     run = open_sequences(stream, Split(13), seed=seed, window=1, micro_batches_per_step=1, consumer="run", max_wait=0)
     places = range(0, 6, 2)
@@ -553,8 +549,7 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
         run.skip(**out)
         loader = StatefulDataLoader(run, batch_size=1, collate_fn=list, num_workers=workers)
         loader.load_state_dict(saved.state_dict())
-        with pytest.raises(RuntimeError, match="does not include what `skip` excluded"):
-            next(iter(loader))
+        refusal_of(RuntimeError, "does not include what `skip` excluded", list, loader)
     refusal_of(RuntimeError, "does not include what `skip` excluded", run.load_state_dict, state)
     again = open_sequences(stream, Pack(9), **options)
     again.load_state_dict(state)

@@ -1,7 +1,5 @@
 """States of `LazyShardedSequences`: exact at every sequence, and with other ranks and workers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -17,10 +15,9 @@ from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import WindowPlace
 from lazyshard.plan.sequences import SplitSequence
 from lazyshard.stream.sequences import PlannedWindow, SequenceWalk
-from tests.data.sequence_runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows
+from tests.data.runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows
 from tests.data.test_stream_state import stateful
-from tests.stream.lengths import put_lengths
-from tests.stream.streams import raised, refusal_of
+from tests.stream.streams import put_lengths, raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -179,9 +176,7 @@ def test_other_lengths_than_before_are_noticed(stream: Path) -> None:
         ("stream", Pack(10), {}),
     ],
 )
-def test_states_of_other_settings_are_refused(
-    tmp_path: Path, stream: Path, field: str, form: Any, options: Any
-) -> None:
+def test_states_of_others_are_refused(tmp_path: Path, stream: Path, field: str, form: Any, options: Any) -> None:
     other = write_rows(tmp_path / "t", LENGTHS) if field == "stream" else stream
     refused = raised(StateMismatch, go_on, other, form, open_sequences(stream, Pack(10)).state_dict(3), **options)
     assert refused.field == field
@@ -268,9 +263,7 @@ def test_consumed_counts_whole_micro_batches(tmp_path: Path, stream: Path) -> No
 
 
 @pytest.mark.parametrize(("form", "window_0"), [(Pack(10), 3), (Pad(9), 6), (Split(size=10, eos=-1), 3)])
-def test_a_state_behind_the_end_is_refused_and_one_at_the_end_gives_nothing(
-    stream: Path, form: Any, window_0: int
-) -> None:
+def test_state_behind_the_end_is_refused_and_one_at_it_gives_nothing(stream: Path, form: Any, window_0: int) -> None:
     run = open_sequences(stream, form)
     total = len(list(run))
     at_end = run.state_dict()

@@ -8,7 +8,7 @@ import pytest
 from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedSequences, Order, Pack
 from lazyshard.errors import StateMismatch, WaitTimeout
 from tests.cli.commands import lazyshard
-from tests.data.sequence_runs import all_written, write_rows
+from tests.data.runs import all_written, write_rows
 from tests.plan.oracle import split_owners
 from tests.stream.streams import go_on, produce
 

@@ -1,7 +1,5 @@
 """Steps: in their order, by name or as they are, in workers; and dropped rows, in whose places other rows stand."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re
@@ -17,13 +15,13 @@ from lazyshard.data import samples
 from lazyshard.data.samples import FILL_ROWS, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, ConfigInvalid, WaitTimeout
 from lazyshard.stream.listing import retire
-from tests.data import step_functions as functions
+from tests.data import workers as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of
 from tests.data.workers import PICKLED, first_error, loader
 from tests.stream.streams import HERE, produce, raised, refusal_of
 
-NAMED = "tests.data.step_functions"
+NAMED = "tests.data.workers"
 
 
 @pytest.fixture
@@ -143,7 +141,7 @@ def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: in
     facts = ["chunk_00000.jsonl", "(line 3, byte 18, sample 2)", "steps[1], map", ":fail_on_two: KeyError: 'text'"]
     assert all(fact in str(error) for fact in facts)
     assert (error.sample, error.row, error.chunk, error.byte) == (2, 2, 0, 18)
-    assert error.step == "steps[1], map tests.data.step_functions:fail_on_two"
+    assert error.step == "steps[1], map tests.data.workers:fail_on_two"
     if not workers:
         assert isinstance(error.__cause__, KeyError)
 
@@ -263,7 +261,7 @@ def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> 
     dataset = open_rank(produce(tmp_path / "s", 7, 3), Filter(functions.nothing), batch_size=2)
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert isinstance(error, BadSample)
-    assert "steps[0], filter_fn tests.data.step_functions:nothing" in str(error)
+    assert "steps[0], filter_fn tests.data.workers:nothing" in str(error)
     assert (error.sample, error.count, error.chunk) == (0, 7, 0)
 
 
@@ -297,7 +295,7 @@ def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest
         read_all(open_rank(directory, Filter(functions.even)))
     texts = [record.getMessage() for record in caplog.records]
     assert [text.partition("skipped by this process: ")[2] for text in texts] == ["1)", "10)"]
-    facts = [f"{directory}/chunk_00000.jsonl", "row 1 (line 2, byte 9, sample 1)", "step_functions:even"]
+    facts = [f"{directory}/chunk_00000.jsonl", "row 1 (line 2, byte 9, sample 1)", "workers:even"]
     assert all(fact in texts[0] for fact in facts)
 
 

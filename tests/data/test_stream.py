@@ -1,7 +1,5 @@
 """`LazyShardedStream` and `LazyShardedIterable`, over blends too: end by themselves, alike on every rank, or wait."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +15,8 @@ from torch.utils.data import DataLoader
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, StateInvalid, WaitTimeout
 from lazyshard.stream.listing import retire
-from tests.data import blends
-from tests.data.blends import Stream, blend, write
-from tests.data.runs import open_ranks
+from tests.data import runs
+from tests.data.runs import Stream, blend, open_ranks, write
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
 from tests.data.test_stream_state import stateful
@@ -206,7 +203,7 @@ def open_blend(directory: Path, rank: int = 0, dp: int = 1, state: Any = None, *
 def whole(directory: Path, rank: int, dp: int, epoch: int = 0, **options: Any) -> Any:
     blended = blend(directory, WEIGHTS, rank, dp, **options)
     blended.set_epoch(epoch)
-    return blends.take(blended, len(blended.rank_indices))
+    return runs.take(blended, len(blended.rank_indices))
 
 
 def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:

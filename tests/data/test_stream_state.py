@@ -1,7 +1,5 @@
 """States of iterables and torchdata.nodes, and of data sets in a loader: exact at every batch, for others too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

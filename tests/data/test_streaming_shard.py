@@ -1,7 +1,5 @@
 """`streaming_shard`: accelerate's own sharding, before anything expensive; its state, its workers, its epochs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

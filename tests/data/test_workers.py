@@ -1,7 +1,5 @@
 """The data set in DataLoader workers, forked and spawned: every sample once, own chunks only, one epoch for all."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import chain

@@ -1,10 +1,9 @@
-"""What runs in DataLoader workers. Kept light, since spawned workers import it."""
-
-from __future__ import annotations
+"""What runs in DataLoader workers, and functions of steps. Kept light, since spawned workers import it."""
 
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -65,3 +64,102 @@ def first_error(batches: DataLoader[Any]) -> Exception:
             return found
         except Exception as error:
             found = found or error
+
+
+Row = dict[str, Any]
+
+
+def to_messages(row: Row) -> Row:
+    return {"id": row["id"], "messages": [{"role": "user", "content": f"row {row['id']}"}]}
+
+
+def even(row: Row) -> bool:
+    return bool(row["id"] % 2 == 0)
+
+
+def even_index(row: Row, index: int) -> bool:
+    assert row["id"] == index
+    return index % 2 == 0
+
+
+def uneven(row: Row) -> bool:
+    """Of chunks of three, all of every other one, and of the rest the first row."""
+    return bool(row["id"] // 3 % 2 == 0 or row["id"] % 3 == 0)
+
+
+def nothing(row: Row) -> bool:
+    return False
+
+
+def no_answer(row: Row) -> None:
+    return None
+
+
+def add_square(row: Row) -> Row:
+    return {"square": row["id"] ** 2}
+
+
+def add_index(row: Row, index: int) -> Row:
+    return {"index": index}
+
+
+def fail_on_two(row: Row) -> Row:
+    if row["id"] == 2:
+        raise KeyError("text")
+    return {}
+
+
+def encode(row: Row) -> Row:
+    return {"id": row["id"], "input_ids": [row["id"]] * 3}
+
+
+no_function = 3
+
+
+def count(rows: list[Row]) -> int:
+    return len(rows)
+
+
+def tell(worker: int) -> None:
+    # In one write: the other worker's goes into the same file.
+    os.write(1, b"%d\n" % os.getpid())
+
+
+def collate(rows: list[dict[str, Any]]) -> tuple[list[int], str]:
+    # Far more than a pipe holds: what nobody takes must not keep a worker from leaving.
+    return [row["id"] for row in rows], "x" * 300_000
+
+
+def main() -> None:
+    from lazyshard import LazyShardedDataset
+
+    # `used`: what is done before; `size`: batches read ahead; `said`: the file of all that is said.
+    directory, method, used, size, said = sys.argv[1:]
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=1, batch_size=2, num_samples=1000, max_wait=float("inf"))
+    if used == "used":
+        print(dataset[0]["id"], file=sys.stderr)
+    if used.startswith("early"):
+        training = os.getpid()
+
+        def lag() -> None:
+            # Continues only when the training process has been killed.
+            tell(0)
+            while os.getppid() == training:
+                time.sleep(0.01)
+
+        os.register_at_fork(after_in_child=lag)
+    kind: Any = DataLoader
+    if used == "early-stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        kind = StatefulDataLoader
+    options = {"num_workers": 2, "multiprocessing_context": method, "prefetch_factor": int(size)}
+    loader = kind(
+        dataset, sampler=dataset.rank_indices, batch_size=2, collate_fn=collate, worker_init_fn=tell, **options
+    )
+    for ids, _ in loader:
+        print(*ids, file=sys.stderr, flush=True)
+        if size != "2":
+            # Takes no more: what the workers have got ready stays in the pipe.
+            time.sleep(600)

@@ -118,9 +118,7 @@ def test_the_readme_lists_every_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_shows_what_it_is_about_and_leaves_whole_streams(
-    name: str, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_an_example_shows_its_point_and_leaves_whole_streams(name: str, nursery: Nursery, tmp_path: Path) -> None:
     expected = EXPECTED[name]
     status, said = run(nursery, listed()[name], tmp_path / "made", cwd=tmp_path)
     assert status == 0, said

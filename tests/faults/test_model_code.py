@@ -4,7 +4,7 @@ import errno
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -20,7 +20,6 @@ from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.limits import Holdback, Shelf
 from lazyshard_producer.run import complete_end, find_end
-from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Step
 from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
@@ -29,20 +28,9 @@ from tests.harness.processes.nursery import Nursery
 from tests.stream.streams import forked, raising
 
 pytestmark = pytest.mark.full
+LOADED: Final = (__name__,)  # By the process that is forked
 COMMITTED: Final = 1  # Chunks that the consumer is done with when it commits
 _NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")  # Steps of the model that change no file of the stream
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("forks"), __name__) as found:
-        yield found
 
 
 class Code:  # The real producer and consumer in one process, one after the other
@@ -184,9 +172,7 @@ def kill_after_each_call(root: Path, plan: Plan, after: int) -> int:
 
 
 @pytest.mark.parametrize(("plan", "after"), SCENARIOS)
-def test_killed_after_any_call_the_code_does_what_the_model_says(
-    root: Path, plan: Plan, after: int, forks: Nursery
-) -> None:
+def test_killed_after_any_call_the_code_follows_the_model(root: Path, plan: Plan, after: int, forks: Nursery) -> None:
     assert forks.result(kill_after_each_call, root, plan, after) >= 60
 
 

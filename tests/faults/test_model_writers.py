@@ -1,7 +1,6 @@
 """The model of writers and sequencers keeps every promise, finds each known mistake, and does what the code does."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -17,7 +16,6 @@ from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
 from tests.faults.test_model_code import in_order
-from tests.harness.disks import fast_folder
 from tests.harness.model import producer, recording
 from tests.harness.model.disk import Content, Step
 from tests.harness.model.sequencing import NAMES, Plan
@@ -66,12 +64,6 @@ def test_model_finds_a_sequencer_or_writer_that_makes_a_mistake(mutant: Mutant) 
     assert found.broken is not None, f"{mutant.name} was not found in {found.states} states"
     assert mutant.finds in found.broken
     assert sum(line.startswith(("KILL", "POWER CUT", "ERROR")) for line in found.history) == len(mutant.kinds)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
 
 
 def publish_pieces(stream: Path, plan: Plan) -> None:

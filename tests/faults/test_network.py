@@ -20,7 +20,7 @@ from tests.harness.network.sweep import MARGIN_S, PER_CHUNK, ROWS, Child, Round,
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, ids
 from tests.harness.tally import Tally
-from tests.stream.streams import rows
+from tests.stream.streams import raised, refusal_of, rows
 
 pytestmark = [
     pytest.mark.full,
@@ -136,8 +136,7 @@ def test_a_stream_that_is_remembered_as_missing_is_not_created_anew(site: Site) 
     assert not (there / "stream.json").exists() and not os.listdir(there)
     write(ChunkWriter(here, 2), 0, 4)
     assert not (there / "stream.json").exists()
-    with pytest.raises(StreamInvalid):
-        ChunkWriter(there, 2).close(end=False)
+    raised(StreamInvalid, lambda: ChunkWriter(there, 2).close(end=False))
     reader = StreamReader(here)
     wait_for((there / "stream.json").exists, "the manifest")
     with ChunkWriter(there) as again:
@@ -198,8 +197,7 @@ def test_a_client_that_dies_ends_both_sides_with_a_word_and_both_go_on_after_it_
     site.short.kill()
     try:
         assert_one_line(site.end(pid, 7), str(out))
-        with pytest.raises(OSError, match=out.name):
-            [dataset[index] for index in range(6, ROWS)]
+        refusal_of(OSError, out.name, lambda: [dataset[index] for index in range(6, ROWS)])
     finally:
         site.short.revive()
     assert dataset[6]["id"] == 6  # A chunk that was open is opened again
@@ -218,8 +216,7 @@ def test_a_mount_that_is_taken_away_is_told_from_a_stream_that_waits(site: Site)
         assert reader.read(0) == {"id": 0}
         site.short.detach()
         assert reader.read(1) == {"id": 1}  # what is open stays open
-        with pytest.raises(StreamMissing):
-            reader.read(2)
+        raised(StreamMissing, reader.read, 2)
         site.short.revive()
         assert [row["id"] for row in (reader.read(2), reader.read(5))] == [2, 5]
 

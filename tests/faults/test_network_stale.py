@@ -17,8 +17,7 @@ from lazyshard.stream.listing import retire
 from lazyshard.stream.waiting import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.harness.processes.producing import ids
-from tests.stream.streams import fail_when, foreign, forked, open_descriptors, produce, rows
-from tests.stream.waiting_by_hand import World
+from tests.stream.streams import World, fail_when, foreign, forked, open_descriptors, produce, raised, rows
 
 
 def ended(path: Path) -> Path:
@@ -84,9 +83,7 @@ def test_readers_go_on_after_estale_in_any_call(
     assert open_descriptors() == before
 
 
-def test_a_deleted_chunk_that_the_server_has_forgotten_is_reported_as_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_chunk_that_the_server_forgot_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ended(tmp_path / "s")
     reader = StreamReader(path, max_wait=0)
     assert reader.read(0) == {"id": 0}
@@ -94,10 +91,8 @@ def test_a_deleted_chunk_that_the_server_has_forgotten_is_reported_as_deleted(
     with monkeypatch.context() as forgotten:
         stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         fail_when(forgotten, "pread", lambda fd, *_: "chunk_00000" in os.readlink(f"/proc/self/fd/{fd}"), stale)
-        with pytest.raises(ChunkRetired):
-            reader.read_published(1, 2)
-        with pytest.raises(ChunkRetired):
-            reader.line(1)
+        raised(ChunkRetired, reader.read_published, 1, 2)
+        raised(ChunkRetired, reader.line, 1)
     assert reader.read(5) == {"id": 5}
 
 
@@ -146,23 +141,19 @@ def tear(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", [HEAD, RETIRED])
-def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_replaced_while_read_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = retired(tmp_path / "s")
     listed: list[Path] = []
     monkeypatch.setattr(listing, "list_kept", lambda directory, stream_id: listed.append(directory))
     torn = tear(monkeypatch, name, 2)
-    with pytest.raises(ChunkRetired):
-        StreamReader(path, max_wait=0).read(0)
+    raised(ChunkRetired, lambda: StreamReader(path, max_wait=0).read(0))
     assert (len(torn), listed) == (2, [])
 
 
 def test_a_file_that_stays_torn_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = retired(tmp_path / "s")
     tear(monkeypatch, RETIRED, -1)
-    with pytest.raises(FileInvalid):
-        read_retired(path)
+    raised(FileInvalid, read_retired, path)
 
 
 def lagging(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
@@ -195,8 +186,7 @@ def test_a_listing_that_stays_behind_is_refused(tmp_path: Path, monkeypatch: pyt
     path = produce(tmp_path / "s", 6, 2, end=False)
     lagging(monkeypatch, 10**9)
     monkeypatch.setattr(lock, "LISTING_S", 0.05)
-    with pytest.raises(StreamInvalid):
-        ChunkWriter(path)
+    raised(StreamInvalid, ChunkWriter, path)
     assert ids(path) == list(range(6))
 
 

@@ -12,7 +12,7 @@ from lazyshard.format.records import MANIFEST, Head, arrays_name, chunk_name, se
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import head, list_kept, listing
 from lazyshard_producer.run import complete_end, find_end
-from tests.stream.streams import names, produce, raising
+from tests.stream.streams import names, produce, raising, refusal_of
 
 
 def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:
@@ -41,8 +41,7 @@ def test_a_link_that_fails(
     if before is not None:
         (tmp_path / "new").write_bytes(before)
     failing_link(monkeypatch, error, tmp_path / "new", done=False)
-    with pytest.raises(OSError, match=expected):
-        publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
+    refusal_of(OSError, expected, publish_new_bytes, b"new", tmp_path / "new", tmp_path / "temporary")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before] * (before is not None)
 
 
@@ -61,8 +60,7 @@ def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkey
             writer.write({"id": number})
         with monkeypatch.context() as broken:
             broken.setattr("lazyshard.stream.listing.remove", raising(OSError(errno.EIO, "broken")))
-            with pytest.raises(OSError, match="broken"):
-                listing.retire(out, 2, 3)
+            refusal_of(OSError, "broken", listing.retire, out, 2, 3)
     assert len(list_kept(out).leftovers) == 4
     end = find_end(str(out), 1)
     assert end is not None

@@ -65,9 +65,7 @@ def beginning(place: Place) -> power.Beginning:
         *(("ext4", "gzipped", 61), ("xfs", "followed", 61), ("ext4", "encoded", 71), ("xfs", "encoded", 71)),
     ],
 )
-def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
-    filesystem: Filesystem, name: str, every: int, place: Place
-) -> None:
+def test_power_cut_at_any_call_loses_nothing(filesystem: Filesystem, name: str, every: int, place: Place) -> None:
     tally = Tally("power")
     power.cut_at_each_call(tally, place.bench(filesystem, name), every)
     assert tally.violations == []
@@ -82,9 +80,7 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
         *(("xfs", "retained", False, 701), ("ext4", "encoded", False, 307)),
     ],
 )
-def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
-    filesystem: Filesystem, name: str, power_first: bool, every: int, place: Place
-) -> None:
+def test_power_cut_in_recovery(filesystem: Filesystem, name: str, power_first: bool, every: int, place: Place) -> None:
     tally = Tally("power")
     power.cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
     assert tally.violations == []

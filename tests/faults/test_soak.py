@@ -1,7 +1,6 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,8 @@ from tests.harness.soak.job import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
 
+LOADED = ("tests.harness.soak.run",)  # By the process that is forked
 pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("forks"), "tests.harness.soak.run") as found:
-        yield found
 
 
 @pytest.mark.full

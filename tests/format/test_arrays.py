@@ -16,7 +16,7 @@ from lazyshard.format.arrays import Kept, chunk_key, encode_sample, fill_row, pa
 from lazyshard.format.batch import check_lines, decode_pack, encode_encoded_pack, without_array_keys
 from lazyshard.format.records import check_encoding, differences
 from lazyshard.format.row import check_row, encode_row
-from tests.format.cases import finite, integers, json_of
+from tests.format.records import finite, integers, json_of
 from tests.stream.streams import raised
 
 ROW: dict[str, Any] = {

@@ -1,25 +1,45 @@
-"""Each small file of a stream: its bytes are pinned, whatever else they are is read or refused by its field."""
+"""Examples of records: bytes and values that stay as they are, what is refused; those of `docs/format.md`; names."""
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format import records
+from lazyshard.format.arrays import pack_row
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, in_file, pack, parse_object, unpack
+from lazyshard.format.row import check_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import Cursor
 from lazyshard.part import Part
-from tests.format.cases import changed, integers, json_of, refusal, with_field, without
-from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, Wrong, numbers, written
+from tests.format.records import (
+    CURSOR,
+    CURSOR_STATE,
+    RECORDS,
+    WRONG,
+    Record,
+    Wrong,
+    changed,
+    integers,
+    json_of,
+    numbers,
+    refusal,
+    with_field,
+    without,
+    written,
+)
 from tests.stream.streams import raised
 
 every_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
@@ -232,3 +252,101 @@ def test_sizes() -> None:
     assert {text: records.parse_size(text) for text in sizes} == sizes
     for text in ("", "0", "-1", "GB", "1e9", "20 GB more", "0.0001", "1EB", "٣GB"):
         raised(ValueError, records.parse_size, text)
+
+
+def test_names_of_the_stream_files() -> None:
+    assert (records.MANIFEST, records.HEAD, records.LOCK) == ("stream.json", "head.json", ".producer.lock")
+    assert (records.END, records.OWNER, records.TEMPORARY) == ("stream.end", "stream.owner", ".tmp")
+    for name in (records.chunk_name, records.seal_name, records.arrays_name):
+        raised(ValueError, name, -1)
+
+
+def test_chunk_number_has_five_digits_and_grows_and_any_other_name_is_no_chunk() -> None:
+    digits = {0: "00000", 42: "00042", 99999: "99999", 100000: "100000", 10**15: "1" + "0" * 15}
+    for chunk, text in digits.items():
+        assert records.chunk_name(chunk) == f"chunk_{text}.jsonl"
+        assert records.seal_name(chunk) == f"chunk_{text}.jsonl.completed"
+    for text in ("7", "0000000007", "00000000000000000001", "1700000000000000000"):
+        assert records.parse_chunk_name(f"chunk_{text}.jsonl") == (int(text), False)
+        assert records.parse_chunk_name(f"chunk_{text}.jsonl.completed") == (int(text), True)
+    numbers = ("", "-1", "+1", "1_000", " 1", "1e3", "\u0661", "²", "1" * 5000)
+    suffixes = (".jsonl\n", ".json", "xjsonl", ".jsonl.gz", ".jsonl.completed.completed", ".jsonl.tmp")
+    others = ("", "\nchunk_00001.jsonl", ".chunk_00001.jsonl", "Chunk_00001.jsonl", "stream.json", "stream.end")
+    like = [f"chunk_{number}.jsonl" for number in numbers] + [f"chunk_00001{suffix}" for suffix in suffixes]
+    for name in [*like, *others]:
+        assert records.parse_chunk_name(name) is None, name
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+EXAMPLE = DOCUMENT.partition("## A worked example")[2]
+
+
+def example(pattern: str) -> bytes:
+    found = re.search(pattern, EXAMPLE, re.MULTILINE)
+    assert found, pattern
+    return found[1].encode()
+
+
+def test_example_seal_matches_the_example_rows() -> None:
+    dump = "".join(re.findall(r"^000000\d0: ((?:[0-9a-f]{2,4} )+)", EXAMPLE, re.MULTILINE))
+    data = bytes.fromhex(dump)
+    text = example(r'^(\{"format":1,"chunk":0.*\})$') + b"\n"
+    seal = Seal.decode(text, 0)
+    assert seal.encode() == text
+    assert seal.size == len(data) == 34
+    rows = [data[start:stop] for start, stop in zip(seal.offsets[:-1], seal.offsets[1:], strict=True)]
+    assert [check_row(row) for row in rows] == [{"text": "one"}, {"text": "zwei ü"}]
+    assert [xxhash.xxh3_64_intdigest(row) for row in rows] == seal.digests.tolist()
+    for field, array in (("offsets", seal.offsets), ("xxh3", seal.digests), ("tokens", seal.tokens)):
+        assert array is not None
+        cell = example(rf"^\| `{field}` \| `([0-9a-f ]+)` \|").decode()
+        assert bytes.fromhex(cell) == array.tobytes()
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_example_file_is_read_and_written_the_same(record: Record) -> None:
+    for text in re.findall(rf"^{re.escape(record.file)} +(\{{.*\}})$", DOCUMENT, re.MULTILINE):
+        assert written(record.decode(text.encode())) == text.encode() + b"\n"
+
+
+def test_example_of_each_file_is_there() -> None:
+    shown = set(re.findall(r"^(\S+\.(?:json|end|owner)) +\{.*\}$", DOCUMENT, re.MULTILINE))
+    assert {record.file for record in RECORDS.values() if "chunk" not in record.file} - shown == {"lazyshard.json"}
+
+
+def test_example_with_arrays_is_what_is_written() -> None:
+    arrays = EXAMPLE.partition("### The same with arrays")[2]
+
+    def shown(name: str) -> bytes:
+        found = re.search(rf"^{re.escape(name)} +(.*)$", arrays, re.MULTILINE)
+        assert found, name
+        return found[1].encode()
+
+    row = {"id": 7, "input_ids": np.array([1, -2, 3], np.int32), "mel": np.array([[0, 0.5], [1, 1.5]], np.float16)}
+    line, data = pack_row(row)
+    assert line == shown("chunk_00000.jsonl") + b"\n"
+    assert data == bytes.fromhex(shown("chunk_00000.arrays").decode())
+    assert f"line has {len(line)} bytes, its newline included, its side file {len(data)}:" in " ".join(arrays.split())
+    manifest = Manifest.decode(shown("stream.json"))
+    assert manifest.arrays
+    assert manifest.encode() == shown("stream.json") + b"\n"
+    seal = Seal.decode(shown("chunk_00000.jsonl.completed"), 0)
+    assert seal.encode() == shown("chunk_00000.jsonl.completed") + b"\n"
+    assert seal.arrays is not None
+    assert (seal.size, seal.arrays.size) == (len(line), len(data))
+    assert seal.digests.tolist() == [xxhash.xxh3_64_intdigest(line)]
+    assert seal.arrays.digests.tolist() == [xxhash.xxh3_64_intdigest(data)]
+    assert f"`{xxhash.xxh3_64_hexdigest(b'')}` of no bytes" in DOCUMENT
+
+
+def test_minimal_producer_fills_a_foreign_directory(tmp_path: Path) -> None:
+    known: dict[str, Any] = {}
+    exec(DOCUMENT.partition("```python\n")[2].partition("```")[0], known)
+    for chunk, rows in enumerate(([b'{"n":0}\n', b'{"n":1}\n'], [b'{"n":2}\n'])):
+        known["publish"](tmp_path, chunk, rows)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "chunk_00000.jsonl": b'{"n":0}\n{"n":1}\n',
+        "chunk_00000.jsonl.completed": b"",
+        "chunk_00001.jsonl": b'{"n":2}\n',
+        "chunk_00001.jsonl.completed": b"",
+    }

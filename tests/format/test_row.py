@@ -21,7 +21,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import batch
 from lazyshard.format.batch import CheckedLines, check_lines
 from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
-from tests.format.cases import finite, integers, json_of
+from tests.format.records import finite, integers, json_of
 from tests.stream.streams import raised
 
 TORN: Final = "ends in NUL bytes"

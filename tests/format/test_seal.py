@@ -8,8 +8,7 @@ import xxhash
 
 from lazyshard.format.records import pack
 from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SealedArrays, SourceRows, mixed_sources
-from tests.format.cases import changed, refusal, without
-from tests.format.records import RECORDS, numbers
+from tests.format.records import RECORDS, changed, numbers, refusal, without
 
 GOLDEN = RECORDS["seal"].golden
 DIGESTS = [9796749203539134198, 8210857458222577632]

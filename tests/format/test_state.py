@@ -27,8 +27,7 @@ from lazyshard.format.state import (
     cursor_name,
 )
 from lazyshard.part import Part
-from tests.format.cases import refusal, with_field
-from tests.format.records import CURSOR, OWNER, RECORDS, written
+from tests.format.records import CURSOR, OWNER, RECORDS, refusal, with_field, written
 from tests.format.test_records import anything
 from tests.stream.streams import raised
 

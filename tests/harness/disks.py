@@ -49,12 +49,11 @@ _SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}  # m
 
 
 class Disk:  # A filesystem in a file of this folder, mounted; a test is skipped where that cannot be made
-    def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
+    def __init__(self, folder: Path, filesystem: Filesystem = "ext4") -> None:
         self.point: Final = folder / "disk"  # where it is mounted
         self.filesystem: Final = filesystem  # its kind
         self._image = folder / "image"
-        own = ["nouuid"] if filesystem == "xfs" else []  # An image may be a copy of another one
-        self._options = ",".join(["loop", *own, *([options] if options else [])])
+        self._options = "loop,nouuid" if filesystem == "xfs" else "loop"  # An image may be a copy of another one
 
     def __enter__(self) -> "Disk":
         make, self._mount_tool, self._umount_tool = tool(f"mkfs.{self.filesystem}"), tool("mount"), tool("umount")

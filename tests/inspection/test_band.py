@@ -16,7 +16,7 @@ from lazyshard.inspection.survey import Census, chunk_files
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.run_parts import course_of
-from tests.cli.looks import ID, consumer, told
+from tests.cli.commands import ID, consumer, told
 
 
 def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:

@@ -22,7 +22,7 @@ from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.stream.damage import Damage, delete, edit, flip, put, stream
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raised, refusal_of
 
 
 def facts(found: inspection.Overview) -> tuple[int, int, int, bool, bool]:
@@ -77,8 +77,7 @@ def test_what_cannot_be_looked_at_is_counted(
 
 def test_directories_that_do_not_tell_how_many_rows_a_chunk_has_and_no_stream(tmp_path: Path) -> None:
     def refused(kind: type[Exception]) -> None:
-        with pytest.raises(kind):
-            inspection.overview(tmp_path)
+        raised(kind, inspection.overview, tmp_path)
 
     refused(StreamMissing)
     (tmp_path / "chunk_00000.jsonl").touch()
@@ -95,8 +94,7 @@ def test_rows_up_to_a_damaged_one(tmp_path: Path) -> None:
     flip("chunk_00001.jsonl", 10)(tmp_path)
     shown = inspection.read_rows(opened, 1, 0, 10)
     assert next(shown).sample == 3
-    with pytest.raises(ChunkCorrupt, match="row 1"):
-        next(shown)
+    refusal_of(ChunkCorrupt, "row 1", next, shown)
 
 
 def test_keys_of_rows() -> None:

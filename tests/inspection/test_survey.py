@@ -20,8 +20,8 @@ from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
 from tests.harness.processes.producing import rows as made_rows
-from tests.inspection.surveyed import checkpoint, edit_head, reads
-from tests.stream.streams import foreign, head, needs_root, produce
+from tests.stream.damage import checkpoint, edit_head, reads
+from tests.stream.streams import foreign, head, needs_root, produce, raised
 
 NOW = 1_700_000_000.0
 ROWS = b'{"id":0}\n{"id":1}\n'
@@ -171,12 +171,10 @@ def test_foreign_directory(end: bool, extra: str | None, ended: bool, problems: 
 def test_no_stream(tmp_path: Path) -> None:
     (tmp_path / "stream.owner").touch()
     for nothing in (tmp_path / "nowhere", tmp_path, tmp_path / "stream.owner"):
-        with pytest.raises(StreamMissing):
-            look(nothing)
+        raised(StreamMissing, look, nothing)
     (tmp_path / "stream.owner").unlink()
     (tmp_path / "chunk_00000.jsonl").write_bytes(ROWS)
-    with pytest.raises(FileInvalid):
-        look(tmp_path)
+    raised(FileInvalid, look, tmp_path)
 
 
 @needs_root
@@ -184,8 +182,7 @@ def test_stream_that_may_not_be_listed_can_be_looked_at(tmp_path: Path, monkeypa
     produce(tmp_path, 4, end=False)
 
     def work() -> None:
-        with pytest.raises(PermissionError):
-            os.listdir(".")
+        raised(PermissionError, os.listdir, ".")
         assert counted(look(Path("."))) == (2, 4, False, 0)
 
     as_another_user(tmp_path, monkeypatch, work, mode=0o711)

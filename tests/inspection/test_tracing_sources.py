@@ -14,8 +14,7 @@ from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, Sou
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from lazyshard_producer.cli import main as produce_main
-from tests.stream.shared import owners, sequence, write_pieces
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, owners, produce, raised, refusal_of, sequence, write_pieces
 
 A = [f'{{"a": {number}}}\n' for number in range(7)]
 B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
@@ -78,8 +77,7 @@ def test_rows_of_bytes_and_lines() -> None:
     assert find("a.jsonl", byte=9) == find("a.jsonl", line=2) == PlaceRows((0, 1), (1,))
     assert find("a.jsonl", byte=37) == find("a.jsonl", line=6) == PlaceRows((1, 2), (4,))
     for line in (3, 9):  # One that is blank, and one that is not there
-        with pytest.raises(StateMismatch, match=f"line {line}"):
-            find("a.jsonl", line=line)
+        refusal_of(StateMismatch, f"line {line}", find, "a.jsonl", line=line)
 
 
 def test_lines_that_are_alike_are_all_told() -> None:
@@ -140,10 +138,8 @@ def test_sources_that_the_stream_does_not_have() -> None:
     produced()
     plain = produce(Path("plain"), 4)
     for of, chunks, name in ((STREAM, range(4), "other.jsonl"), (plain, range(2), "a"), (plain, range(0), "a")):
-        with pytest.raises(StateMismatch):
-            find_source(of, chunks, 2, SourcePlace(name, line=1))
-    with pytest.raises(StateMismatch):
-        Origins(plain, range(2), 4).of(0, 0)
+        raised(StateMismatch, find_source, of, chunks, 2, SourcePlace(name, line=1))
+    raised(StateMismatch, lambda: Origins(plain, range(2), 4).of(0, 0))
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -177,8 +173,7 @@ def test_rows_of_several_writers(tmp_path: Path) -> None:
         assert found.samples == (4 * chunk + row,)
     with pytest.raises(StateMismatch, match="only 9 lines"):
         find_source(stream, chunks, 4, SourcePlace(str(tmp_path / "a.jsonl"), line=10))
-    with pytest.raises(StateMismatch):
-        find_source(stream, chunks, 4, SourcePlace("e.jsonl", line=1))
+    raised(StateMismatch, lambda: find_source(stream, chunks, 4, SourcePlace("e.jsonl", line=1)))
 
 
 def test_rows_of_writers_where_chunks_are_deleted(tmp_path: Path) -> None:

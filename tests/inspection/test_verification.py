@@ -13,10 +13,8 @@ from lazyshard.inspection import verification_files
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_files import StreamFiles, chunks_to_check, leftovers, missing_chunks, sort_names
 from tests.cli.commands import as_another_user, contents
-from tests.stream.consuming import cursor, reading
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, stream, swap
-from tests.stream.foreign_seals import seal_rows
-from tests.stream.streams import foreign, needs_root, produce, python
+from tests.stream.streams import cursor, foreign, needs_root, produce, python, raised, reading, seal_rows
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
@@ -186,11 +184,9 @@ def test_cursors(tmp_path: Path) -> None:
 
 def test_no_stream_or_another(tmp_path: Path) -> None:
     for name, error in (("", StreamMissing), ("nowhere", FileNotFoundError)):
-        with pytest.raises(error):
-            verify(tmp_path / name)
+        raised(error, verify, tmp_path / name)
     for per_chunk, refusal in ((3, StreamMismatch), (0, ValueError)):
-        with pytest.raises(refusal):
-            verify(stream(tmp_path / str(per_chunk)), per_chunk)
+        raised(refusal, verify, stream(tmp_path / str(per_chunk)), per_chunk)
 
 
 @needs_root
@@ -343,5 +339,4 @@ def test_quick_counts_foreign_rows_and_leaves_them_unparsed_and_their_number_can
     assert found(tmp_path) == [("damage samples", C1, "1 row", "2 rows")]
     assert found(tmp_path, samples_per_chunk=2) == [("damage samples", C0, "2 rows", "1 row")]
     delete(S0, S1, S2)(tmp_path)
-    with pytest.raises(FileInvalid):
-        verify(tmp_path)
+    raised(FileInvalid, verify, tmp_path)

@@ -160,3 +160,42 @@ def test_imports_point_one_way(package: str) -> None:
 def test_a_bad_source_is_found(name: str, source: str, expected: str) -> None:
     [found] = violations(Module(name, name.count(".") == 0, ast.parse(source)))
     assert expected in found
+
+
+PACKAGE: Final = "lazyshard_producer"
+
+ORDER: Final = (
+    {"errors", "position", "stop"},
+    {"configuration"},
+    {"sources"},
+    {"following"},
+    {"opening"},
+    {"rows", "limits", "display"},
+    {"shipping", "writers"},
+    {"loop", "ray_pieces"},
+    {"ray"},
+)
+
+
+def rank(name: str) -> int:
+    return next((at for at, names in enumerate(ORDER) if name in names), len(ORDER))
+
+
+def parts_imported(module: Module) -> Iterator[str]:
+    for _, source, name in imported(module):
+        package, _, part = source.partition(".")
+        if package == PACKAGE:
+            yield part.partition(".")[0] or name or ""
+
+
+def test_imports_within_the_producer_point_one_way() -> None:
+    found = []
+    for module in modules_of(PACKAGE, PACKAGES[PACKAGE]):
+        own = module.name.removeprefix(f"{PACKAGE}.").partition(".")[0]
+        for name in parts_imported(module):
+            beside = rank(name) == rank(own) and own in {"rows", "limits", "display"}
+            if name != own and (rank(name) > rank(own) or beside):
+                found.append(f"{module.name} may not import {name}")
+    assert found == []
+    there = {path.stem for path in PACKAGES[PACKAGE].iterdir()}
+    assert [name for names in ORDER for name in sorted(names) if name not in there] == []

@@ -1,10 +1,12 @@
-"""What tests give as --transform and --where, and as python: sources."""
+"""Functions for tests: what users give as --transform, --where, --encode MODULE:FUNCTION, and as python: sources."""
 
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 Row = dict[str, Any]
 
@@ -63,3 +65,89 @@ def seven(position: int | None) -> Iterator[tuple[Row, int]]:
     for number in range(position or 0, 7):
         yield {"id": number}, number + 1
     time.sleep(3600)
+
+
+def with_fingerprint(function: Callable[[Row], Row], fingerprint: object) -> Callable[[Row], Row]:
+    """The same encoder, which tells something of itself."""
+
+    def encode(row: Row) -> Row:
+        return function(row)
+
+    encode.fingerprint = fingerprint  # type: ignore[attr-defined]
+    return encode
+
+
+def letters(row: Row) -> Row:
+    """As many tokens as the text has letters, each its number; ids that end in 7 are refused."""
+    if row["id"] % 10 == 7:
+        raise ValueError("seven")
+    ids = np.frombuffer(row.get("text", "").encode(), np.uint8).astype(np.int32)
+    return {"id": row["id"], "copy": row.get("copy"), "length": len(ids), "input_ids": ids, "mask": ids > 100}
+
+
+tokens = with_fingerprint(letters, {"vocabulary": "bytes", "size": 256})
+otherwise = with_fingerprint(letters, {"vocabulary": "bytes", "size": 512})
+# Fingerprints that cannot be.
+takes_our_name = with_fingerprint(letters, {"v": 1, "kind": "mine"})
+broken = with_fingerprint(letters, {"of": [1, 2]})
+undescribed = with_fingerprint(letters, "v1")
+
+
+def returns(value: Any) -> Callable[[Row], Any]:
+    return lambda row: value
+
+
+# What cannot be published.
+number = returns(3)
+endless = returns({"length": -1})
+too_short = returns({"length": 2, "input_ids": [1, 2, 3]})
+left_over = returns({"length": 1, "scores": {"best": [1.0, np.float32(0.5)]}})
+
+
+def broken_off(row: Row) -> Row:
+    raise NotImplementedError
+
+
+def without_length(row: Row) -> Row:
+    return {"id": row["id"], "input_ids": np.arange(row["id"], dtype=np.int64)}
+
+
+def pid(row: Row) -> Row:
+    """Tells which process has encoded."""
+    return {"id": row["id"], "pid": os.getpid()}
+
+
+def features(row: Row) -> Row:
+    """A transform, whose rows are no JSON yet."""
+    return {"features": {"mel": np.full((2, 3), row["id"], np.float16)}}
+
+
+def nested(row: Row) -> Any:
+    """Returns as much as was given, with an array that a transform has made."""
+    return {"length": 2, "features": row["features"]}
+
+
+def of_numpy(row: Row) -> Row:
+    """Tells its length as numpy counts."""
+    return {"id": row["id"], "length": np.uint16(row["length"]), "ids": np.zeros(2, np.int32)}
+
+
+def counted(row: Row) -> Row:
+    """As many tokens as the row says, in two arrays, of which the second is seldom a multiple of eight bytes."""
+    length = row["length"]
+    ids = np.arange(length, dtype=np.int32)
+    return {"id": row["id"], "copy": row.get("copy"), "length": length, "input_ids": ids, "more": {"mask": ids > 1}}
+
+
+def as_told(row: Row) -> Row:
+    """Tells the length that stands in the row, if there is one; of a list the number in it, as an array."""
+    length = row["length"]
+    told = {} if length is None else {"length": np.array(length[0]) if isinstance(length, list) else length}
+    return {"id": row["id"], "ids": np.zeros(2, np.int32), **told}
+
+
+def tokenized(row: Row) -> Row:
+    """The token ids of a row in an array, and its labels if it has some; what else it holds is no array."""
+    names = [name for name in ("input_ids", "labels") if name in row]
+    arrays: Row = {name: np.array(row[name], np.int64) for name in names}
+    return {"id": row.get("id"), "copy": row.get("copy"), "length": len(row["input_ids"]), **arrays}

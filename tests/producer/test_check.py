@@ -94,7 +94,7 @@ def test_nothing_is_taken_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.splitlines()[-1].startswith("next      not read: ")
 
 
-COUNTED = "tests.producer.encoders:counted"
+COUNTED = "tests.producer.recipes:counted"
 TWICE = "tests.producer.recipes:twice"
 MIX = ["--weight", "3", "--follow", "in", "--weight", "1", "--rows", "0", "--finished-by", "idle"]
 LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "--consumers", "train,eval"]

@@ -14,7 +14,7 @@ from lazyshard.format.records import End
 from lazyshard_producer.cli import main
 from tests.harness.processes.producing import assert_one_line, head, refused, run_arguments
 
-ENCODERS = "tests.producer.encoders"
+ENCODERS = "tests.producer.recipes"
 RECIPES = "tests.producer.recipes"
 ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
 
@@ -32,9 +32,7 @@ def produce(rows: Path, *options: object, command: str = "run", out: str = "out"
 
 
 @pytest.mark.parametrize("policy", ["skip", "quarantine"])
-def test_stream_of_which_every_row_was_refused_does_not_end(
-    rows: Path, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_without_a_good_row(rows: Path, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, good = tmp_path / "out", rows.read_bytes()
     rows.write_bytes(good.replace(b'"length"', b'"tokens"'))
     options = ("--pack", 8, "--on-bad-row", policy)
@@ -180,7 +178,7 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     assert {path.name: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-def test_other_sources_than_those_of_an_ended_stream_are_an_error(
+def test_other_sources_after_the_end(
     rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(rows.parent)

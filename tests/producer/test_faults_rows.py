@@ -3,7 +3,10 @@ mended the run continues without a row lost or repeated; with all others it is l
 """
 
 import gzip
+import importlib
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +16,55 @@ from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, chunk_files, ids, refused, rows, run_arguments
 from tests.producer.commands import peak_growth
-from tests.producer.fault_sources import KINDS, TextSource
+
+KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
+
+
+class TextSource:
+    """A source whose text can be written anew."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        names = {"gzip": "a.jsonl.gz", "zstd": "a.jsonl.zst", "followed": "incoming/a.jsonl"}
+        self._kind: Final = kind
+        self._path: Final = folder / names.get(kind, "a.jsonl")
+        self._path.parent.mkdir(exist_ok=True)
+        self.arguments = ["--source", str(self._path)]  # what the command line says of it
+        # Its name in quarantine and in warnings, the same before the number of a line, and that of the whole source.
+        self.name = self.shown = self.whole = str(self._path)
+        self.unit = "file"  # what bytes are counted in, in messages
+        if kind == "followed":
+            self.whole = str(self._path.parent)
+            self.arguments = ["--follow", self.whole]
+            (self._path.parent / "_END").touch()
+        elif kind == "standard input":
+            self.arguments = ["--source", "-"]
+            self.name = self.whole = "-"
+            self.shown, self.unit = "standard input", "input"
+
+    def write(self, text: bytes) -> None:
+        """Makes this its text."""
+        if self._kind == "gzip":
+            text = gzip.compress(text, 1)
+        elif self._kind == "zstd":
+            text = importlib.import_module("zstandard").compress(text)
+        self._path.write_bytes(text)
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Makes it the standard input of this process, where it is that."""
+        if self._kind != "standard input":
+            yield
+            return
+        before = os.dup(0)
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            os.dup2(fd, 0)
+            yield
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+            os.close(fd)
+
 
 BOM: Final = b"\xef\xbb\xbf"
 LONG: Final = "longer than the 1000000 bytes of --max-row-bytes"

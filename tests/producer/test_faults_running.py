@@ -80,9 +80,7 @@ def test_clock_jumps_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ids(out) == list(range(40))
 
 
-def test_a_path_that_cannot_be_a_streams_is_refused_and_nothing_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_path_of_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(rows(0, 5))
     (tmp_path / "here").mkdir()

@@ -1,21 +1,38 @@
-"""SIGINT and SIGTERM: the row in hand, one line, an exit code, and a stream that continues; SIGUSR1, SIGHUP."""
+"""Signals, to a run that works or waits: one line, an exit code, a stream that continues; SIGHUP: what may change."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings
+from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.loop import reload_settings
 from lazyshard_producer.stop import Stop
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import environment
-from tests.harness.processes.producing import catches, head, ids, published, rows, run_arguments, start, wait_until
+from tests.harness.processes.producing import (
+    catches,
+    head,
+    ids,
+    plain_sources,
+    published,
+    rows,
+    run_arguments,
+    start,
+    wait_until,
+)
 from tests.producer.commands import Running
 
 ROWS = 300
@@ -145,3 +162,217 @@ def test_ctrl_c_breaks_off_what_leaves_nothing_half_done(nursery: Commands, sour
     with Running(nursery, "check", *arguments[1:]) as run:
         run.wait_until(lambda: "dozing" in run.said())
         assert run.end(signal.SIGINT)[0] == 130
+
+
+SHUFFLED: Final = ("--shuffle", 5)
+IN_WORKERS: Final = ("--transform", "tests.producer.recipes:same", "--workers", 1)
+
+
+def notes(out: Path) -> str:
+    return str(head(out).get("note", ""))
+
+
+@contextmanager
+def live_run(kind: str, folder: Path, out: Path, nursery: Commands, *options: object) -> Iterator[Running]:
+    """A run that has got rows 0 to 6, three to a chunk, and waits for more of the one live source it has."""
+    pipe, stdin, arguments = folder / "pipe", None, run_arguments(out, [], 3, *options)
+    with ExitStack() as stack:
+        if kind == "followed":
+            (folder / "in").mkdir()
+            (folder / "in" / "a.jsonl").write_bytes(rows(0, 7))
+            arguments += ["--follow", str(folder / "in")]
+        elif kind == "generator":
+            arguments += ["--source", "python:tests.producer.recipes:seven"]
+        else:
+            os.mkfifo(pipe)
+            # For both, so that opening it does not wait.
+            stack.enter_context(pipe.open("r+b", buffering=0)).write(rows(0, 7))
+            stdin = pipe if kind == "stdin" else None
+            arguments += ["--source", "-" if kind == "stdin" else str(pipe)]
+        run = stack.enter_context(Running(nursery, *arguments, stdin=stdin))
+        # Of a block of five rows one chunk is published, and the two rows behind it wait for others.
+        chunks = 1 if "--shuffle" in options else 2
+        run.wait_until(lambda: head(out).get("state") == "waiting" and published(out) == chunks)
+        yield run
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe", "number", "code"),
+    [
+        ("stdin", (), signal.SIGINT, 130),
+        ("stdin", SHUFFLED, signal.SIGUSR1, 0),
+        ("pipe", (), signal.SIGTERM, 0),
+        ("pipe", IN_WORKERS, signal.SIGUSR1, 0),
+        ("followed", (), signal.SIGTERM, 0),
+        ("followed", SHUFFLED, signal.SIGUSR1, 0),
+        ("generator", (), signal.SIGTERM, 0),
+        ("generator", (), signal.SIGUSR1, 0),
+    ],
+)
+def test_sigusr1_ends_a_live_source_and_with_it_the_stream_and_others_stop_at_once(
+    kind: str, recipe: tuple[object, ...], number: signal.Signals, code: int, nursery: Commands, tmp_path: Path
+) -> None:
+    out, ends = tmp_path / "out", number == signal.SIGUSR1
+    with live_run(kind, tmp_path, out, nursery, *recipe) as run:
+        assert recipe or "; 1 of the 3 rows of the next chunk" in notes(out)
+        status, text = run.end(number)
+    assert (status, "event=end result=finished" in text) == (code, ends)
+    assert sorted(ids(out)) == list(range(7 if ends else 6))
+    assert (head(out)["state"] == "idle", head(out)["ended"]) == (not ends, ends)
+    assert (out / "stream.end").exists() == ends
+    assert not (out / ".tmp").exists()
+
+
+def test_nobody_has_opened_the_pipe(nursery: Commands, tmp_path: Path) -> None:
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        with Running(nursery, *run_arguments(out, [pipe], 3)) as run:
+            run.wait_until(lambda: head(out).get("pid") == run.pid and str(pipe) in notes(out))
+            assert run.end(number)[0] == 0
+    assert json.loads((out / "stream.end").read_bytes())["samples"] == 0
+
+
+def test_the_published_part_of_a_pipe_is_waited_for_and_told(nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with live_run("pipe", tmp_path, out, nursery) as run:
+        run.end(signal.SIGTERM)
+    arguments = run_arguments(out, [tmp_path / "pipe"], 3)
+    with (tmp_path / "pipe").open("r+b", buffering=0) as pipe, Running(nursery, *arguments) as run:
+        run.wait_until(lambda: "to be read again: 0 of " in notes(out))
+        pipe.write(rows(0, 11))
+        run.wait_until(lambda: published(out) == 3)
+        assert run.end(signal.SIGUSR1)[0] == 0
+    assert ids(out) == list(range(11))
+
+
+def test_sigusr1_does_not_end_the_wait_for_room(nursery: Commands, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", tmp_path / "run.toml"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(rows(0, 10))
+    text = f'out = "{out}"\nsamples_per_chunk = 3\n[[source]]\nfollow = "{tmp_path}/in"\n[limits]\nmax_ahead = '
+    config.write_text(text + "1")
+    with Running(nursery, "run", "--config", config) as run:
+        run.wait_until(lambda: "--max-ahead 1 chunk" in notes(out))
+        run.send(signal.SIGUSR1)
+        config.write_text(text + "2")
+        run.send(signal.SIGHUP)
+        run.wait_until(lambda: published(out) == 2 and "--max-ahead 2 chunks" in notes(out))
+        config.write_text(text + "100")
+        assert run.end(signal.SIGHUP)[0] == 0
+    assert ids(out) == list(range(10))
+    assert (out / "stream.end").exists()
+
+
+def test_sighup_changes_the_cap_on_bad_rows(nursery: Commands, tmp_path: Path) -> None:
+    out, config, incoming = tmp_path / "out", tmp_path / "run.toml", tmp_path / "in"
+    incoming.mkdir()
+    text = f'out = "{out}"\nsamples_per_chunk = 3\n[[source]]\nfollow = "{incoming}"\n'
+    text += '[rows]\non_bad_row = "quarantine"\nmax_bad_rows = '
+
+    def write(name: str, first: int, last: int) -> None:
+        (incoming / ".hidden").write_bytes(b"bad\n" + rows(first, last))
+        (incoming / ".hidden").rename(incoming / name)
+
+    config.write_text(text + "1")
+    write("a.jsonl", 0, 6)
+    with Running(nursery, "run", "--config", config) as run:
+        run.wait_until(lambda: published(out) == 2 and head(out)["state"] == "waiting")
+        config.write_text(text + "2")
+        run.send(signal.SIGHUP)
+        run.wait_until(lambda: "max_bad_rows from 1 to 2" in run.said())
+        write("b.jsonl", 6, 9)
+        run.wait_until(lambda: published(out) == 3)
+        write("c.jsonl", 9, 12)
+        assert run.end()[0] == 3
+    assert ids(out) == list(range(9))
+
+
+OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
+CHANGING: Final[dict[str, Any]] = {"rate": 3.0, "max_bad_rows": 7, "limits": Limits(max_disk=10**9), "log_every_s": 5.0}
+CALLED: Final = {"sources": "source", "store_patience_s": "store_patience_seconds"}
+
+
+class Teller:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def reloaded(new: Settings) -> tuple[Settings, list[str]]:
+    """The settings to continue with, and the names of those that may not change."""
+    teller: Any = Teller()
+    settings = reload_settings(OLD, lambda: new, teller)
+    return settings, [text.partition(" cannot change ")[0] for text in teller.warnings]
+
+
+def test_what_may_change() -> None:
+    new = replace(OLD, **CHANGING)
+    assert reloaded(new) == (new, [])
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Settings) if one.name not in CHANGING])
+def test_what_may_not_change(name: str) -> None:
+    # What may change does beside it.
+    other: Any = "other"
+    new = replace(OLD, rate=3.0, **{name: other})
+    assert reloaded(new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
+
+
+@pytest.mark.parametrize("policy", ["fail", "quarantine"])
+def test_the_cap_on_bad_rows_stays_where_the_policy_would_change(policy: Any) -> None:
+    new = replace(OLD, on_bad_row=policy, max_bad_rows=None)
+    assert reloaded(new) == (OLD, ["on_bad_row"])
+
+
+def test_changes_are_told() -> None:
+    teller: Any = Teller()
+    ahead = Limits(max_ahead=Amount(number=64, unit="chunks"), max_disk=10**9, consumers=("train",))
+    new = replace(OLD, rate=2.5, limits=ahead, log_every_s=5.0, out="other")
+    assert reload_settings(OLD, lambda: new, teller) == replace(new, out="out")
+    (warning,), (note,) = teller.warnings, teller.notes
+    assert warning.startswith("out ")
+    assert note.partition(": ")[2].split(", ") == [
+        "rate from none to 2.5",
+        "log_every_seconds from 60.0 to 5.0",
+        "max_ahead from none to 64 chunks",
+        "max_disk from none to 1.0 GB",
+        "consumers from none to train",
+    ]
+
+
+def test_what_changes_nothing() -> None:
+    def fail(error: Exception) -> Settings:
+        raise error
+
+    teller: Any = Teller()
+    assert reload_settings(OLD, lambda: OLD, teller) == OLD
+    assert (len(teller.notes), teller.warnings) == (1, [])
+    for error in (SettingInvalid("run.toml: no TOML"), OSError(5, "Input/output error")):
+        load = partial(fail, error)
+        assert reload_settings(OLD, load, teller) is OLD
+        assert str(error) in teller.warnings[-1]
+    assert len(teller.notes) == 1
+
+
+def test_a_run_takes_its_new_rate(nursery: Commands, tmp_path: Path) -> None:
+    source, out, config = tmp_path / "a.jsonl", tmp_path / "out", tmp_path / "run.toml"
+    source.write_bytes(rows(0, 100))
+    text = f'out = "{out}"\nsamples_per_chunk = 10\nrate = RATE\n[[source]]\npath = "{source}"\n'
+    config.write_text(text.replace("RATE", "0.001"))
+    with Running(nursery, "run", "--config", config) as run:
+        # In the middle of a wait of 1,000 seconds.
+        run.wait_until(lambda: head(out).get("state") == "waiting")
+        config.write_text("rate = fast")
+        run.send(signal.SIGHUP)
+        config.write_text(text.replace("RATE", "100000"))
+        status, err = run.end(signal.SIGHUP)
+    assert status == 0, err
+    assert ids(out) == list(range(100))
+    assert "rate from 0.001 to 100000.0" in err

@@ -145,9 +145,7 @@ def test_end_by_force_while_a_writer_runs(nursery: Commands, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["sequence", "end"])
-def test_a_stream_that_has_no_writers_is_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_without_writers_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
     out = tmp_path / "out"
     assert main(run_arguments(out, [tmp_path / "a.jsonl"])) == 0

@@ -36,13 +36,13 @@ from lazyshard_producer.sources.source import RowOrigin, open_regular
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
 from tests.security import guards
+from tests.stream.streams import raised
 from tests.tiers import full
 
 
 def refuse(folder: Path, *, consumer: Any = "../x", journal_name: Any = "../x") -> None:
     for use in (forget_consumer, read_cursor, read_reading, CursorOwner):
-        with pytest.raises(ValueError):
-            use(folder, consumer)
+        raised(ValueError, use, folder, consumer)
     position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0}
     with pytest.raises(SourceRefused, match="no position to continue from"):
         journal.resume(position | {"journal": journal_name}, folder / ".producer.sources", "in")
@@ -54,8 +54,7 @@ def test_no_name_is_taken_for_a_path(name: str, tmp_path: Path) -> None:
     refuse(tmp_path, consumer=name, journal_name=name or "../x")
     text = json.dumps({"format": 1, "stream": name, "directory": name, "consumer": name})
     for data in (text.encode(), name.encode("utf-8", "replace")):
-        with pytest.raises(PositionInvalid):
-            parse(data, "lazyshard.json")
+        raised(PositionInvalid, parse, data, "lazyshard.json")
 
 
 def test_other_names_that_nobody_can_have(tmp_path: Path) -> None:
@@ -84,11 +83,9 @@ def test_cursor_that_says_another_name_than_its_file_counts_for_nobody(tmp_path:
 @pytest.mark.parametrize("name", ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b"), ids=ascii)
 def test_journal_names_files_of_its_directory_alone(name: str) -> None:
     for value in (name, "\0" + os.fsencode(name).hex(), 5, None, ["a"], {"a": 1}):
-        with pytest.raises(ValueError):
-            decode_name(value)
+        raised(ValueError, decode_name, value)
         for more in ("offset", "finished"):
-            with pytest.raises(ValueError):
-                FollowState().apply({"file": value, more: 5})
+            raised(ValueError, FollowState().apply, {"file": value, more: 5})
 
 
 FILES: Final = (
@@ -154,8 +151,7 @@ def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere
     (stream / folder).symlink_to(elsewhere)
     if folder == ".tmp":
         for call in (lambda: ChunkWriter(stream, 2), lambda: retire(stream, 1, 3)):
-            with pytest.raises(FileRefused):
-                call()
+            raised(FileRefused, call)
     else:
         (elsewhere / "sft.json").write_bytes(Cursor("sft", identity.stream_id, 0, 3, {}, 1.0).encode())
         for use in (
@@ -165,8 +161,7 @@ def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere
             lambda: forget_consumer(stream, "sft"),
             lambda: CursorOwner(stream, "sft"),
         ):
-            with pytest.raises(FileRefused):
-                use()
+            raised(FileRefused, use)
         mark = ReadingHint("sft", identity.stream_id, 1, 0, 1, 1.0)
         assert not write_reading(stream, mark)
         assert read_reading(stream, "sft") is None
@@ -180,11 +175,9 @@ def test_lock_files_are_neither_followed_nor_overwritten(tmp_path: Path, elsewhe
     stream = guards.write_stream(tmp_path / "stream", end=False)
     for plant in (guards.link_to(elsewhere / "secret"), guards.link_to(elsewhere / "new")):
         put(stream / ".producer.lock", plant)
-        with pytest.raises(OSError):
-            ChunkWriter(stream, 2)
+        raised(OSError, ChunkWriter, stream, 2)
         put(stream / "cursors" / ".sft.lock", plant)
-        with pytest.raises(OSError):
-            CursorOwner(stream, "sft")
+        raised(OSError, CursorOwner, stream, "sft")
     put(stream / ".producer.lock", guards.second_name_of(elsewhere / "secret"))
     ChunkWriter(stream, 2).close(end=False)
     # The token of a run is written into its lock file: not into a second name of somebody's file.
@@ -193,9 +186,10 @@ def test_lock_files_are_neither_followed_nor_overwritten(tmp_path: Path, elsewhe
     assert guards.unchanged(elsewhere)
 
 
-@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "second name", "pipe"])
 def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsewhere: Path) -> None:
-    plants = {"link": guards.link_to(elsewhere / "secret"), "second name": guards.second_name_of(elsewhere / "secret")}
+    plants = {"link": guards.link_to(elsewhere / "secret"), "link to nothing": guards.link_to(elsewhere / "new")}
+    plants["second name"] = guards.second_name_of(elsewhere / "secret")
     put(tmp_path / "out" / "quarantine.jsonl", plants.get(kind, os.mkfifo))
     with pytest.raises(FileRefused):
         quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: tmp_path)
@@ -208,15 +202,13 @@ def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewher
     folder = tmp_path / ".producer.sources"
     folder.symlink_to(elsewhere)
     for call in (lambda: Journal(folder, "in"), lambda: journal.list_journals(folder, "in")):
-        with pytest.raises(FileRefused):
-            call()
+        raised(FileRefused, call)
     folder.unlink()
     folder.mkdir()
     for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
         path = folder / f"{number}.jsonl"
         plant(path)
-        with pytest.raises(LazyShardError):
-            journal.read_journal(path, (3, "0"), "in")
+        raised(LazyShardError, journal.read_journal, path, (3, "0"), "in")
     assert guards.unchanged(elsewhere)
 
 
@@ -228,8 +220,7 @@ def test_followed_file_and_piece_of_a_ray_write_that_became_links_are_not_read(t
         lambda: PlainFile(str(path), 1000, FilePosition()).read(),
         lambda: open_regular(str(path), links_out=False),
     ):
-        with pytest.raises(LazyShardError):
-            read()
+        raised(LazyShardError, read)
     with open_regular(str(path)) as file:  # A source that the user names may be a link to anywhere
         assert file.read() == guards.SECRET
     folder = tmp_path / "pieces"
@@ -237,8 +228,7 @@ def test_followed_file_and_piece_of_a_ray_write_that_became_links_are_not_read(t
     for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
         piece_path(folder, number).mkdir()
         plant(piece_path(folder, number) / SEALS)
-        with pytest.raises(FileRefused):
-            read_file(piece_path(folder, number) / SEALS)
+        raised(FileRefused, read_file, piece_path(folder, number) / SEALS)
 
 
 def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -> None:
@@ -246,8 +236,6 @@ def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -
     folder.mkdir()
     (folder / "lazyshard.json").symlink_to(elsewhere / "secret")
     assert read_given_file(folder / "lazyshard.json") == guards.SECRET
-    with pytest.raises(FileRefused):
-        read_file(folder / "lazyshard.json")
+    raised(FileRefused, read_file, folder / "lazyshard.json")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(FileRefused):
-        read_given_file(folder / "pipe")
+    raised(FileRefused, read_given_file, folder / "pipe")

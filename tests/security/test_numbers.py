@@ -22,6 +22,7 @@ from lazyshard.part import Part
 from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
 from lazyshard.stream.cursor import write_cursor
 from tests.security.guards import command, edit, producer, write_stream
+from tests.stream.streams import raised, refusal_of
 
 MANY: Final = 10**12
 
@@ -44,8 +45,7 @@ def test_file_with_a_hole_is_refused_and_not_read_into_memory(name: str, tmp_pat
     file.parent.mkdir(exist_ok=True)
     with open(file, "ab") as opened:
         opened.truncate(1 << 40)
-    with pytest.raises(FileRefused, match=f"{MAX_PLAIN_BYTES} bytes.*{1 << 40} bytes"):
-        read_file(file)
+    refusal_of(FileRefused, f"{MAX_PLAIN_BYTES} bytes.*{1 << 40} bytes", read_file, file)
     for arguments in (("status",), ("verify", "--jobs", "1")):
         assert command(arguments[0], stream, *arguments[1:]) in (0, 5, 7)
 
@@ -59,8 +59,7 @@ def test_row_of_a_terabyte_is_refused_and_not_read_into_memory(tmp_path: Path) -
     os.truncate(stream / "chunk_00000.jsonl", 1 << 40)
     reader = StreamReader(stream, max_wait=0)
     for read in (lambda: reader.read(0), lambda: reader.line(0), lambda: list(reader)):
-        with pytest.raises(ChunkCorrupt, match="1099511627776"):
-            read()
+        refusal_of(ChunkCorrupt, "1099511627776", read)
 
 
 def consumed(place: Path) -> Path:
@@ -71,16 +70,11 @@ def consumed(place: Path) -> Path:
     return stream
 
 
-def claiming(place: Path) -> Path:
-    stream = consumed(place)
-    for name in ("head.json", "stream.end"):
-        edit(stream / name, chunks=MANY, samples=2 * MANY)
-    return stream
-
-
 @pytest.mark.usefixtures("little_memory")
 def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stream = claiming(tmp_path)
+    stream = consumed(tmp_path)
+    for name in ("head.json", "stream.end"):
+        edit(stream / name, chunks=MANY, samples=2 * MANY)
     for arguments, codes in (
         (("status",), (0,)),
         (("inspect",), (0, 5)),
@@ -94,8 +88,7 @@ def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd:
     ):
         assert command(arguments[0], stream, *arguments[1:]) in codes, (arguments, capfd.readouterr())
         assert "Traceback" not in capfd.readouterr().err
-    with pytest.raises(LazyShardError, match=str(MANY)):
-        ChunkWriter(stream, 2)
+    refusal_of(LazyShardError, str(MANY), ChunkWriter, stream, 2)
 
 
 def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
@@ -119,8 +112,7 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
     ids=["ranks", "batch", "draws", "epochs", "skip", "parts"],
 )
 def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
-    with pytest.raises(StateMismatch):
-        tracing(parts=parts)
+    raised(StateMismatch, tracing, parts=parts)
     with pytest.raises(StateMismatch):  # Nor is a step of more draws than memory holds
         list(tracing(2**60, parts=(Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS),)).at_step(0))
 

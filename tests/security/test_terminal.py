@@ -18,6 +18,7 @@ from lazyshard.stream.head import describe_producer, failure_words
 from lazyshard.stream.listing import Published
 from lazyshard.stream.lock import WriterLock
 from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
+from tests.stream.streams import raised, refusal_of
 
 COMMANDS: Final = (
     *(("status",), ("status", "--json"), ("inspect",), ("inspect", "--json"), ("inspect", "0", "--json")),
@@ -77,14 +78,12 @@ def test_errors_of_the_library_hold_no_control_characters(tmp_path: Path) -> Non
     stream = hostile_stream(tmp_path)
     for state in ("failed", "waiting", "running", "idle"):
         edit(stream / "head.json", state=state)
-        with pytest.raises(LazyShardError) as caught:
-            StreamReader(stream, max_wait=0).read(100)
-        messages.append(str(caught.value))
+        caught = raised(LazyShardError, lambda: StreamReader(stream, max_wait=0).read(100))
+        messages.append(str(caught))
         head = Head(1, 1, False, state, 1.0, ESCAPES, 1, 0.0, ESCAPES)
         messages += [describe_producer(Published(1, 1, False, head), 5, 1.0, gone) for gone in (False, True)]
-    with pytest.raises(OSError, match="out of the stream") as refused:
-        read_file(stream / "retired.json")
-    messages.append(str(refused.value))
+    refused = refusal_of(OSError, "out of the stream", read_file, stream / "retired.json")
+    messages.append(str(refused))
     for message in messages:
         assert shown(message) == "", message
     assert "\x1b" not in CursorToken(1, "0" * 16, 1, ESCAPES).text
@@ -96,9 +95,8 @@ def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
     calls: list[Callable[[], object]] = [held.check, lambda: WriterLock(tmp_path, 0.0)]
     try:
         for call in calls:
-            with pytest.raises(ProducerFenced) as caught:
-                call()
-            assert shown(str(caught.value)) == ""
+            caught = raised(ProducerFenced, call)
+            assert shown(str(caught)) == ""
     finally:
         held.release()
 

@@ -19,7 +19,7 @@ from tests.harness.processes.producing import rows
 from tests.store.producing import LASTING, Run, chunk_names, objects, taken, until
 from tests.store.server import Server
 from tests.store.streams import publish
-from tests.stream.consuming import cursor
+from tests.stream.streams import cursor
 
 pytestmark = pytest.mark.full
 PER_CHUNK = 3

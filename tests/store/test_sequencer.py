@@ -17,10 +17,9 @@ from lazyshard_producer.shipping import open_sequenced
 from lazyshard_producer.shipping.sequenced import StoreSequencer
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
-from tests.store.pieces import APART, SIZE, check_rows, put_all, put_pieces, put_stream, shared
 from tests.store.producing import CHANGES, Run, When, chunk_names, watched
 from tests.store.server import Server
-from tests.store.streams import put
+from tests.store.streams import APART, SIZE, check_rows, put, put_all, put_pieces, put_stream, shared
 
 ROWS = {"a": SIZE + 1, "b": SIZE + 2, "c": 1}  # two pieces, and remainders that fill a chunk and one row more
 CHUNKS = chunk_names(4)
@@ -82,9 +81,7 @@ def test_the_store_copies_the_pieces(tmp_path: Path, server: Server, bucket: Url
 
 @pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_at_each_change_another_one_goes_on(
-    when: When, nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path
-) -> None:
+def test_another_one_goes_on(when: When, nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) -> None:
     # After one change the store is as before the next one.
     for number in range(0, 100, 2):
         url = bucket / str(number)

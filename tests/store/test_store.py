@@ -114,7 +114,7 @@ def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.Monk
         gate.open()
 
 
-def test_calls_of_threads_that_fail_at_a_time_are_told_once_each(
+def test_failures_of_threads_are_told_once_each(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)

@@ -1,5 +1,6 @@
 """Streams to damage, and what a verification says of them in short."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 import orjson
 
 from lazyshard.format.records import Head
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.inspection.verification import Verified, verify
+from lazyshard.stream import write_cursor
+from lazyshard.stream.cursor import write_reading
 from tests.stream.streams import produce
 
 Damage = Callable[[Path], object]
@@ -104,3 +108,23 @@ def shortened(verified: Verified) -> list[tuple[str, str, str, str]]:
 
 def _rows(row: int | None, rows: int) -> str:
     return "" if row is None else f" row {row}" + (f" of {rows}" if rows > 1 else "")
+
+
+PLAN = {"dp_size": 1, "batch_size": 1, "unit": 2, "window": 2, "seed": 0}
+
+
+def stream_id(directory: Path) -> str | None:
+    file = directory / "stream.json"
+    return str(json.loads(file.read_bytes())["stream_id"]) if file.exists() else None
+
+
+def checkpoint(directory: Path, name: str, consumed: int, chunks_before: int, at: float) -> None:
+    write_cursor(directory, Cursor(name, stream_id(directory), consumed, chunks_before, PLAN, at))
+
+
+def reads(directory: Path, name: str, needs_chunks: int, at: float) -> None:
+    assert write_reading(directory, ReadingHint(name, stream_id(directory), 1, 0, needs_chunks, at))
+
+
+def edit_head(directory: Path, **values: Any) -> None:
+    edit("head.json", **values)(directory)

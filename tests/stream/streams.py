@@ -1,6 +1,8 @@
 """Small streams, children and waits that the tests of storage share."""
 
 import gc
+import itertools
+import json
 import os
 import re
 import signal
@@ -8,14 +10,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
+from unittest import mock
 
+import numpy as np
 import pytest
+import xxhash
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.records import Head, seal_name
+from lazyshard.format.records import Head, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import Cursor, ReadingHint
+from lazyshard.store.files import read_seal
+from lazyshard.stream import write_cursor, write_reading
+from lazyshard.stream.sequencer import Sequencer
+from lazyshard.stream.share import Share
+from lazyshard.stream.stream import open_now, read_lengths
+from lazyshard.stream.waiting import Watchdog
+from lazyshard.stream.writer import open_sequenced
+from tests.harness.processes.environment import run_command
 
 E = TypeVar("E", bound=BaseException)
 P = ParamSpec("P")
@@ -185,11 +200,113 @@ def reap(pid: int) -> int:
 
 def python(source: str, *arguments: object, before: Iterable[str] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a program in a fresh interpreter, `before` being a command that starts it."""
-    return subprocess.run(
-        [*before, sys.executable, "-c", source, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(HERE)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
+    return run_command(*before, sys.executable, "-c", source, *arguments, env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool = True) -> Path:
+    writer = ChunkWriter(directory, per_chunk)
+    for number, length in enumerate(lengths):
+        writer.write({"id": number}, tokens=length)
+    writer.close(end)
+    return directory
+
+
+def put_lengths(directory: Path, *lengths: list[int], first: int = 0) -> Path:
+    """Puts lengths into seals that are there, as no producer would."""
+    for chunk, values in enumerate(lengths, first):
+        seal = replace(read_seal(directory, chunk), tokens=np.array(values, np.uint32))
+        (directory / seal_name(chunk)).write_bytes(seal.encode())
+    return directory
+
+
+def lengths_of(directory: Path) -> list[int]:
+    stream = open_now(directory)
+    return [int(length) for length in read_lengths(stream, stream.published().samples)]
+
+
+def seal_rows(directory: Path, chunk: int, *rows: bytes, tokens: list[int] | None = None) -> None:
+    """Writes a chunk of these rows, whatever they are, and its seal."""
+    (directory / chunk_name(chunk)).write_bytes(b"".join(rows))
+    offsets = [0, *itertools.accumulate(map(len, rows))]
+    seal = Seal(
+        chunk=chunk,
+        offsets=np.array(offsets, np.uint64),
+        digests=np.array([xxhash.xxh3_64_intdigest(row) for row in rows], np.uint64),
+        tokens=None if tokens is None else np.array(tokens, np.uint32),
+        sealed_at=1700000000.0,
     )
+    (directory / seal_name(chunk)).write_bytes(seal.encode())
+
+
+SIZE = 4
+
+
+def write_pieces(
+    directory: Path,
+    name: str,
+    rows: int,
+    writers: int | None = None,
+    *,
+    first: int = 0,
+    end: bool = True,
+    text: str = "",
+) -> None:
+    """A writer publishes rows [first, rows) as pieces of 4; each row is a line of NAME.jsonl beside the stream."""
+    source = directory.parent / f"{name}.jsonl"
+    lines = [f'{{"id": "{text or f"{name}-{number}"}"}}\n'.encode() for number in range(rows)]
+    source.write_bytes(b"".join(lines))
+    with mock.patch.multiple(Share, begin=mock.DEFAULT, finish=mock.DEFAULT, make_room=mock.DEFAULT):
+        writer = ChunkWriter(directory, SIZE, writer=name, writers=writers)
+        for number in range(first, rows):
+            entry = {"path": str(source), "kind": "jsonl", "offset": sum(map(len, lines[: number + 1]))}
+            position = {"sources": [{**entry, "line": number + 1}], "rows": number + 1, "refused": 0, "skip": 0}
+            writer.write(lines[number], source=position)
+        writer.close(end)
+
+
+def sequence(directory: Path) -> None:
+    """A sequencer gives all pieces that are there their numbers."""
+    writer = open_sequenced(directory, time.time, False, None)
+    sequencer = Sequencer(writer, None, 0)
+    while not sequencer.ended and sequencer.turn():
+        pass
+    sequencer.close()
+
+
+def owners(directory: Path) -> list[list[str]]:
+    """The ids of the rows of each chunk."""
+    chunks = sorted(directory.glob("chunk_*.jsonl"))
+    return [[json.loads(line)["id"] for line in chunk.read_bytes().splitlines()] for chunk in chunks]
+
+
+class World:
+    """A watchdog of 60 s; `options` are its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.watchdog = Watchdog(self.told.append, **options)
+        self.watchdog._clock = lambda: self.now
+
+    def look_at(self, now: float) -> list[str]:
+        self.now = now
+        self.watchdog.look()
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+_OWN = "own"
+
+
+def _stream_id(directory: Path) -> str:
+    return Manifest.decode((directory / "stream.json").read_bytes()).stream_id
+
+
+def cursor(directory: Path, consumer: str, *, consumed: int, chunks_before: int, stream_id: str | None = _OWN) -> None:
+    stream_id = _stream_id(directory) if stream_id == _OWN else stream_id
+    write_cursor(directory, Cursor(consumer, stream_id, consumed, chunks_before, {"dp_size": 1}, 1700000000.0))
+
+
+def reading(directory: Path, consumer: str, *, needs_chunks: int, stream_id: str | None = _OWN) -> None:
+    stream_id = _stream_id(directory) if stream_id == _OWN else stream_id
+    write_reading(directory, ReadingHint(consumer, stream_id, 1, 0, needs_chunks, 1700000000.0))

@@ -22,8 +22,7 @@ from lazyshard.stream import scattered
 from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
 from lazyshard.stream.scattered import Held, ScatteredReader
 from tests.stream.damage import flip
-from tests.stream.foreign_seals import seal_rows
-from tests.stream.streams import foreign, produce, raised, seal
+from tests.stream.streams import foreign, produce, raised, seal, seal_rows
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 

@@ -18,9 +18,8 @@ from lazyshard.inspection.verification import verify
 from lazyshard.stream import CursorOwner, list_consumers, read_cursor
 from lazyshard.stream.listing import retire
 from tests.harness.fuzz.damage import replace_by
-from tests.stream.consuming import cursor
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, move, put, stream
-from tests.stream.streams import foreign, needs_root, raised, refusal_of
+from tests.stream.streams import cursor, foreign, needs_root, raised, refusal_of
 
 C0, C1, C2 = (f"chunk_0000{number}.jsonl" for number in range(3))
 S0, S1, S2 = (f"{name}.completed" for name in (C0, C1, C2))
@@ -219,9 +218,7 @@ def _torn(data: bytes) -> Iterator[tuple[bytes, str]]:
     yield data[:start] + b"0" * 32 + data[start + 32 :], "0" * 32
 
 
-def test_cursor_that_is_torn_ahead_or_of_another_deletes_nothing(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cursor_that_cannot_be_believed_deletes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cursor(place, "sft", consumed=4, chunks_before=2)
     path = place / "cursors" / "sft.json"
     for data, told in _torn(path.read_bytes()):

@@ -225,9 +225,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("digests", [True, False])
-def test_damage_anywhere_is_never_a_wrong_sample(
-    digests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_never_a_wrong_sample(digests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that was never kept comes back from a file damaged in any of these ways only without the digests."""
     if not digests:
         monkeypatch.setattr(arrays, "_digest", lambda data: 0)
@@ -379,9 +377,7 @@ def test_device_that_refuses_leaves_what_is_there(tmp_path: Path, monkeypatch: p
     assert find(KeptSamples(tmp_path, PLENTY), 1, 1) == [1, 1]
 
 
-def test_file_whose_beginning_could_not_be_written_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_without_its_beginning_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptSamples(tmp_path, PLENTY)
 
     def refused(fd: int, data: bytes, offset: int) -> int:

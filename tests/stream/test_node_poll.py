@@ -28,8 +28,17 @@ from lazyshard.stream.listing import Published, has_unpublished_rows
 from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name
 from tests.stream import streams
 from tests.stream.damage import edit
-from tests.stream.shared import sequence, write_pieces
-from tests.stream.streams import DEADLINE_S, needs_root, open_descriptors, produce, raising, rows, wait_until
+from tests.stream.streams import (
+    DEADLINE_S,
+    needs_root,
+    open_descriptors,
+    produce,
+    raising,
+    rows,
+    sequence,
+    wait_until,
+    write_pieces,
+)
 
 ID: Final = "0123456789abcdef" * 2
 NAME: Final = "f" * 32

@@ -24,8 +24,19 @@ from lazyshard.stream.listing import list_chunks, list_kept, read_retired, retir
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream import streams
 from tests.stream.damage import found
-from tests.stream.lengths import lengths_of, put_lengths, sealed
-from tests.stream.streams import foreign, head, names, produce, raised, raising, refusal_of, rows
+from tests.stream.streams import (
+    foreign,
+    head,
+    lengths_of,
+    names,
+    produce,
+    put_lengths,
+    raised,
+    raising,
+    refusal_of,
+    rows,
+    sealed,
+)
 
 
 @pytest.fixture
@@ -105,9 +116,7 @@ def test_what_deletes_nothing(stream: Path, tmp_path: Path, monkeypatch: pytest.
     ("data", "error"),
     [(b"", FileInvalid), (b'{"format":1}', FileInvalid), (b'{"format":2}', errors.VersionUnsupported)],
 )
-def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
-    stream: Path, data: bytes, error: type[Exception]
-) -> None:
+def test_unusable_mark_stops_deletion_and_start(stream: Path, data: bytes, error: type[Exception]) -> None:
     retire(stream, 2, 5)
     (stream / "retired.json").write_bytes(data)
     for call in (lambda: retire(stream, 3, 5), lambda: ChunkWriter(stream), lambda: read_retired(stream)):

@@ -7,7 +7,7 @@ import pytest
 from lazyshard.format.seal import producer_source
 from lazyshard.format.writers import Sequenced, check_writer_name
 from lazyshard.store.files import read_seal
-from tests.stream.shared import owners, sequence, write_pieces
+from tests.stream.streams import owners, refusal_of, sequence, write_pieces
 
 
 def positions(stream: Path) -> list[tuple[dict[str, tuple[int, int]], list[tuple[str, int, int]]]]:
@@ -52,5 +52,4 @@ def test_position_of_the_producer_of_a_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["committed.json", "end.json"])
 def test_names_of_the_files_beside_the_folders_of_writers(name: str) -> None:
-    with pytest.raises(ValueError, match="name"):
-        check_writer_name(name)
+    refusal_of(ValueError, "name", check_writer_name, name)

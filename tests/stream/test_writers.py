@@ -157,9 +157,7 @@ def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(t
         assert head(tmp_path).ended
 
 
-def test_pieces_are_published_together_and_fewer_of_them_on_a_slow_disk(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_are_published_together_by_time(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile nothing shows that the sequencer is alive, and another process takes over after the lease."""
     for number in range(10):
         write(tmp_path, f"w{number}", 6, writers=0)
@@ -224,9 +222,7 @@ def test_end_request_ends_the_stream_without_the_writers_that_have_not_ended(tmp
     assert (error.directory, error.samples) == (str(tmp_path), 7)
 
 
-def test_end_request_waits_for_a_writer_that_has_ended_unseen(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_request_waits_for_an_unseen_end(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a", 2, writers=0)
     work = sequencing(tmp_path)
     assert work.step() == 0.0
@@ -249,9 +245,7 @@ def test_writer_resumes_after_its_last_piece(tmp_path: Path, by_hand: None) -> N
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_sequencer_resumes_after_the_newest_seal(
-    told: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequencer_resumes(told: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequencer, "TOGETHER", 2)
     for name in "ab":
         write(tmp_path, name, 5, writers=2)
@@ -266,9 +260,7 @@ def test_sequencer_resumes_after_the_newest_seal(
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_files_get_a_second_name_or_are_copied(
-    linked: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     if not linked:
         monkeypatch.setattr(durable, "link", lambda source, target: False)
     for name in "ab":
@@ -381,27 +373,29 @@ def two(tmp_path: Path, by_hand: None) -> Path:
 )
 def test_what_never_changes_is_refused(given: dict[str, Any], expected: str, actual: str, two: Path) -> None:
     error = raised(errors.StreamMismatch, ChunkWriter, two, **given)
-    assert (str(error.expected), str(error.actual)) == (expected, actual)
+    assert (error.directory, str(error.expected), str(error.actual)) == (str(two), expected, actual)
 
 
 def test_one_writer_too_many_and_one_that_is_not_named_are_refused(two: Path, tmp_path: Path) -> None:
     write(two, "b", 1, end=False)
-    raised(errors.StreamMismatch, ChunkWriter, two, writer="c")
-    assert not (two / WRITERS / "c").exists()
+    error = raised(errors.StreamMismatch, ChunkWriter, two, writer="c")
+    assert (error.expected, error.actual, (two / WRITERS / "c").exists()) == ("2", "'c'", False)
     named = two / "named"
     write(named, "a", 1, writers=["a", "b"], end=False)
-    raised(errors.StreamMismatch, ChunkWriter, named, writer="c")
+    error = raised(errors.StreamMismatch, ChunkWriter, named, writer="c")
+    assert (error.expected, error.actual) == ("('a', 'b')", "'c'")
     write(named, "b", 1, end=False)
 
 
 def test_named_writer_does_not_join_the_stream_of_an_unnamed_one(tmp_path: Path) -> None:
     ChunkWriter(tmp_path, 2).close(end=False)
     before = names(tmp_path)
-    raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a")
-    assert names(tmp_path) == before
+    error = raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a")
+    kinds = ("several writers, each with a name", "one producer without a name")
+    assert (error.expected, error.actual, names(tmp_path)) == (*kinds, before)
 
 
-@pytest.mark.parametrize("name", ["", ".a", "a/b", "..", "a b", "ä", "a" * 65, 3])
+@pytest.mark.parametrize("name", ["", ".a", "a/b", "../a", "..", "a b", "ä", "a" * 65, 3])
 def test_what_is_no_name(name: Any, tmp_path: Path) -> None:
     raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writer=name)
     assert not (tmp_path / "stream").exists()
@@ -431,26 +425,12 @@ def test_newest_seal_that_no_sequencer_has_written_is_refused(two: Path) -> None
     raised(errors.StreamInvalid, sequence, two)
 
 
-def break_seal(folder: Path, chunk: int) -> Path:
-    path = folder / f"chunk_{chunk:05d}.jsonl.completed"
-    path.write_bytes(path.read_bytes()[:-5])
-    return path
-
-
-def break_data(folder: Path, chunk: int) -> Path:
-    path = folder / f"chunk_{chunk:05d}.jsonl"
-    path.write_bytes(path.read_bytes()[:-3] + b'5"}')
-    return path
-
-
-def cut_data(folder: Path, chunk: int) -> Path:
-    path = folder / f"chunk_{chunk:05d}.jsonl"
-    path.write_bytes(path.read_bytes()[:-1])
-    return path
+# The end of the file's name, how many bytes are cut, and what is put in their place.
+SEAL_CUT, ROWS_CUT, ROWS_CHANGED = (".completed", 5, b""), ("", 1, b""), ("", 3, b'5"}')
 
 
 @pytest.mark.parametrize(
-    ("damage", "chunk"), [(break_seal, 0), (cut_data, 0), (break_seal, 2), (cut_data, 2), (break_data, 2)]
+    ("damage", "chunk"), [(SEAL_CUT, 0), (ROWS_CUT, 0), (SEAL_CUT, 2), (ROWS_CUT, 2), (ROWS_CHANGED, 2)]
 )
 def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
     damage: Any, chunk: int, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
@@ -461,7 +441,9 @@ def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
         write(tmp_path, name, 5, writers=2)
     folder = tmp_path / WRITERS / "a"
     before = {path.name: path.read_bytes() for path in folder.glob("chunk_*")}
-    damaged = damage(folder, chunk)
+    suffix, cut, put = damage
+    damaged = folder / f"chunk_{chunk:05d}.jsonl{suffix}"
+    damaged.write_bytes(damaged.read_bytes()[:-cut] + put)
     assert not sequence(tmp_path).ended
     assert of_writer(tmp_path, "b")[:4] == ["b0", "b1", "b2", "b3"]
     assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(2 * chunk)]
@@ -490,7 +472,7 @@ def test_writer_whose_piece_is_damaged_is_told_so(tmp_path: Path, monkeypatch: p
     assert of_writer(tmp_path, "b") == ["b0", "b1", "b2"]
 
 
-def test_held_writer_does_not_fail_at_once_by_a_refusal_that_is_older_than_its_repair(
+def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Share, "_run", lambda self: None)

@@ -1,7 +1,5 @@
 """The tiny models, made once for all processes of a test session."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the processes of a training consumed, killed and resumed or not: checks for every run over a stream."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

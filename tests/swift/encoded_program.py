@@ -6,8 +6,6 @@ The streams are those of `test_encode.py`: these rows encoded; and texts encoded
 training makes its own, by the arguments of `swift sft`. An assertion that does not hold ends it.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import itertools
@@ -29,8 +27,8 @@ from lazyshard.format.row import check_row, encode_row
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders
 from lazyshard_swift.rows import pack as pack_values
+from tests.data.test_encode import same
 from tests.swift.programs import MAX_LENGTH, TEMPLATE
-from tests.swift.unit.test_encoded import same
 
 CAPACITY = 300
 

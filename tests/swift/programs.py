@@ -1,7 +1,5 @@
 """Programs in processes of their own, with this checkout's packages or stand-ins for them: what they print and find."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.harness.processes.environment import run_command
 from tests.harness.processes.producing import run_arguments
 from tests.swift.warm import PATHS, ROOT, run_warm
 
@@ -31,16 +30,7 @@ def environment(*paths: Path, **variables: str) -> dict[str, str]:
 
 
 def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=variables,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return run_command(sys.executable, *command, env=variables, cwd=ROOT, timeout=200)
 
 
 def python(code: str, *paths: Path, site: bool = True, **variables: Any) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """Numbered rows for trainings, as ordinary files, as streams, and as a stream that is still being produced."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Which ms-swift is found, and what `lazyshard doctor swift` says of it."""
 
-from __future__ import annotations
-
 import json
 import site
 from collections.abc import Callable

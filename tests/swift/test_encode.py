@@ -1,7 +1,5 @@
 """What the producer encoded, measured or packed by ms-swift's template, in real runs: it trains as ms-swift's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +10,7 @@ from lazyshard import StreamReader
 from lazyshard.format.records import seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.stream import read_cursor
-from tests.stream.lengths import lengths_of
+from tests.stream.streams import lengths_of
 from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, encoded_in, position_of
 from tests.swift.programs import MAX_LENGTH, TEMPLATE, encode
@@ -21,7 +19,7 @@ from tests.swift.warm import run_warm
 
 pytestmark = [pytest.mark.timeout(1000)]
 ROWS: Final = 60
-SAMPLES: Final = 61  # of the stream whose rows are measured
+TRAINED: Final = 61  # of the stream whose rows are measured
 TOKENS: Final = 96  # more than any text has
 LONG: Final[dict[str, Any]] = {
     "messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]
@@ -47,7 +45,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, 
         "texts": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH)),
         "split": (lone, SIZE, (*texts, "--split", TOKENS)),
         "padded": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH, "--pad", TOKENS)),
-        "measured": (write_jsonl(folder / "rows.jsonl", 0, SAMPLES), SIZE, ("--measure", "swift")),
+        "measured": (write_jsonl(folder / "rows.jsonl", 0, TRAINED), SIZE, ("--measure", "swift")),
     }
     return encode(model, folder, made)
 
@@ -94,11 +92,11 @@ def test_batches_are_of_rows_of_about_one_length(streams: dict[str, Path], tmp_p
     options |= {"num_train_epochs": 1, "save_strategy": "epoch", "dataloader_num_workers": 2}
     run = swift_sft(tmp_path / "run", model, **options)
     # 15 steps of 4: the last sample of the stream is left over.
-    assert sorted(number for batch in run.batches for number in batch.ids) == list(range(SAMPLES - 1))
+    assert sorted(number for batch in run.batches for number in batch.ids) == list(range(TRAINED - 1))
     assert run.output.count("lazyshard: --group_by_length true: ms-swift's sampler reads the whole") == 1
     for batch in run.batches:
         assert batch.tokens == MICRO * max(lengths[number] for number in batch.ids), "lengths of other samples"
-    trained = sum(lengths[: SAMPLES - 1])
+    trained = sum(lengths[: TRAINED - 1])
     padding = sum(batch.tokens for batch in run.batches) - trained
     in_order = sum(MICRO * max(pair) for pair in zip(lengths[0::2], lengths[1::2], strict=False)) - trained
     assert padding < in_order / 2, "batches of any lengths"

@@ -3,8 +3,6 @@
 That the finder is in place once installed: tests/packaging/test_publishing.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Real runs on a stream in a bucket: own chunks, a resume that leaves out what it is told to, a cursor there too."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

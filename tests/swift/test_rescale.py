@@ -3,8 +3,6 @@
 Of each start counts what was trained up to the checkpoint that the next one continues from.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 What was trained after the checkpoint and before the kill is trained again: those steps are compared.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

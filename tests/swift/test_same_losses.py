@@ -4,8 +4,6 @@ The file holds what the stream draws, one epoch after the other, and ms-swift re
 flag off: so it is also seen here that without the flag ms-swift does what it always did.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

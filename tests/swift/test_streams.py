@@ -1,7 +1,5 @@
 """What real runs consumed of ended streams and of ones being written: each sample once, each rank its own chunks."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 The streams have a producer that was killed, so every step past what it published waits.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -9,8 +9,6 @@ the data loader, before it is cut for context parallelism; every pipeline stage 
 set, rows that the template encodes are written down there.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ See `cpu/warm_server.py`. Command, `torchrun` and ranks are the real ones, each 
 looked at or sent signals other than SIGKILL, nothing is warm.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from filelock import FileLock
+
+from tests.harness.processes.environment import run_command
 
 CPU: Final = Path(__file__).with_name("cpu")
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -106,14 +106,5 @@ def _end(server: subprocess.Popen[bytes], owner: int) -> None:
 def run_warm(folder: Path, *command: object) -> None:
     """Runs a script, or `-m` and a module, that imports ms-swift; it must end well. Its files are in a folder."""
     variables = warm("swift", None)
-    done = subprocess.run(
-        [variables["PYTHON_EXEC"], *map(str, command)],
-        env=offline(folder) | variables,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_command(variables["PYTHON_EXEC"], *command, env=offline(folder) | variables, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

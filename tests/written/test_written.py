@@ -5,8 +5,6 @@ that were stopped midway. `expected.json` holds what that code drew after each s
 stopped; `files.json` a digest of each file. Tests that write do so in a copy.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

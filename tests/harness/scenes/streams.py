@@ -14,7 +14,6 @@ from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from tests.harness.disks import Disk
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.processes.producing import ids, rows_of, run_arguments
@@ -64,15 +63,12 @@ class Stream:
         stdin = next((source.stdin for source in self._sources if source.stdin is not None), None)
         return self._nursery.start(*self.arguments, stdin=stdin, **kill)
 
-    def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
-        """Kills the command at random calls, and cuts the disk's power, until it has finished; returns how often."""
+    def run_killed(self, seed: str, most_calls: int) -> int:
+        """Kills the command at random calls until it has finished; returns how often."""
         dice = random.Random(seed)
-        power_of = None if disk is None else disk.point
         for kills in range(MOST_LIVES):
             before = self.chunk_bytes()
-            status, err = self.run(kill_at=dice.randint(1, most_calls), when=dice.choice(WHENS), power_of=power_of)
-            if disk is not None:
-                disk.restart()
+            status, err = self.run(kill_at=dice.randint(1, most_calls), when=dice.choice(WHENS))
             self.check(before)
             if status == 0:
                 return kills

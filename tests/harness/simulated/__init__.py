@@ -1,1 +1,1 @@
-"""Real runs beside the predictions of `lazyshard simulate`: see `tests.harness.simulated.check`."""
+"""Real runs beside the predictions of `lazyshard simulate`: see `tests.harness.simulated.real`."""

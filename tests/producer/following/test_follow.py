@@ -55,9 +55,7 @@ def test_compressed_files_are_read_among_the_others(follow: Follow, directory: P
     assert follower.take() == [b"5\n"]
 
 
-def test_what_is_no_plain_file_is_passed_over_with_one_warning(
-    follow: Follow, directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_file(follow: Follow, directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (directory / "directory.jsonl").mkdir()
     os.mkfifo(directory / "pipe.jsonl")
     (tmp_path / "outside.jsonl").write_bytes(b"1\n")

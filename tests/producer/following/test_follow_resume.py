@@ -311,9 +311,7 @@ def test_journals_begin_anew_and_old_ones_go(follow: Follow, directory: Path, mo
 
 
 @pytest.mark.parametrize("step", ["write_all", "sync", "sync_directory"])
-def test_a_journal_that_cannot_be_written_is_not_written_to_again(
-    step: str, follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_journal(step: str, follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follower = follow(finished_by="marker")
     (directory / "a.jsonl").write_bytes(b"1\n2\n")
     follower.take()

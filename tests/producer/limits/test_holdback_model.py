@@ -65,15 +65,13 @@ class Reader:
 class World:
     """Everything there is. `sizes` are the chunks that the producer is given; with the last one the stream ends."""
 
-    def __init__(
-        self, limits: Limits, readers: Sequence[Reader], sizes: Sequence[int], *, capacity: int = 0, published: int = 0
-    ) -> None:
+    def __init__(self, limits: Limits, readers: Sequence[Reader], sizes: Sequence[int], *, capacity: int = 0) -> None:
         self.readers = list(readers)
         self.sizes = sizes
         self.capacity = capacity
         self.now = 1000.0
         self.first = 0
-        self.published = published
+        self.published = 0
         self.ended = False
         self.holds: list[Hold] = []
         self.limit(limits)

@@ -1,6 +1,10 @@
 """However rows are mixed, made, ordered and put together: continuing after any of them gives the rest, each once."""
 
+import contextlib
 import random
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,14 @@ from hypothesis import strategies as st
 
 from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from tests.producer.rows.draining import make, numbers, samples, take, write
+from lazyshard_producer.errors import SettingInvalid, SourceRefused, WorkerFailed, exit_code
+from lazyshard_producer.rows.recipe import Workers
+from tests.harness.processes.environment import ROOT, environment
+from tests.producer.rows.draining import make, making, numbers, samples, take, write
+from tests.stream.streams import raised
 
 RECIPES = "tests.producer.recipes"
-ENCODE = "tests.producer.encoders:tokenized"
+ENCODE = "tests.producer.recipes:tokenized"
 TWICE = {"transform": f"{RECIPES}:twice"}
 DEALT = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4}
 PACKED_AND_DEALT = {"pack": 10, "balance": 2, "pack_buffer": 5}
@@ -140,8 +147,7 @@ def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: P
         fifth = list(take(make(tmp_path / "out", paths, [1, 2], **more)))[4]
         rest = take(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5)
         if refused:
-            with pytest.raises(SettingInvalid):
-                list(rest)
+            raised(SettingInvalid, list, rest)
         else:
             assert len(list(rest)) == 13
 
@@ -160,9 +166,8 @@ def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: P
 def test_rows_are_of_one_kind(tmp_path: Path, before: dict[str, Any], after: dict[str, Any], option: str) -> None:
     paths = write(tmp_path, [6, 6])
     *_, last = take(make(tmp_path / "out", paths, **before))
-    with pytest.raises(SettingInvalid) as refused:
-        list(take(make(tmp_path / "out", paths, **after), last.position, 2))
-    assert refused.value.option == option
+    refused = raised(SettingInvalid, lambda: list(take(make(tmp_path / "out", paths, **after), last.position, 2)))
+    assert refused.option == option
 
 
 @pytest.mark.parametrize(
@@ -174,9 +179,7 @@ def test_rows_are_of_one_kind(tmp_path: Path, before: dict[str, Any], after: dic
         ({"split": 11}, {"split": 15}, "split (was {'size': 11, 'overlap': 0}, now {'size': 15, 'overlap': 0})"),
     ],
 )
-def test_between_what_is_made_together_another_recipe_is_told(
-    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], told: str
-) -> None:
+def test_another_recipe_is_told(tmp_path: Path, before: dict[str, Any], after: dict[str, Any], told: str) -> None:
     paths, warnings = write(tmp_path, *FILES), list[str]()
     whole = list(take(make(tmp_path / "out", paths, **before)))
     number = next(number for number, taken in enumerate(whole, 1) if not taken.position["skip"])
@@ -207,9 +210,8 @@ def test_rows_changed_since_they_were_begun_are_refused(tmp_path: Path, form: di
         path.write_bytes(text.replace(b'"length":', b'"length":7'))
     else:
         path.write_bytes(text.replace(b'"input_ids":[', b'"input_ids":[9'))
-    with pytest.raises(SourceRefused) as refused:
-        list(take(settings, position, rows))
-    assert refused.value.file == str(path)
+    refused = raised(SourceRefused, lambda: list(take(settings, position, rows)))
+    assert refused.file == str(path)
 
 
 @pytest.mark.parametrize("form", [{"shuffle": 8}, {"pack": 10}, {"pack": 10, "pack_buffer": 4, "balance": 4}, DEALT])
@@ -236,3 +238,59 @@ def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Pat
     with paths[1].open("ab") as file:
         file.write(encode_row({"id": [1, 1]}))
     assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]
+
+
+HERE = "tests.producer.recipes"
+
+
+def test_a_worker_that_is_killed_ends_the_run() -> None:
+    workers = Workers(making(transform=f"{HERE}:dies"), 1)
+    try:
+        work = workers.submit([b"{}"], 0)
+        with pytest.raises(WorkerFailed) as failed:
+            while workers.result(work, 1.0) is None:
+                pass
+        assert exit_code(failed.value) == 8
+        raised(WorkerFailed, workers.submit, [b"{}"], 1)
+    finally:
+        workers.close()
+
+
+def test_closing_in_the_middle_of_what_workers_send_leaves_no_thread() -> None:
+    before = threading.enumerate()
+    workers = Workers(making(transform=f"{HERE}:large"), 2)
+    under_way = [workers.submit([b"{}"] * 4, 4 * index) for index in range(8)]
+    while workers.result(under_way[0], 1.0) is None:
+        pass
+    workers.close()
+    assert threading.enumerate() == before
+
+
+PROGRAM = """
+import os, signal, sys
+from lazyshard_producer.rows.recipe import Workers
+from tests.producer.rows.draining import making
+if __name__ == "__main__":
+    workers = Workers(making(transform="tests.producer.recipes:twice"), 1)
+    work = workers.submit([b"{}"], 0)
+    # A process that is started takes far longer to come to its work than this one to its end.
+    print("Made" if sys.argv[1] == "kill at once" else workers.result(work, 60), *workers._pool._processes, flush=True)
+    if sys.argv[1] != "close":
+        os.kill(os.getpid(), signal.SIGKILL)
+    workers.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", pytest.param("kill at once", marks=pytest.mark.full), "close"])
+def test_no_worker_is_left_behind(tmp_path: Path, how: str) -> None:
+    program, pipe = tmp_path / "program.py", subprocess.PIPE
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), how]
+    # The pipe is at its end when the last process that has it has gone.
+    with subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        out, err = process.communicate(timeout=60)
+    # Nor does Python's resource tracker complain of semaphores that it removes.
+    assert ("Made" in out, err) == (True, "")
+    # What is left is no more than an exit status, which nobody may come to read.
+    with contextlib.suppress(FileNotFoundError):
+        assert Path(f"/proc/{out.split()[-1]}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -25,8 +25,8 @@ from tests.producer.rows.draining import make, numbers, samples, take, write
 from tests.stream.streams import seal
 from tests.tiers import full
 
-COUNTED = "tests.producer.encoders:counted"
-TOKENIZED = "tests.producer.encoders:tokenized"
+COUNTED = "tests.producer.recipes:counted"
+TOKENIZED = "tests.producer.recipes:tokenized"
 DEALT: dict[str, Any] = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4, "seed": 7}
 
 
@@ -83,7 +83,7 @@ def test_the_length_may_have_another_name_and_come_from_a_transform(tmp_path: Pa
 
 def test_length_may_be_one_of_numpys_integers(tmp_path: Path) -> None:
     paths = write(tmp_path, [4, 6, 3])
-    encoded: dict[str, Any] = {"encode": "tests.producer.encoders:of_numpy"}
+    encoded: dict[str, Any] = {"encode": "tests.producer.recipes:of_numpy"}
     assert [one.row["lengths"] for one in take(make(tmp_path / "out", paths, pack=10, **encoded))] == [[4, 6], [3]]
     assert [one.row["length"] for one in take(make(tmp_path / "out", paths, **encoded))] == [4, 6, 3]
 

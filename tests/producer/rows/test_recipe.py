@@ -15,7 +15,7 @@ from tests.producer.rows.draining import making
 from tests.stream.streams import raised
 
 HERE = "tests.producer.recipes"
-ENCODERS = "tests.producer.encoders"
+ENCODERS = "tests.producer.recipes"
 
 
 def made(recipe: Settings, line: bytes, index: int = 0) -> MadeOfRow:
@@ -65,7 +65,7 @@ PAD = making(pad=4)
         (making(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
         (making(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
         (making(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
-        (making(encode=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (encoders.py:"),
+        (making(encode=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (recipes.py:"),
         (making(encode=encoding("number")), b'{"id":1}', "--encode returned int 3"),
         (making(encode=encoding("left_over")), b'{"id":1}', "--encode returned an invalid row"),
         (making(encode=encoding("endless")), b'{"id":1}', "--encode returned a length of -1"),

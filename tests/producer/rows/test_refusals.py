@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import FileRefused, RowInvalid
+from lazyshard.errors import RowInvalid
 from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import (
@@ -97,12 +97,6 @@ def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_n
     add(file, "later")
     assert file.size == (tmp_path / "quarantine.jsonl").stat().st_size
     file.close()
-
-
-def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "quarantine.jsonl").symlink_to(tmp_path / "elsewhere")
-    raised(FileRefused, quarantine, tmp_path)
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path) -> None:

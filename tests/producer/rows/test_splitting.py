@@ -24,7 +24,7 @@ from tests.producer.rows.draining import Taken, take, write
 from tests.stream.streams import raised
 
 RECIPES = "tests.producer.recipes"
-ENCODE = "tests.producer.encoders:tokenized"
+ENCODE = "tests.producer.recipes:tokenized"
 BOS, EOS, FIRST, LAST = 1, 2, 3, 4
 
 
@@ -187,10 +187,9 @@ def test_rows_with_and_without_labels_make_no_sequence(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(encode_row({"input_ids": [7], "labels": [7]}) + encode_row({"input_ids": [8]}))
     settings = make(tmp_path, [path], split=2, on_bad_row="skip")
-    with pytest.raises(RowInvalid) as caught:
-        list(drain(settings))
+    caught = raised(RowInvalid, lambda: list(drain(settings)))
     # The row that differs, not the first one of the sequence.
-    assert (caught.value.file, caught.value.line) == (str(path), 2)
+    assert (caught.file, caught.line) == (str(path), 2)
     assert tokens_of(list(drain(replace(settings, columns=(("input_ids", "input_ids"),))))) == [[7, 8]]
 
 

@@ -213,9 +213,7 @@ def paid_for(position: Any) -> Iterator[tuple[dict[str, int], int]]:
             yield {"id": number}, number + 1
 
 
-def test_a_run_that_is_held_back_has_asked_for_no_more_than_two_chunks_that_are_not_published(
-    nursery: Commands, tmp_path: Path
-) -> None:
+def test_run_held_back_has_asked_for_two_unpublished_chunks_at_most(nursery: Commands, tmp_path: Path) -> None:
     # A row that somebody has paid for, as those of a teacher model, is not to be made long before it may be published.
     out = tmp_path / "stream"
     with Running(nursery, *run_arguments(out, [Path(f"python:{__name__}:paid_for")], 3, "--max-ahead", 4)) as run:

@@ -24,8 +24,7 @@ from tests.harness.processes.producing import assert_one_line, refused, run_argu
 from tests.producer.commands import Running
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, put, stream
-from tests.stream.foreign_seals import seal_rows
-from tests.stream.streams import foreign, head, produce, rows
+from tests.stream.streams import foreign, head, produce, rows, seal_rows
 from tests.stream.streams import seal as read_seal
 
 

@@ -1,7 +1,4 @@
-"""A text as a source, plain, compressed or through a pipe: the same rows, places and positions, and the same refusals.
-
-Lines out of blocks: `test_lines`; what only a pipe does: `test_stdin`.
-"""
+"""A text as a source, plain, compressed or through a pipe: the same rows, places, positions and refusals."""
 
 import gzip
 import io
@@ -12,16 +9,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.lines import JsonLinesFile
+from lazyshard_producer.position import FilePosition
+from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
-from lazyshard_producer.sources.source import Line, RowOrigin
+from lazyshard_producer.sources.source import Line, RowOrigin, Rows
 from tests.producer.sources.reading import BOM, TEXT, Kind, lines, open_kind, plain_lines, position_after, refusal, take
 from tests.stream.streams import raised
 
@@ -62,83 +62,83 @@ class TextSource:
 
 
 @pytest.fixture(params=KINDS)
-def given(request: pytest.FixtureRequest, tmp_path: Path) -> TextSource:
+def origin(request: pytest.FixtureRequest, tmp_path: Path) -> TextSource:
     return TextSource(request.param, tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", BOM, b"1\n2\n", b"1\r\n\r\n2", b"1\r2\n", b"{}\n" + bytes(5000), TEXT])
-def test_lines(text: bytes, given: TextSource) -> None:
-    with given.opened(text) as source:
+def test_lines(text: bytes, origin: TextSource) -> None:
+    with origin.opened(text) as source:
         expected = plain_lines(text)
         assert lines(source) == expected
         entry, blank = source.entry(source.reached), source.blank
         assert (entry["offset"], entry["line"], entry["blank"]) == (len(text), len(expected) + blank, blank)
         assert blank == text.count(b"\n") - sum(line.endswith(b"\n") for line in expected)
-        whole = None if given.kind == "pipe" else given.path.stat().st_size
-        assert source.progress == (len(given.pack(text)), whole)
+        whole = None if origin.kind == "pipe" else origin.path.stat().st_size
+        assert source.progress == (len(origin.pack(text)), whole)
         assert source.read() is None
 
 
-def test_going_on_after_any_row_gives_the_rest(given: TextSource) -> None:
+def test_going_on_after_any_row_gives_the_rest(origin: TextSource) -> None:
     parts, expected = (TEXT[:100], TEXT[100:]), plain_lines(TEXT)
     for count in range(len(expected) + 1):
-        with given.opened(*parts) as source:
+        with origin.opened(*parts) as source:
             taken = take(source, count)
             position = source.entry(position_after(source, taken))
             assert [line for line, _, _ in taken] == expected[:count]
-        with given.opened(*parts, position=position) as source:
+        with origin.opened(*parts, position=position) as source:
             # How large a compressed file is it knows again when it has read it to its end.
-            if given.kind in ("gzip", "zstd"):
+            if origin.kind in ("gzip", "zstd"):
                 assert (position.pop("packed", None) is not None) == (count == len(expected))
             assert source.entry(source.start) == position
             rest = take(source)
             assert [line for line, _, _ in rest] == expected[count:]
             places = [rows.place(index) for _, rows, index in rest]
             assert [place.line for place in places] == [*range(2 + count, 11), 13][: len(rest)]
-            assert places[-1:] == [RowOrigin(str(given.path), 13, len(TEXT) - 1)][: len(rest)]
+            assert places[-1:] == [RowOrigin(str(origin.path), 13, len(TEXT) - 1)][: len(rest)]
             assert (source.entry(source.reached)["line"], source.blank) == (13, 3)
 
 
 @pytest.mark.parametrize(("text", "says"), [(b"1\n23\n3\n", "XXH3"), (b"1\n22", "the 5 bytes"), (b"", "the 5 bytes")])
-def test_another_text_than_the_published_one_is_refused(text: bytes, says: str, given: TextSource) -> None:
-    position = given.position(b"1\n22\n3\n", 2)
-    with pytest.raises(SourceRefused, match=says) as error, given.opened(text, position=position) as source:
+def test_another_text_than_the_published_one_is_refused(text: bytes, says: str, origin: TextSource) -> None:
+    position = origin.position(b"1\n22\n3\n", 2)
+    with pytest.raises(SourceRefused, match=says) as error, origin.opened(text, position=position) as source:
         lines(source)
-    assert error.value.file == str(given.path)
+    assert error.value.file == str(origin.path)
     # What is behind it may be anything.
-    with given.opened(b"1\n22\n7\n8", position=position) as source:
+    with origin.opened(b"1\n22\n7\n8", position=position) as source:
         assert lines(source) == [b"7\n", b"8"]
 
 
-def test_a_last_line_without_newline_gets_it_later_and_nothing_else(given: TextSource) -> None:
-    position = given.position(b"1\n2", 2)
+def test_a_last_line_without_newline_gets_it_later_and_nothing_else(origin: TextSource) -> None:
+    position = origin.position(b"1\n2", 2)
     assert position["open_end"]
     for newline in (b"\n", b"\r\n"):
-        with given.opened(b"1\n2", newline[:1], newline[1:] + b"3\n", position=position) as source:
+        with origin.opened(b"1\n2", newline[:1], newline[1:] + b"3\n", position=position) as source:
             assert lines(source) == [b"3\n"]
             reached = {"offset": len(newline) + 5, "line": 3, "blank": 0, "open_end": False}
             assert source.entry(source.reached).items() >= reached.items()
-    with pytest.raises(SourceRefused) as error, given.opened(b"1\n2", b"3\n", position=position) as source:
+    with pytest.raises(SourceRefused) as error, origin.opened(b"1\n2", b"3\n", position=position) as source:
         lines(source)
-    assert (error.value.file, error.value.expected) == (str(given.path), "a line end")
+    assert (error.value.file, error.value.expected) == (str(origin.path), "a line end")
 
 
-def test_a_line_that_is_too_long_is_passed_over(given: TextSource) -> None:
-    with given.opened(b"1\n" + b"x" * 900_000 + b"\n2\n", limit=1000) as source:
+def test_a_line_that_is_too_long_is_passed_over(origin: TextSource) -> None:
+    with origin.opened(b"1\n" + b"x" * 900_000 + b"\n2\n", limit=1000) as source:
         first, error, last = lines(source)
     assert (first, last) == (b"1\n", b"2\n")
     assert isinstance(error, RowInvalid)
 
 
-def test_what_cannot_be_opened_or_gone_on_with_is_refused(given: TextSource, tmp_path: Path) -> None:
-    position = given.position(b"1\n", 0)
+def test_what_cannot_be_opened_or_gone_on_with_is_refused(origin: TextSource, tmp_path: Path) -> None:
+    position = origin.position(b"1\n", 0)
     changes: list[dict[str, Any]] = [{"kind": "parquet"}, {"offset": -1}, {"line": True}]
     changes += [{field: None} for field in position]
     for wrong in changes:
-        error = refusal(open_kind, given.opens, given.path, position | wrong)
+        error = refusal(open_kind, origin.opens, origin.path, position | wrong)
         assert "no position to continue from" in str(error)
     for path in (tmp_path, tmp_path / "none"):
-        assert refusal(open_kind, given.opens, path).file == str(path)
+        assert refusal(open_kind, origin.opens, path).file == str(path)
 
 
 Pack = Callable[[bytes], bytes]
@@ -256,3 +256,111 @@ def test_a_large_file_is_decompressed_in_a_thread_that_ends(pack: Pack, path: Pa
     with open_at(path) as source:
         for _ in range(2):
             assert "an intact" in str(refusal(lines, source).expected)
+
+
+NAME = "a.jsonl"
+
+
+class Row(NamedTuple):
+    line: bytes | None  # None: too long
+    place: RowOrigin
+    position: FilePosition
+
+
+def rows_of(found: Rows) -> list[Row]:
+    return [
+        Row(line if isinstance(line, bytes) else None, found.place(index), found.position(index))
+        for index, line in enumerate(found.lines)
+    ]
+
+
+def split(blocks: list[bytes], limit: int = 100, start: FilePosition | None = None) -> tuple[list[Row], FilePosition]:
+    splitter = LineSplitter(NAME, limit, start)
+    rows = [row for block in blocks for row in rows_of(splitter.feed(block))]
+    rows += rows_of(splitter.finish())
+    assert splitter.pending == 0
+    return rows, splitter.position
+
+
+def cut(text: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({end % (len(text) + 1) for end in cuts})
+    return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def test_places_and_marks_count_blank_lines_and_bytes() -> None:
+    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=FilePosition(100, 10, 3))
+    assert rows == [
+        Row(b"5\n", RowOrigin(NAME, 11, 100), FilePosition(102, 11, 3)),
+        # The last row of a block takes the blank lines after it along.
+        Row(b"66\n", RowOrigin(NAME, 12, 102), FilePosition(106, 13, 4)),
+        Row(b"7\n", RowOrigin(NAME, 14, 106), FilePosition(110, 15, 5)),
+        Row(b"8", RowOrigin(NAME, 16, 110), FilePosition(111, 16, 5, True)),
+    ]
+    assert mark == rows[-1].position
+
+
+def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
+    """(line, or None for one too long; its number from 1; its offset) of each row, in the plainest way."""
+    found: list[tuple[bytes | None, int, int]] = []
+    offset = 0
+    for number, line in enumerate(text.split(b"\n"), 1):
+        ended = line + b"\n" if offset + len(line) < len(text) else line
+        row = ended.removeprefix(BOM) if offset == 0 else ended
+        if row.strip(b"\r\n"):
+            found.append((None if len(row.rstrip(b"\r\n")) > limit else row, number, offset))
+        offset += len(ended)
+    return found
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b"x", b" ", BOM, b"\0", b"12345", b"1234567890"]), max_size=40),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.integers(0, 40),
+)
+@example([BOM, b"1234567890", b"x", b"x", b"\r\n", b"x"], list(range(20)), 0)  # as long as a row may be
+@example([b"1234567890", b"x", b"x", b"x", b"\r", b"\n", b"x", b"\n"], list(range(20)), 0)  # a byte longer
+def test_rows_do_not_depend_on_cuts_of_blocks_nor_on_restarts(parts: list[bytes], cuts: list[int], taken: int) -> None:
+    text = b"".join(parts)
+    rows, mark = split(cut(text, cuts), limit=12)
+    assert [(row.line, row.place.line, row.place.byte) for row in rows] == reference(text, limit=12)
+    assert mark.offset == len(text)
+    assert mark.line == text.count(b"\n") + (text not in (b"", BOM) and not text.endswith(b"\n"))
+    assert mark.blank == mark.line - len(rows)
+    taken = min(taken, len(rows))
+    start = rows[taken - 1].position if taken else FilePosition(0, 0, 0)
+    rest, end = split([text[start.offset :]], limit=12, start=start)
+    assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
+    if rest:
+        assert end == mark
+
+
+@pytest.mark.parametrize(
+    ("part", "hint"), [(b"\0", "NUL bytes"), (b"{}\r", "carriage returns"), (b"x", "--max-row-bytes")]
+)
+def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: bytes, hint: str) -> None:
+    splitter = LineSplitter(NAME, 10_000)
+    block = part * 5000
+    for _ in range(20):
+        assert not splitter.feed(block).lines
+        assert len(splitter._held) <= 10_005
+    assert splitter.pending == 20 * len(block)
+    rows = splitter.feed(b"\n{}\n")
+    error, good = rows.lines
+    assert isinstance(error, RowInvalid)
+    assert "10000 bytes" in str(error) and hint in str(error)
+    assert (error.byte, good) == (0, b"{}\n")
+    assert rows.place(1) == RowOrigin(NAME, 2, 20 * len(block) + 1)
+
+
+def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n")
+    source = open_kind(JsonLinesFile, path)
+    rows = source.read()
+    assert rows is not None
+    path.write_bytes(b"")
+    assert "truncated" in str(refusal(source.entry, rows.position(0)))
+    assert str(refusal(source.read).actual).startswith("0:")
+    path.write_bytes(b"3\n4\n")
+    assert "changed" in str(refusal(source.entry, rows.position(0)))
+    source.close()

@@ -3,8 +3,6 @@
 python tests/swift/cpu/tiny_model.py FOLDER LAYERS
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any, Final

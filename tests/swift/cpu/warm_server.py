@@ -8,8 +8,6 @@ runs the script or module as Python does. When the client is killed, so is the f
 ends with the process OWNER.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """No test here imports ms-swift: its logger, the one thing that the integration takes from it, is a list."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace

@@ -3,8 +3,6 @@
 An assertion that does not hold ends it.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

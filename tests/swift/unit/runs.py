@@ -1,7 +1,5 @@
 """Arguments, plans, checkpoints and streams of small runs, that the tests share."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

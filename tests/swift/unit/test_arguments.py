@@ -1,7 +1,5 @@
 """`arguments`: our fields in a class of ms-swift's shape, what is refused, and what follows."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import shlex

@@ -1,7 +1,5 @@
 """`position` and `checkpoints`: what a checkpoint holds; the cursor never passes one that can still be resumed from."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows in training, raw and encoded, and the cache of encoded samples: who is asked, what is refused."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,8 @@ from lazyshard_swift.opening import cache_facts, encode_cache
 from lazyshard_swift.rows import EncodedRows, encoders, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.run_plan import Stream
 from lazyshard_swift.stream import TrainStream, open_data
-from tests.stream.streams import raised, refusal_of
+from tests.data.test_encode import same
+from tests.stream.streams import produce, raised, refusal_of
 from tests.swift.unit.runs import hugging_face, tells
 from tests.swift.warm import run_warm
 
@@ -74,10 +73,7 @@ def first(stream: str) -> Any:
 
 
 def raw(directory: Path) -> str:
-    with ChunkWriter(directory, 2) as writer:
-        for number in range(4):
-            writer.write({"id": number})
-    return str(directory)
+    return str(produce(directory, 4))
 
 
 def of_raw(row: dict[str, Any]) -> dict[str, Any]:
@@ -173,21 +169,6 @@ def test_facts_do_not_change_with_what_does_not_decide() -> None:
     assert fingerprint(one) == fingerprint(other)
     one.template_backend = other.template_backend = "jinja"
     assert fingerprint(one)["tokenizer"] != fingerprint(other)["tokenizer"]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same kinds, at any depth."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) or one != one
 
 
 SAMPLES: dict[str, dict[str, Any]] = {

@@ -1,7 +1,5 @@
 """`--group_by_length true`: what ms-swift's real samplers then read, what is refused, and what is kept and told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +17,7 @@ from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_retired, read_lengths
 from lazyshard_swift.run_plan import RunPlan
-from tests.stream.lengths import put_lengths, sealed
-from tests.stream.streams import foreign, produce, raised
+from tests.stream.streams import foreign, produce, put_lengths, raised, sealed
 from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, sampler_of, tells
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped
 from tests.swift.unit.trainers import resumed, train
@@ -156,8 +153,7 @@ def test_stream_hands_out_its_lengths_in_the_main_process_alone(directory: Path,
     assert (found["lengths"], len(found)) == (LENGTHS[:60], 60)
     assert found.__getitems__([7, 58, 0]) == [7, 58, 0], "indices are samples, on every rank"
     assert "grouped by length by ms-swift's sampler" in repr(found)
-    with pytest.raises(KeyError):
-        found["length"]
+    raised(KeyError, lambda: found["length"])
     assert not any(isinstance(value, np.ndarray) for value in found.__getstate__().values())
 
 

@@ -1,7 +1,5 @@
 """`opening`: from arguments, stream and checkpoint to a plan that is the same on all ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import shutil

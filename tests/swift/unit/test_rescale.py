@@ -1,7 +1,5 @@
 """Chains of starts with other ranks, micro batches and accumulations; what is skipped; the unit that is dealt."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

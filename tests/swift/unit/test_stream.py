@@ -1,7 +1,5 @@
 """`stream`: what a start or a resume refuses; packs; `StepGate`: the same decision on every rank, without a word."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

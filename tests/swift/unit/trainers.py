@@ -3,8 +3,6 @@
 Samplers and loader are ms-swift's; the loops around them are those of transformers and of `BaseMegatronTrainer`.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Deleting old chunks stopped at every call, by a kill and by a power cut, and what the next producer makes of it."""
+"""Writers, and the deletion of old chunks, killed at every call, and what the next producer makes of it."""
 
 import itertools
 from functools import partial
@@ -12,13 +12,15 @@ from lazyshard.format.records import HEAD_RESERVE, chunk_name, seal_name, tokens
 from lazyshard.stream import listing, read_retired
 from lazyshard.stream.listing import list_kept
 from tests.harness.planted import power as power_mutants
+from tests.harness.planted.writers import MUTANTS, MUTANTS_OF_ARRAYS
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.processes.nursery import Nursery
-from tests.harness.writers.crashes import Mutant, killed
-from tests.stream.streams import names, rows
+from tests.harness.writers.crashes import Mutant, finish, killed, killed_over_and_over, sweep, sweep_recovery
+from tests.stream.streams import names, raised, rows
 
 pytestmark = pytest.mark.full
+LOADED: Final = ("tests.harness.writers.crashes",)  # By the process that is forked
 CHUNKS: Final = 6
 GONE: Final = 4  # Chunks of two rows, of which so many are deleted, in two passes
 LINES: Final = [f'{{"id":{sample}}}' for sample in range(2 * CHUNKS)]
@@ -81,7 +83,7 @@ def go_on(directory: Path, files: Files) -> None:
     assert set(names(directory)) - {"cursors"} == expected
 
 
-def sweep(root: Path, mutant: Mutant | None = None) -> int:
+def sweep_deleting(root: Path, mutant: Mutant | None = None) -> int:
     for at in itertools.count(1):
         directory = root / f"{at}"
         files = live(directory)
@@ -103,7 +105,7 @@ def sweep_clearing(root: Path) -> int:
 
 
 def test_deleting_killed_at_any_step_loses_nothing_above_the_mark(forks: Nursery, root: Path) -> None:
-    assert forks.result(sweep, root) > 20
+    assert forks.result(sweep_deleting, root) > 20
 
 
 def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(forks: Nursery, root: Path) -> None:
@@ -111,8 +113,10 @@ def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(forks:
 
 
 def test_harness_detects_files_that_go_before_the_mark(forks: Nursery, root: Path) -> None:
-    with pytest.raises(AssertionError):
-        forks.result(sweep, root, partial(power_mutants.plant, "deleted_before_the_mark"))
+    raised(
+        AssertionError,
+        lambda: forks.result(sweep_deleting, root, partial(power_mutants.plant, "deleted_before_the_mark")),
+    )
 
 
 def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
@@ -127,3 +131,32 @@ def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
         clear_up(root / "stream")
         assert set(names(root / "stream")).isdisjoint(gone)
     go_on(root / "stream", files)
+
+
+@pytest.mark.parametrize(("overlap", "arrays", "steps"), [(False, False, 60), (True, False, 60), (True, True, 80)])
+def test_writer_killed_at_any_step_loses_nothing(
+    overlap: bool, arrays: bool, steps: int, forks: Nursery, root: Path
+) -> None:
+    assert forks.result(sweep, root, overlap=overlap, arrays=arrays) > steps
+
+
+@pytest.mark.parametrize(
+    ("overlap", "arrays", "first", "second"), [(False, False, 11, 13), (True, False, 17, 19), (False, True, 23, 29)]
+)
+def test_writer_killed_as_it_recovers(
+    overlap: bool, arrays: bool, first: int, second: int, forks: Nursery, root: Path
+) -> None:
+    forks.result(sweep_recovery, root, first, second, overlap=overlap, arrays=arrays)
+
+
+def test_writer_killed_over_and_over_at_its_first_steps_gets_through(forks: Nursery, root: Path) -> None:
+    forks.result(killed_over_and_over, root / "stream", 40)
+
+
+@pytest.mark.parametrize("name", [*MUTANTS, *MUTANTS_OF_ARRAYS])
+def test_harness_detects_a_writer_that_makes_a_mistake(name: str, forks: Nursery, root: Path) -> None:
+    arrays = name in MUTANTS_OF_ARRAYS
+    mutant, first = (MUTANTS | MUTANTS_OF_ARRAYS)[name]
+    forks.result(finish, root / "whole", {}, mutant, arrays=arrays)  # it works as long as nothing happens
+    with pytest.raises(AssertionError):
+        forks.result(sweep, root, mutant, arrays=arrays, first=first)

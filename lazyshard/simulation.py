@@ -31,7 +31,7 @@ from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream import Published
 from lazyshard.stream.chunk import OPEN_CHUNKS, OPEN_ROWS
-from lazyshard.stream.head import expected_wait, next_poll
+from lazyshard.stream.head import expected_wait, next_poll, retry_s
 from lazyshard.stream.waiting import LATER_S
 from lazyshard.stream.writer import HEARTBEAT_S
 
@@ -128,11 +128,6 @@ class Setting:
         """Returns the first step that needs more than `chunks` chunks; `steps` if none does."""
         drawn = self.course.drawable(chunks * self.samples_per_chunk) // self.draws
         return self.steps if chunks >= self.chunks else min(self.steps, drawn)
-
-
-def retry_s(held_s: float) -> float:
-    """Returns the seconds until a producer retries: a tenth of the time the chunk has been held, from 0.2 to 2."""
-    return min(2.0, max(0.2, held_s / 10))
 
 
 class Producer:

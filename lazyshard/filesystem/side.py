@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from lazyshard.store.durable import sync_file
-
 _CLOSING_S: Final = 60.0  # Timeout to remove a folder: sshfs caches listings for 20 s
 
 
@@ -139,7 +137,11 @@ class Side:
 
     def sync(self, name: str) -> None:
         """Syncs a file to the device, or with "" the names in the folder."""
-        sync_file(self._path(name) if name else self._folder, os.O_RDONLY)
+        fd = os.open(self._path(name) if name else self._folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def clear(self) -> list[str]:
         """Removes this side's files by name: listings may be stale. Returns the folders that could not be removed."""

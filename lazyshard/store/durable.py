@@ -63,7 +63,7 @@ def sync_directory(directory: Path) -> None:
     sync_file(directory, os.O_DIRECTORY)
 
 
-def sync_file(path: str | Path, flags: int = os.O_NOFOLLOW) -> None:
+def sync_file(path: Path, flags: int = os.O_NOFOLLOW) -> None:
     """Waits until the bytes of a file are on the device; it is opened with `flags`."""
     fd = os.open(path, os.O_RDONLY | flags)
     try:

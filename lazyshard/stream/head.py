@@ -172,6 +172,11 @@ def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S
     return min(5.0, max(least, (waited if expected is None else max(expected, waited / 10)) / 10))
 
 
+def retry_s(held_s: float) -> float:
+    """Returns the seconds until a producer retries: a tenth of the time the chunk has been held, from 0.2 to 2."""
+    return min(2.0, max(0.2, held_s / 10))
+
+
 def next_report(last: float) -> float:
     """Returns after how many seconds of waiting to report; `last`: when the last report was due, 0 before the first."""
     # After 10 s, 20 s later, 40 s later and so on, but at least every ten minutes.

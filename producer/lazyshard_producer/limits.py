@@ -30,9 +30,8 @@ from typing import Final, Literal, NamedTuple
 from lazyshard.cli import output
 from lazyshard.format.records import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
-from lazyshard.simulation import retry_s
 from lazyshard.stream.cursor import Consumer, list_consumers
-from lazyshard.stream.head import format_seconds
+from lazyshard.stream.head import format_seconds, retry_s
 from lazyshard.stream.listing import read_manifest, read_retired, retire
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.errors import count, one_line

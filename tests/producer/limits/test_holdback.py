@@ -15,9 +15,9 @@ from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
-from lazyshard.simulation import retry_s
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.cursor import Consumer, forget_consumer, write_reading
+from lazyshard.stream.head import retry_s
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock, is_deadlock, why_kept
 

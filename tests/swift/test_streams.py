@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lazyshard.stream import read_cursor
+from tests.plan.oracle import split_owners
 from tests.swift.commands import ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.conftest import ModelMaker
 from tests.swift.consumption import (
@@ -29,8 +31,7 @@ pytestmark = [pytest.mark.timeout(400)]
 
 def test_cp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:
     samples = 83  # 10 whole stripes and 3 rows
-    # The chunk files of a stream that has ended: a stream itself is no validation data.
-    validation = sorted(write_stream(tmp_path / "validation", 1000, 1008, SIZE).glob("chunk_*.jsonl"))
+    validation = write_stream(tmp_path / "validation", 1000, 1008, SIZE)
     stream = write_stream(tmp_path / "stream", 0, samples, SIZE)
     options: dict[str, Any] = {"dataset": stream, "sharded_lazy": True, "num_train_epochs": 1, "global_batch_size": 4}
     options |= {"data_sharding": True, "val_dataset": validation, "eval_steps": 10, "context_parallel_size": 2}
@@ -105,6 +106,38 @@ def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model:
     arguments = json.loads((run.output_dir / "args.json").read_bytes())
     assert {name: arguments[name] for name in own} == own
     assert (position_of(checkpoint).consumer, position_of(checkpoint).window) == ("from-yaml", 3)
+
+
+def test_live_stream_split_into_training_and_validation(tmp_path: Path, model: Path) -> None:
+    directory = write_stream(tmp_path / "stream", 0, 24, SIZE, end=False)
+    options: dict[str, Any] = {"dataset": directory, "sharded_lazy": True, "split_dataset_ratio": 0.1, "max_steps": 40}
+    options |= {"save_strategy": "steps", "save_steps": 5, "eval_steps": 4, "dataloader_num_workers": 2}
+    with start_swift_sft(tmp_path / "run", model, **options) as training:
+        training.wait_for(lambda: 3 in training.losses, "loss of step 3")
+        write_stream(directory, 24, 60, SIZE)
+        run = training.end()
+    owners = split_owners((9, 1), 60)
+    trained = [number for ids in ids_by_dp(run.batches).values() for number in ids]
+    assert len(trained) == len(set(trained)) == 52
+    assert {owners[number] for number in trained} == {0}
+    # Two micro batches of all ranks are left over, and nothing that was published later is evaluated.
+    assert max(trained) > 50
+    evaluated = Counter(number for batch in run.batches if not batch.train for number in batch.ids)
+    assert set(evaluated) == {number for number in range(24) if owners[number] == 1} == {9, 19}
+    assert {batch.step for batch in run.batches if not batch.train} >= {4, 8, 12}
+    assert f"val_dataset: 2 samples of {directory}" in run.output
+    checkpoint = run.output_dir / "checkpoint-13"
+    position = position_of(checkpoint)
+    assert position.state is not None and position.state.split == ((9, 1), 0)
+    cursor = read_cursor(directory, position.consumer)
+    # Validation needs every chunk.
+    assert cursor is not None and (cursor.consumed, cursor.chunks_before) == (52, 0)
+    more: dict[str, Any] = {"resume_from_checkpoint": checkpoint, "split_dataset_ratio": 0.2}
+    with start_swift_sft(tmp_path / "run2", model, **options | more) as training:
+        refused = training.wait()
+    assert refused.returncode != 0
+    assert "the state was saved with split train of 9:1, here it is train of 4:1" in refused.output
+    assert "exitcode  : 2 " in refused.output
 
 
 @pytest.mark.sweep

@@ -72,14 +72,19 @@ def _trace_megatron(trace: _Trace) -> None:
 def _trace_transformers(trace: _Trace) -> None:
     from transformers import Trainer
 
-    training_step = Trainer.training_step
+    training_step, prediction_step = Trainer.training_step, Trainer.prediction_step
 
     def traced(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         step, rank = self.state.global_step + 1, self.accelerator.process_index
         trace.batch(self.template.tokenizer, inputs, step, train=True, dp=rank)
         return training_step(self, model, inputs, *args, **kwargs)
 
-    Trainer.training_step = traced
+    def evaluated(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step, rank = self.state.global_step, self.accelerator.process_index
+        trace.batch(self.template.tokenizer, inputs, step, train=False, dp=rank)
+        return prediction_step(self, model, inputs, *args, **kwargs)
+
+    Trainer.training_step, Trainer.prediction_step = traced, evaluated
 
 
 def _count_encoded(log: str) -> None:

@@ -6,12 +6,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
 from lazyshard.format.records import MANIFEST, parse_chunk_name
 from lazyshard.format.state import check_consumer
+from lazyshard.part import MOST_SHARES
 from lazyshard.plan.deal import UNIT_NAMES, check_field
 from lazyshard.store.files import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused
@@ -133,11 +135,33 @@ def check(args: Any) -> None:
     check_combinations(args)
     # As ms-swift does with its own paths: args.json then records what was read, wherever the command was started.
     args.dataset = [stream_name(name) for name in args.dataset]
+    if validation := validation_streams(vars(args).get):
+        args.val_dataset = [stream_name(name) for name in validation]
+
+
+def validation_streams(given: _Given) -> list[str]:
+    """Returns which of the names of ``--val_dataset`` are streams: URLs, and directories with a stream.json."""
+    return [name for name in _validation(given) if is_url(name) or os.path.exists(os.path.join(name, MANIFEST))]
+
+
+def _validation(given: _Given) -> list[str]:
+    names = given("val_dataset") or []
+    return [os.path.expanduser(name) for name in ([names] if isinstance(names, str) else names)]
+
+
+def shares_of(given: _Given) -> tuple[int, int] | None:
+    """Returns the shares of training and validation in ``--split_dataset_ratio``; None if nothing is split."""
+    ratio = given("split_dataset_ratio")
+    # ms-swift itself sets it to 0 later if there is other data.
+    if not ratio or given("val_dataset"):
+        return None
+    share = Fraction(str(ratio)).limit_denominator(MOST_SHARES)
+    return share.denominator - share.numerator, share.numerator
 
 
 def check_combinations(args: Any) -> None:
     """Refuses combinations that cannot work, before anything is loaded."""
-    for part in (_of_dataset, _of_data, _of_order, _of_values):
+    for part in (_of_dataset, _of_data, _of_validation, _of_order, _of_values):
         for argument, why in part(vars(args).get):
             raise refused(argument, why)
 
@@ -163,11 +187,7 @@ def _of_dataset(given: _Given) -> _Problems:
 
 def _of_data(given: _Given) -> _Problems:
     """Yields conflicts with ms-swift's other options for data."""
-    validation = given("val_dataset") or []
-    for name in map(os.path.expanduser, [validation] if isinstance(validation, str) else validation):
-        if os.path.isdir(name) and any(one == MANIFEST or parse_chunk_name(one) for one in os.listdir(name)):
-            yield "val_dataset", f"{name} is a stream: give {name}/chunk_*.jsonl if it is raw, or its source"
-    kind, ratio = given("rlhf_type"), given("split_dataset_ratio") or 0
+    kind = given("rlhf_type")
     streams, weights = len(given("dataset") or []), len(given("interleave_prob") or [])
     if given("streaming"):
         yield "streaming", "true makes rank 0 read everything, --sharded_lazy true each rank its chunks: omit it"
@@ -177,8 +197,6 @@ def _of_data(given: _Given) -> _Problems:
         yield "packing", f"true with --rlhf_type {kind}: packs of a stream are for sft and pt; omit it"
     if given("truncation_strategy") == "split":
         yield "truncation_strategy", "split makes several samples of a row: split rows in the producer instead"
-    if ratio > 0:
-        yield "split_dataset_ratio", f"{ratio} needs the end of the training data: give --val_dataset FILE instead"
     if weights and weights != streams:
         yield "interleave_prob", f"has {weights} weights for {streams} streams of --dataset: give one for each"
     if streams > 1 and given("sharded_lazy_skip"):
@@ -196,6 +214,23 @@ def _of_data(given: _Given) -> _Problems:
         yield "auto_find_batch_size", "true changes the batch size, and so the next samples, during the run: omit it"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
         yield "ignore_data_skip", "true would train the same samples again: omit it, or add --resume_only_model"
+
+
+def _of_validation(given: _Given) -> _Problems:
+    names, streams = _validation(given), validation_streams(given)
+    if streams and len(streams) < len(names):
+        yield "val_dataset", f"names streams, such as {streams[0]}, and other data: give either"
+    for name in () if streams else names:
+        if os.path.isdir(name) and any(map(parse_chunk_name, os.listdir(name))):
+            yield "val_dataset", f"{name} is a stream without stream.json: give {name}/chunk_*.jsonl"
+    ratio = 0 if names else given("split_dataset_ratio") or 0
+    if ratio and not (0 < ratio < 1 and all(shares_of(given) or ())):
+        yield "split_dataset_ratio", f"must be a number from 0.00001 to 0.99999, got {ratio}"
+    for name in ("group_by_length", "data_sharding") if ratio else ():
+        if given(name):
+            yield name, "true draws all samples: omit it, or give --val_dataset instead of --split_dataset_ratio"
+    if (ratio or streams) and given("predict_with_generate"):
+        yield "predict_with_generate", "true evaluates rows that are not encoded: give files by --val_dataset"
 
 
 def _of_order(given: _Given) -> _Problems:

@@ -28,7 +28,7 @@ def extend(module: ModuleType) -> None:
         wrap(module, {"try_use_single_device_mode": _then_help})
         return
     if module.__name__ == "swift.pipelines.train.sft":
-        # The pipelines of pre-training, RLHF and Megatron inherit from it. Validation data are handled by ms-swift.
+        # The pipelines of pre-training, RLHF and Megatron inherit from it. ms-swift handles validation data in files.
         data = "self train_dataset val_dataset"
         ours: dict[str, Any] = {f"_encode_dataset {data} pre_process": _encode_dataset}
         ours |= {f"_show_dataset {data}": _show_dataset, "_get_dataset self": _get_dataset}
@@ -132,19 +132,25 @@ def _get_dataset(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
 
     _check_hooks("swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin")
     stream = open_train_stream(args, self.template)
+    if stream.validation is not None:
+        return stream, stream.validation
     # With no training data to load, ms-swift loads only the validation data.
     with changed(args, dataset=[]):
         return stream, original(self, *rest, **options)[1]
 
 
-def _encode_dataset(original: Any, self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+def _encode_dataset(original: Any, self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
     if not is_stream(train_dataset):
-        return original(self, train_dataset, *rest, **options)
-    return [train_dataset, original(self, None, *rest, **options)[1]]
+        return original(self, train_dataset, val_dataset, *rest, **options)
+    if is_stream(val_dataset):
+        return [train_dataset, val_dataset]
+    return [train_dataset, original(self, None, val_dataset, *rest, **options)[1]]
 
 
 def _post_process_datasets(original: Any, self: Any, datasets: Any, *rest: Any, **options: Any) -> Any:
     train_dataset, val_dataset = datasets
+    if is_stream(val_dataset):
+        return [train_dataset, val_dataset]
     if not is_stream(train_dataset):
         return original(self, datasets, *rest, **options)
     return [train_dataset, original(self, [None, val_dataset], *rest, **options)[1]]
@@ -164,7 +170,9 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
             self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
     self.train_msg["train_dataset"] = repr(stream)
     counted = not self.args.lazy_tokenize and not getattr(self.args, "predict_with_generate", False)
-    if val_dataset is not None and len(val_dataset) and counted:
+    if is_stream(val_dataset):
+        self.train_msg["val_dataset"] = repr(val_dataset)
+    elif val_dataset is not None and len(val_dataset) and counted:
         self.train_msg["val_dataset"] = self._stat_dataset(val_dataset)
 
 

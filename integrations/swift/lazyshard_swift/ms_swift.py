@@ -106,7 +106,7 @@ def is_megatron(args: Any) -> bool:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Returns whether a training data set is a `TrainStream`, without importing that class."""
+    """Returns whether a data set is a `TrainStream` or a `Validation`, without importing these classes."""
     return type(dataset).__module__ == "lazyshard_swift.stream"
 
 

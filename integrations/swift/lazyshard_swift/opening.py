@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from lazyshard import BadRows, EncodeCache, LazyShardError, Order, StreamReader
+from lazyshard import BadRows, EncodeCache, LazyShardError, StreamReader
 from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank, resolve_rank
@@ -33,15 +33,24 @@ from lazyshard.part import Part
 from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import is_url, list_names, stream_path
-from lazyshard.stream import read_retired
 from lazyshard.stream.listing import other_files
 from lazyshard_swift import checkpoints, ms_swift, rows
-from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of
+from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of, shares_of, validation_streams
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron, notice
-from lazyshard_swift.run_plan import BLENDED, SHOWN, RunPlan, Stream, check_fits, resumed, state_of, without
-from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data
+from lazyshard_swift.run_plan import (
+    BLENDED,
+    SHOWN,
+    RunPlan,
+    Stream,
+    check_fits,
+    order_of_split,
+    resumed,
+    state_of,
+    without,
+)
+from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data, open_validation, retired_chunks
 
 # How ms-swift's templates read an environment variable; its `get_env_args` converts the name to capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
@@ -64,8 +73,11 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     rank, most = data_parallel_rank(args), rows.packing_length(args)
     own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
     streams = tuple(_open_stream(args, directory, rank, own) for directory in args.dataset)
+    apart = own | {"samples_per_chunk": None}
+    held_out = tuple(_open_stream(args, directory, rank, apart) for directory in validation_streams(vars(args).get))
     streams, facts = _blended(args, streams, rank, own) if len(streams) > 1 else (streams, streams[0])
-    encode = rows.encoders(args.dataset, template, rows.encoder_of(args, template, most), most)
+    directories = [one.directory for one in (*streams, *held_out)]
+    encode = rows.encoders(directories, template, rows.encoder_of(args, template, most), most)
     lengths, digest = None, None
     if getattr(args, "group_by_length", False):
         if is_megatron(args):
@@ -77,13 +89,18 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         notice(f"--group_by_length true: ms-swift's sampler reads the whole stream in its own order: {lost}")
     plan = decide(args, streams, facts, rank, digest)
     bad_rows = BadRows(args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"))
-    stream = TrainStream(plan, encode, own | {"bad_rows": bad_rows, "cache": encode_cache(args, template)}, lengths)
+    both: Options = {"bad_rows": bad_rows, "cache": encode_cache(args, template)}
+    stream = TrainStream(plan, encode[: len(streams)], own | both, lengths)
     plan = stream.plan
     check_retired(plan)
     if plan.saved is not None:
         # Check now instead of after minutes of loading a model; the weights are compared with it later.
         stream.check_resume(plan.consumed, plan.step)
         notice(f"{plan.checkpoint}: {plan.describe_resume(plan.saved)}")
+    if plan.splits is not None:
+        stream.validation = open_validation(streams, encode, own | both, plan.splits)
+    elif held_out:
+        stream.validation = open_validation(held_out, encode[len(streams) :], apart | both)
     # After all checks, since a cursor keeps chunks until it is removed, and long before the first sample is read.
     checkpoints.Checkpoints(plan, args.output_dir).register()
     return stream
@@ -117,7 +134,7 @@ def encode_cache(args: Any, template: Any) -> EncodeCache:
     if getattr(template, "use_model", False):
         raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: omit it")
     try:
-        for stream in args.dataset:
+        for stream in (*args.dataset, *validation_streams(vars(args).get)):
             cache_place(directory, stream)
     except ValueError as cause:
         raise refused(_CACHE, f"{directory}: {cause}") from cause
@@ -192,8 +209,7 @@ def _open_stream(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
 def check_retired(plan: RunPlan) -> None:
     """Refuses streams whose first chunks are deleted, if a new run, or one that shuffles all of them, needs them."""
     for one in plan.streams:
-        stream_id, saved = stream_id_of(one.identity), plan.saved
-        retired = 0 if stream_id is None else read_retired(stream_path(one.directory), stream_id)
+        retired, saved = retired_chunks(one), plan.saved
         gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
         if retired and saved is not None and plan.layout != "strided":
             why = "ms-swift's shuffle may draw any of them: start over from the weights, or produce with --retain all"
@@ -220,7 +236,8 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
         return streams, Stream(where, BLENDED, 1, samples, False)
     found, whole = 0, {"batch_size": batch_sizes(args, rank.dp_size)[0], "stopping": args.stopping_strategy}
     with contextlib.suppress(ValueError):
-        found = len(open_data(streams, rank, (), Order(), own, **whole)) if checkpoints.is_first() else 0
+        order = order_of_split(shares_of(vars(args).get), "train")
+        found = len(open_data(streams, rank, (), order, own, **whole)) if checkpoints.is_first() else 0
     if not (found := checkpoints.agree(found)):
         raise too_short(where, samples, f"a stream is too short for a micro batch of {each_of(rank.dp_size)}")
     return streams, Stream(where, BLENDED, 1, found, True)
@@ -237,10 +254,15 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     trained = None if steps is None else steps * global_batch
-    layout, window = order_of(args, saved, facts, rank.dp_size, trained)
-    streams = tuple(_with_unit(args, one, part, trained, layout, window, saved) for one in streams)
+    splits, several = shares_of(vars(args).get), len(streams) > 1
+    rules = order_of_split(splits, "train").rules(1, 1)
+    own = [one._replace(samples=rules.gaps.kept(0, one.samples)) for one in streams]
+    kept = facts.samples if several else own[0].samples
+    layout, window = order_of(args, saved, facts._replace(samples=kept), rank.dp_size, trained)
+    units = [_unit_of(args, one, part, trained, layout, window, saved) for one in own]
+    streams = tuple(one._replace(unit=unit) for one, unit in zip(streams, units, strict=True))
     # The positions of a blend are dealt one by one; each stream has its own unit.
-    size, unit = facts.samples_per_chunk, 1 if len(streams) > 1 else streams[0].unit
+    size, unit = facts.samples_per_chunk, 1 if several else streams[0].unit
     span, seed = window_positions(window, size, unit), (args.data_seed or 0) % 2**63
     begun = (0, 0) if saved is None else (saved.consumed, saved.step)
     plan = RunPlan(
@@ -249,11 +271,15 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         by_steps=steps is not None,
         consumer=args.sharded_lazy_consumer or (saved.consumer if saved else consumer_name(args.output_dir)),
         saved_at=0.0,
-        state=RunState(stream_id_of(facts.identity), size, unit, span, seed, None, (part,), 0),
+        state=RunState(
+            *(stream_id_of(facts.identity), size, unit, span, seed, None, (part,), 0),
+            split=None if several else rules.split,
+        ),
         grouping=grouping,
         streams=streams,
-        stopping=args.stopping_strategy if len(streams) > 1 else "first_exhausted",
+        stopping=args.stopping_strategy if several else "first_exhausted",
         total=facts.total,
+        splits=splits,
         rank=rank,
         global_batch=global_batch,
         steps=steps,
@@ -274,11 +300,11 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         why = f"{saved.step} steps of --gradient_accumulation_steps {plan.accumulation} are {counted} samples, not"
         raise not_resumed(checkpoint, f"{why} {saved.consumed}: use the same number as before", saved.consumed, counted)
     if not plan.epoch_samples:
-        why = f"the stream has ended with {facts.samples} samples, fewer than {batch_size} for {each_of(rank.dp_size)}"
-        raise too_short(facts.directory, facts.samples, why)
-    left_over = 0 if plan.total is None else plan.total - plan.epoch_samples
+        why = f"the stream has ended with {kept} samples, fewer than {batch_size} for {each_of(rank.dp_size)}"
+        raise too_short(facts.directory, kept, why)
+    left_over = 0 if plan.total is None else kept - plan.epoch_samples
     if not plan.by_steps and not plan.one_pass and not plan.skipped and left_over > 0:
-        notice(f"{plan.total} samples; {left_over} are left over in each epoch, too few for a micro batch of all ranks")
+        notice(f"{kept} samples; {left_over} are left over in each epoch, too few for a micro batch of all ranks")
     return plan
 
 
@@ -329,17 +355,17 @@ def _window_of_distance(distance: int, begins: bool, facts: Stream, ranks: int, 
     return window
 
 
-def _with_unit(
+def _unit_of(
     args: Any, stream: Stream, part: Part, most: int | None, layout: str, window: int, saved: Position | None
-) -> Stream:
-    """Returns a stream with its unit; if steps set the length, the run trains at most `most` samples."""
+) -> int:
+    """Returns the unit of a stream; if steps set the length, the run trains at most `most` samples."""
     asked, size = parse_unit(args.sharded_lazy_unit), stream.samples_per_chunk
     if layout != "strided":
         if asked not in (None, "auto", "chunk"):
             notice(f"--sharded_lazy_unit {asked} is ignored: ms-swift shuffles each rank's chunks as a whole")
-        return stream._replace(unit=size)
+        return size
     if asked in (None, "auto") and (begun := state_of(saved, stream.name)) is not None:
-        return stream._replace(unit=begun.unit)
+        return begun.unit
     if (unit := named_unit(asked or "chunk", size, part.batch_size)) is None:
         # For a live stream, the number of samples the run trains serves as its length, as for an epoch.
         known = stream.samples, stream.ended, None if stream.ended else most
@@ -348,7 +374,7 @@ def _with_unit(
             first = f". {window * part.dp} chunks must be published first; not with --sharded_lazy_shuffle_window 0"
             more = f"so they are dealt in batches of {unit}{first if window and not stream.ended else ''}"
             notice(f"--sharded_lazy_unit auto: {there} samples, no chunk of {size} for {each_of(part.dp)}, {more}")
-    return stream._replace(unit=unit)
+    return unit
 
 
 def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan:

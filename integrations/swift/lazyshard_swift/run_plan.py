@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
+from lazyshard import Order
 from lazyshard.data.commits import chunks_done
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import BlendState, Cursor, RunState, blend_shares
@@ -57,6 +58,11 @@ class Stream(NamedTuple):
         return stream_id_of(self.identity) or stream_name(self.directory)
 
 
+def order_of_split(splits: tuple[int, int] | None, split: Literal["train", "validation"], **order: Any) -> Order:
+    """Returns the order that draws one split; all samples without `splits`."""
+    return Order(**order, split=split if splits else None, splits=splits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan(Position):
     """The decisions for a run, as the position at which this start begins; the same on every rank except for `rank`.
@@ -64,6 +70,7 @@ class RunPlan(Position):
     Attributes:
         state: the course of the run from here on.
         total: samples of the stream, or positions of the blend; None if it was live at the start.
+        splits: the shares of training and validation in each stream; None if all samples are trained.
         global_batch: samples of a step, over all ranks.
         index_offset: added to the trainer's indices to get those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch.
@@ -74,6 +81,7 @@ class RunPlan(Position):
     streams: tuple[Stream, ...]
     stopping: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     total: int | None
+    splits: tuple[int, int] | None = None
     rank: Rank
     global_batch: int
     steps: int | None
@@ -106,13 +114,20 @@ class RunPlan(Position):
         """Micro batches per step."""
         return self.global_batch // self.micro_samples
 
+    def kept(self, samples: int) -> int:
+        """Returns how many of the first samples of a stream are for training."""
+        return order_of_split(self.splits, "train").rules(1, 1).gaps.kept(0, samples)
+
     def end(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
         """Returns what has ended and what was not trained, for the log, after `consumed` samples of the run."""
         # A run ends if its next step would draw past the end of a stream.
         now, then = self._trained(consumed), self._trained(consumed + self.global_batch)
         given = zip(self.streams, published, now, then, strict=True)
-        rows = [(one.directory, seen, max(0, seen.samples - at), after - at) for one, seen, at, after in given]
-        parts = ", ".join(f"{left} of the {seen.samples} of {name}" for name, seen, left, _ in rows[:SHOWN] if left)
+        rows = [
+            (one.directory, seen, max(0, self.kept(seen.samples) - at), after - at) for one, seen, at, after in given
+        ]
+        left_of = [(name, left, self.kept(seen.samples)) for name, seen, left, _ in rows[:SHOWN] if left]
+        parts = ", ".join(f"{left} of the {samples} of {name}" for name, left, samples in left_of)
         untrained = f"; not trained: {parts}" if parts else ""
         if self.stopping != "first_exhausted":
             return "every stream of the blend has ended", untrained
@@ -158,8 +173,8 @@ class RunPlan(Position):
         """Yields the cursor of each directory once a position is durable; `others` may also be resumed from."""
         places = {one.name: one.directory for one in self.streams}
         blend = () if newest.blend is None else blend_shares(newest.blend, places)
-        # In all other cases another epoch may follow.
-        ends = self.stop_at_end and self.stopping == "first_exhausted"
+        # In all other cases another epoch, or another evaluation, may follow.
+        ends = self.stop_at_end and self.stopping == "first_exhausted" and self.splits is None
         for one in self.streams:
             states = [state_of(position, one.name) for position in (newest, *others)]
             known, state, done = [each for each in states if each is not None], states[0], 0

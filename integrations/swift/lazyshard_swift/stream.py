@@ -19,18 +19,19 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from lazyshard import BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.state import BlendState, RunState
-from lazyshard.stream import Published
+from lazyshard.store.files import stream_path
+from lazyshard.stream import Published, read_retired
 from lazyshard_swift import checkpoints, errors
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
 from lazyshard_swift.ms_swift import changed, notice
 from lazyshard_swift.rows import Encode, EncodedRows
-from lazyshard_swift.run_plan import SHOWN, RunPlan, Stream
+from lazyshard_swift.run_plan import SHOWN, RunPlan, Stream, order_of_split
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Lengths: TypeAlias = npt.NDArray[np.uint32]
@@ -63,6 +64,43 @@ def open_data(
 def members(data: Data) -> tuple[LazyShardedDataset, ...]:
     """Returns the data sets of the streams."""
     return data.datasets if isinstance(data, BlendedDataset) else (data,)
+
+
+class Validation(ConcatDataset[Any]):
+    """The samples of ended streams, or of their validation splits, for evaluation: the same on every rank."""
+
+    datasets: list[LazyShardedDataset]  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Describes the streams: ms-swift logs this at the start, after `val_dataset:`."""
+        return ", ".join(f"{len(one)} samples of {redact(str(one.directory))}" for one in self.datasets)
+
+
+def open_validation(
+    streams: Sequence[Stream], encode: Sequence[Encode], own: Options, splits: tuple[int, int] | None = None
+) -> Validation:
+    """Opens the data for evaluation: ended streams, or with `splits` the validation samples that are published."""
+    argument = "val_dataset" if splits is None else "split_dataset_ratio"
+    order = order_of_split(splits, "validation", unit="sample")
+    gaps, opened = order.rules(1, 1).gaps, []
+    for one, encoder in zip(streams, encode, strict=True):
+        count, needed = gaps.kept(0, one.samples), gaps.nth(0, 0) + 1
+        if retired := retired_chunks(one):
+            gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
+            raise errors.refused(argument, f"{gone}, which evaluation needs: produce with --retain all")
+        if splits is None and not one.ended:
+            raise errors.refused(argument, f"{one.directory} is still being produced: start once it has ended")
+        if not count:
+            few = f"{one.directory} has {one.samples} samples, at least {needed} are needed"
+            raise errors.refused(argument, f"{few}: start once they are published, or give other data by --val_dataset")
+        opened.append(open_data((one,), Rank(0, 1), (encoder,), order, own, num_samples=count))
+    return Validation(opened)
+
+
+def retired_chunks(stream: Stream) -> int:
+    """Returns how many chunks of a stream its producer has deleted."""
+    stream_id = checkpoints.stream_id_of(stream.identity)
+    return 0 if stream_id is None else read_retired(stream_path(stream.directory), stream_id)
 
 
 class StepGate:
@@ -155,13 +193,16 @@ class TrainStream(Dataset[Any]):
     """A stream, or a blend of several, as ms-swift's training data set, with options `own` for each stream.
 
     A step waits at most `max_wait` seconds. Samplers that group by length read `lengths`, of shape (samples,).
+    `validation` is the data set for evaluation if it is of streams.
     """
+
+    validation: Validation | None = None
 
     def __init__(self, plan: RunPlan, encode: Sequence[Encode], own: Options, lengths: Lengths | None = None) -> None:
         self._logged_at, self._cache = time.monotonic(), own["cache"].directory
         self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
         whole: dict[str, Any] = {"batch_size": plan.batch_size, "num_samples": ENDLESS}
-        order = Order("chunk", "strided", plan.window, plan.seed)
+        order = order_of_split(plan.splits, "train", layout="strided", shuffle_window=plan.window, seed=plan.seed)
         if plan.blended:
             whole["stopping"] = plan.stopping
             steps = plan.state.parts[-1].draws_per_step // plan.batch_size
@@ -188,8 +229,9 @@ class TrainStream(Dataset[Any]):
         self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Excludes what only the main process uses: the gate, and the lengths, which samplers read."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("gate", "_lengths")}
+        """Excludes what only the main process uses: the gate, the validation data, and the lengths, for samplers."""
+        own = ("gate", "validation", "_lengths")
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
         return state | {"plan": replace(self.plan, blend_at=None)}
 
     def __len__(self) -> int:
@@ -222,6 +264,8 @@ class TrainStream(Dataset[Any]):
             order = f"{'grouped by length' if plan.layout == checkpoints.GROUPED else 'shuffled'} by ms-swift's sampler"
         elif plan.unit != plan.samples_per_chunk:
             order = f"dealt in units of {plan.unit} samples, {order}"
+        if plan.splits is not None:
+            order += f", {plan.splits[0]} of every {sum(plan.splits)} samples"
         rank = f"data-parallel rank {plan.rank.dp_rank} of {plan.dp_size}"
         return f"lazyshard with --sharded_lazy true: {', '.join(shown)}; {rank}, {order}"
 
@@ -233,7 +277,7 @@ class TrainStream(Dataset[Any]):
         self._logged_at = now
         # The gate reads it again, and handles errors.
         with contextlib.suppress(LazyShardError, OSError):
-            published = sum(one.samples for one in self.gate.published())
+            published = sum(self.plan.kept(one.samples) for one in self.gate.published())
             more = ", in several epochs" if consumed > published else ""
             notice(f"trained {consumed} of {published} published samples{more}")
 
@@ -309,4 +353,6 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
             if begun is not None:
                 data.load_state_dict(begun.to_dict())
     except StateMismatch as cause:
-        raise not_resumed(plan.checkpoint or plan.directory, str(cause), cause.expected, cause.actual) from cause
+        # The library's message names its own arguments.
+        why = str(cause).replace("give split and splits as they were", "keep --split_dataset_ratio as it was")
+        raise not_resumed(plan.checkpoint or plan.directory, why, cause.expected, cause.actual) from cause

@@ -207,7 +207,7 @@ VALUES: dict[str, list[Any]] = {
     "streaming": [True],
     "cached_dataset": [["/cache"]],
     "truncation_strategy": ["split"],
-    "split_dataset_ratio": [0.01],
+    "split_dataset_ratio": [1.0, -0.1, 1.5, 1e-9, 0.9999999, float("nan")],
     "interleave_prob": [[0.5, 0.5]],
     "rlhf_type": ["grpo", "ppo", "kto"],
     "sharded_lazy_encode_cache": [""],
@@ -238,6 +238,10 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
         )
     ),
     ("packing", {"packing": True, "rlhf_type": "dpo"}),
+    *((name, {"split_dataset_ratio": 0.01, name: True}) for name in ("group_by_length", "data_sharding")),
+    ("predict_with_generate", {"split_dataset_ratio": 0.01, "predict_with_generate": True}),
+    ("predict_with_generate", {"val_dataset": ["s3://bucket/stream"], "predict_with_generate": True}),
+    ("val_dataset", {"val_dataset": ["s3://bucket/stream", "rows.jsonl"]}),
     ("sharded_lazy_max_wait", {"sharded_lazy_max_wait": 1741.0, "ddp_timeout": 1800}),
     ("sharded_lazy_shuffle_window", {"sharded_lazy_shuffle_window": 2, "train_dataloader_shuffle": False}),
     ("sharded_lazy_shuffle_distance", {"sharded_lazy_shuffle_distance": 9, "sharded_lazy_shuffle_window": 2}),
@@ -282,6 +286,9 @@ def test_what_works_is_not_refused() -> None:
         {"sharded_lazy_on_bad_sample": "raise", "sharded_lazy_on_end": "repeat", "sharded_lazy_consumer": "run 1"},
         {"sharded_lazy_skip": "samples 1:2, steps 3:4", "sharded_lazy_take_over": True},
         {"sharded_lazy_encode_cache": "cache", "sharded_lazy_encode_cache_size": "1.5 GiB"},
+        {"split_dataset_ratio": 0.01, "data_sharding": False},
+        # With other data ms-swift sets the ratio to 0.
+        {"split_dataset_ratio": 7, "val_dataset": ["rows.jsonl"], "data_sharding": True, "predict_with_generate": True},
     ):
         check_combinations(hugging_face(**changes))
 
@@ -296,15 +303,32 @@ def test_file_as_dataset_is_refused_with_the_command_that_makes_a_stream_of_it(t
     check_combinations(megatron(dataset=[str(tmp_path / "a#5" / "not there yet")]))
 
 
-def test_stream_of_validation_data_is_refused(tmp_path: Path) -> None:
-    for name in ("stream.json", "chunk_00000.jsonl"):
-        files, stream = tmp_path / name / "files", tmp_path / name / "stream"
-        for file in (files / "rows.jsonl", stream / name):
-            file.parent.mkdir(parents=True)
-            file.touch()
-        assert_refused(megatron(val_dataset=[str(files), str(stream)]), "val_dataset", f"{stream}/chunk_*.jsonl")
-        check_combinations(megatron(val_dataset=str(files)))
-        check_combinations(megatron(val_dataset=[str(stream / name)]))
+def test_validation_data_are_streams_or_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[bool]
+) -> None:
+    files, stream, foreign = made = [tmp_path / name for name in ("files", "stream", "foreign")]
+    for directory, name in zip(made, ("rows.jsonl", "stream.json", "chunk_00000.jsonl"), strict=True):
+        directory.mkdir()
+        (directory / name).touch()
+    assert_refused(megatron(val_dataset=[str(files), str(stream)]), "val_dataset", str(stream))
+    assert_refused(megatron(val_dataset=[str(foreign)]), "val_dataset", f"{foreign}/chunk_*.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for given, expected in (
+        ("files", "files"),
+        (["foreign/chunk_00000.jsonl"], ["foreign/chunk_00000.jsonl"]),
+        ("stream", [str(stream)]),
+        (["./stream", "s3://bucket/other"], [str(stream), "s3://bucket/other"]),
+    ):
+        args = megatron(val_dataset=given)
+        arguments.check(args)
+        assert args.val_dataset == expected
+
+
+def test_shares_of_a_ratio() -> None:
+    for ratio, shares in ((0.01, (99, 1)), (0.5, (1, 1)), (0.35, (13, 7)), (1e-5, (99_999, 1)), (1 / 3, (2, 1))):
+        assert arguments.shares_of({"split_dataset_ratio": ratio}.get) == shares
+    for given in ({}, {"split_dataset_ratio": 0.0}, {"split_dataset_ratio": 0.01, "val_dataset": ["rows.jsonl"]}):
+        assert arguments.shares_of(given.get) is None
 
 
 def test_progress() -> None:

@@ -212,6 +212,12 @@ def duration(seconds: float) -> str:
     return "over a year" if seconds > 365 * 86400 else "{} days {} h".format(*divmod(round(seconds / 3600), 24))
 
 
+def estimate(seconds: float) -> str:
+    """Returns an estimated duration as text: "about 3 s", "over a year"."""
+    text = duration(seconds)
+    return text if text.startswith("over") else f"about {text}"
+
+
 def moment(seconds: float) -> str:
     """Returns a time as text, as a number of seconds if it is outside the calendar.
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from typer import Option
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
+from lazyshard.cli.output import chunk_range, count, duration, estimate, one_line, per_second, size
 from lazyshard.cli.status_writers import producer_label, writers_facts, writers_summary, writers_values
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.state import Cursor
@@ -246,7 +246,7 @@ def _stream_facts(outlook: Outlook) -> Facts:
         left = census.chunks - census.retired
         yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} present"
     free = "" if survey.free is None else f", {size(survey.free)} free"
-    full = "" if outlook.full_in_s is None else f"; full in about {duration(outlook.full_in_s)} at this rate"
+    full = "" if outlook.full_in_s is None else f"; full in {estimate(outlook.full_in_s)} at this rate"
     yield "disk", f"{about}{size(survey.disk.size)} used{free}{full}"
     if (refused := survey.quarantine) is not None:
         rows = f"{'' if refused.exact else 'about '}{count(refused.lines, 'row')} refused so far"
@@ -317,7 +317,7 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
         yield reads if window.stop <= published else "waits for", window_words(window, published)
     supply = "; will not have to wait at these rates" if one.supply == "steady" else ""
     if one.supply == "shrinking":
-        supply = f"; will have to wait in about {duration(one.starving_in_s or 0.0)} at these rates"
+        supply = f"; will have to wait in {estimate(one.starving_in_s or 0.0)} at these rates"
     yield "rate", (rate_words(outlook, one.read_chunks_per_s) or unknown) + supply
 
 

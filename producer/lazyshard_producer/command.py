@@ -270,21 +270,22 @@ def _sequence(
 def _end(
     context: typer.Context,
     stream: _Shared,
-    force: Annotated[bool, typer.Option("--force", help="End the stream although a writer still runs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="End the stream although writers have not ended.")] = False,
     no_progress: _Quiet = False,
     debug: _Debug = False,
 ) -> int:
-    """Ends a stream of several writers, without those that have not ended, and shows what is left out.
+    """Ends a stream of several writers, and shows what is left out.
 
     All chunks that the writers have published become part of the stream. Rows that a writer has not published are left
-    out. A stream that was made with --writers ends without this command when all its writers have ended.
+    out, for good, so the command refuses while a writer runs, after one was killed or has failed, and while a writer
+    of --writers has not ended. A stream that was made with --writers ends without it when all of them have ended.
 
     Examples:
         lazyshard-producer end /shared/stream
 
     Exit codes:
         0  the stream has ended, or SIGTERM stopped the command; the request stays
-        6  a writer still runs
+        6  a writer still runs or has not ended, see above
     """
     stop = context.obj[0]
     code = _sequenced(stream, no_progress, stop, lambda place, display: end(place, display, stop, force=force))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard import errors
-from lazyshard.format.records import END, HEAD, MANIFEST, Head, Manifest
+from lazyshard.format.records import END, HEAD, MANIFEST, Declared, Head, Manifest
 from lazyshard.format.writers import WRITERS, EndRequest
 from lazyshard.store.durable import publish_bytes
-from lazyshard.store.files import UrlPath, is_there, read_record, stream_path
+from lazyshard.store.files import UrlPath, find_record, is_there, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.head import process_gone
 from lazyshard.stream.listing import read_manifest
@@ -151,15 +151,15 @@ def _describe(sequencing: Sequencing) -> str:
 def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -> bool:
     """Requests the end of a stream, sequences until it has ended; returns False if a signal has stopped it.
 
-    Raises ProducerFenced: a writer lives, and it is not to be left out by `force`.
+    Raises ProducerFenced: a writer runs, has failed or was killed, or a declared one has not ended, without `force`.
     """
-    _manifest(directory)
-    living = {} if force else _living(directory)
-    if living and not is_there(directory / END):
-        who = ", ".join(f"{name!r} (pid {head.pid} on {head.host})" for name, head in living.items())
-        what = f"{directory}: {count(len(living), 'writer')} still running: {one_line(who)}"
-        way = "stop them first, or give --force to end the stream without the rows that they have not published"
-        raise errors.ProducerFenced(f"{what}; {way}", directory=str(directory), holder=who)
+    manifest = _manifest(directory)
+    if not force and not is_there(directory / END) and (left := list(_not_ended(directory, manifest.writers))):
+        way = (
+            "stop or finish them first, or give --force to end the stream without the rows that they have not published"
+        )
+        who = one_line("; ".join(left))
+        raise errors.ProducerFenced(f"{directory}: {who}; {way}", directory=str(directory), holder=who)
     if not is_there(directory / END):
         folder = directory / WRITERS
         request, target = EndRequest(time.time()).encode(), folder / EndRequest.NAME
@@ -194,14 +194,23 @@ def describe_end(directory: Path) -> Iterator[str]:
         yield one_line(f"  {text}")
 
 
-def _living(directory: Path) -> dict[str, Head]:
-    """Returns the heads of the writers whose process runs, as far as can be told."""
-    found = {}
-    for name in writer_names(directory):
+def _not_ended(directory: Path, declared: Declared | None) -> Iterator[str]:
+    """Yields why the stream is not complete: its writers that run, or that were to publish more, as far as known."""
+    found = writer_names(directory)
+    for name in found:
         with contextlib.suppress(OSError, errors.LazyShardError):
-            head = read_record(directory / WRITERS / name / HEAD, Head.decode)
-            if head.state in ("running", "waiting"):
-                gone = process_gone(head)
-                if gone is False or (gone is None and time.time() - head.updated_at < ALIVE_S):
-                    found[name] = head
-    return found
+            head = find_record(directory / WRITERS / name / HEAD, Head.decode)
+            if head is None:
+                if declared:
+                    yield f"writer {name!r} has published nothing"
+                continue
+            begun, gone = head.state in ("running", "waiting"), process_gone(head)
+            if begun and (gone is False or (gone is None and time.time() - head.updated_at < ALIVE_S)):
+                yield f"writer {name!r} still runs (pid {head.pid} on {head.host})"
+            elif not head.ended and (declared or head.state != "idle"):
+                why = "was killed" if begun else "failed" if head.state == "failed" else "has stopped"
+                yield f"writer {name!r} {why} after {count(head.samples, 'row')}, before its end"
+    names = declared if isinstance(declared, tuple) else ()
+    yield from (f"writer {name!r} has not begun" for name in names if name not in found)
+    if isinstance(declared, int) and (missing := declared - len(found)) > 0:
+        yield f"{missing} of {count(declared, 'writer')} not begun"

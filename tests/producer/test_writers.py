@@ -102,7 +102,7 @@ def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, tmp_p
             assert limited.end(signal.SIGTERM)[0] == 0
         early.wait_until(lambda: head(out)["chunks"] == head(out, "a")["chunks"])
         early.wait_until(lambda: "this process sequences the stream's writers" in early.said())
-        status, said = nursery.run("end", out)
+        status, said = nursery.run("end", out, "--force")
         assert status == 0, said
         assert early.end()[0] == 0
     assert ids(out) == list(range(SIZE * head(out)["chunks"]))
@@ -115,12 +115,16 @@ def test_end_leaves_out_what_was_not_published(nursery: Commands, tmp_path: Path
         b.wait_until(lambda: head(out, "b").get("chunks", 0) >= 1)
         status, said = nursery.run("end", out)
         assert status == 6
-        assert_one_line(said, f"1 writer still running: 'b' (pid {b.pid} on ")
+        assert_one_line(said, f"writer 'b' still runs (pid {b.pid} on ")
         assert not (out / ".writers" / "end.json").exists()
         b.end(signal.SIGKILL)
     published = head(out, "b")["chunks"] * SIZE
-    for _ in range(2):  # A second `end` says the same.
-        status, said = nursery.run("end", out, "--no-progress")
+    # What it has not published would be left out for good.
+    status, said = nursery.run("end", out)
+    assert status == 6
+    assert_one_line(said, f"writer 'b' was killed after {published} rows, before its end; ")
+    for force in (["--force"], []):  # A second `end` says the same.
+        status, said = nursery.run("end", out, "--no-progress", *force)
         assert status == 0
         assert said.splitlines()[-3:] == [
             f"finished: {out} holds {6 + published} samples in {len(list(out.glob('chunk_*.jsonl')))} chunks",
@@ -163,3 +167,19 @@ def test_check_shows_where_a_writer_would_continue(tmp_path: Path, capsys: pytes
     assert f"{out}/.writers/b: does not exist yet" in capsys.readouterr().out
     assert main(["check", *given[1:]]) == 0
     assert f"{out}/.writers/a: has ended with 6 samples in 2 chunks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("declared", "missing"), [("3", "1 of 3 writers not begun"), ("a,b,c", "'c' has not begun")])
+def test_end_refuses_while_a_declared_writer_has_not_begun(
+    declared: str, missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for name, first in (("a", 0), ("b", 10)):
+        assert main(arguments(out, name, first, first + 5, "--writers", declared, "--no-progress")) == 0
+    capsys.readouterr()
+    assert main(["end", str(out), "--no-progress"]) == 6
+    assert_one_line(capsys.readouterr().err, missing)
+    assert not (out / "stream.end").exists()
+    assert main(arguments(out, "c", 20, 25, "--no-progress")) == 0
+    assert main(["end", str(out), "--no-progress"]) == 0
+    assert sorted(ids(out)) == [*range(5), *range(10, 15), *range(20, 25)]

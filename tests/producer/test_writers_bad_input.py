@@ -53,7 +53,7 @@ def leave_two_pieces(out: Path) -> Path:
 def end(out: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What `end` prints on standard output."""
     capsys.readouterr()
-    assert main(["end", str(out), "--no-progress"]) == 0
+    assert main(["end", str(out), "--no-progress", "--force"]) == 0
     return capsys.readouterr().out.splitlines()
 
 

@@ -183,7 +183,8 @@ class SourceSettings:
     (a directory with stream.json, or with chunk files and their .completed markers; a URL), standard input (-), a named
     pipe, python:MODULE:FUNCTION (runs this code with all permissions of this command), Megatron's IndexedDataset
     (PREFIX.idx or megatron:PREFIX), or a file of such prefixes (megatron-blend:FILE). Repeat the option, or give
-    several files or a quoted pattern after it; sources are read in this order."""
+    several files or a quoted pattern after it; sources are read in this order, each to its present end: for files that
+    are still being written use --follow."""
     follow: bool = _source(False, "DIRECTORY", '"incoming"')
     """Read files that other programs write to this directory, each as soon as it is complete."""
     weight: Positive | None = _source(None, "NUMBER", "0.7", repeat=True)

@@ -57,6 +57,13 @@ def reasons(out: Path) -> list[str]:
         # Of a source without bytes, and of what is no fault of the line.
         (ERROR, RowOrigin("rows.parquet", 7, None), 7, None, "rows.parquet:7: odd. Fix the row"),
         (MADE, PLACE, 2, 10, "a.jsonl:2: --pack: odd. Fix the row"),
+        (
+            RowInvalid("", reason="odd", byte=1),
+            PLACE,
+            2,
+            11,
+            "a.jsonl:2: byte 11 of the file: odd. The file ends within",
+        ),
     ],
 )
 def test_first_bad_row_ends_run(error: RowInvalid, place: RowOrigin, line: int, byte: int | None, said: str) -> None:

@@ -145,9 +145,7 @@ class Refusals:
     def take(self, error: RowInvalid, place: RowOrigin, line: bytes | EncodedRow | RowInvalid | None) -> None:
         """Handles a refused row; raises RowInvalid if the run is to end. Keeps the line if it is the complete row."""
         if self.policy == "fail":
-            torn = (
-                isinstance(line, bytes) and not line.endswith(b"\n") and error.byte == len(line) and place.file != "-"
-            )
+            torn = isinstance(line, bytes) and error.byte == len(line) and place.file != "-"  # Without a line end
             hint = "The file ends within this line: if it is still being written, read its directory with --follow"
             hint += "; else fix the line and run the same command again. Nothing is lost"
             raise locate(error, place, hint=hint if torn else None, way=", or add --on-bad-row quarantine") from error

@@ -62,7 +62,7 @@ def reasons(out: Path) -> list[str]:
             PLACE,
             2,
             11,
-            "a.jsonl:2: byte 11 of the file: odd. The file ends within",
+            "a.jsonl:2: byte 11 of the file: odd. The file ends",
         ),
     ],
 )

@@ -170,6 +170,15 @@ class SplitOf(NamedTuple):
         return f"{SPLITS[self.number]} of {':'.join(map(str, self.shares))}"
 
 
+def _is_split(value: Any) -> bool:
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and type(value[1]) is int):
+        return False
+    shares, number = value
+    sound = all(type(one) is int and one >= 0 for one in shares) and sum(shares) <= MOST_SHARES
+    return sound and 2 <= len(shares) <= len(SPLITS) and 0 <= number < len(shares) and shares[number] > 0
+
+
+SPLIT: Final = Kind("the shares of two or three splits, and the number of one of them", _is_split, tuples)
 _RANGES: Final = Kind("a list of ranges", lambda value: isinstance(value, tuple), tuples)
 
 

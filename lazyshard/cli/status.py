@@ -243,8 +243,7 @@ def _stream_facts(outlook: Outlook) -> Facts:
     end = f"{'ended' if census.ended else 'live'}{'' if census.native else '; made by a foreign producer'}"
     yield "published", f"{count(census.chunks, 'chunk')}{samples}{each}; {end}"
     if census.retired:
-        left = census.chunks - census.retired
-        yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} present"
+        yield "deleted", f"{count(census.retired, 'chunk')}; {census.chunks - census.retired:,} present"
     free = "" if survey.free is None else f", {size(survey.free)} free"
     full = "" if outlook.full_in_s is None else f"; full in {estimate(outlook.full_in_s)} at this rate"
     yield "disk", f"{about}{size(survey.disk.size)} used{free}{full}"
@@ -440,10 +439,10 @@ def _behind(outlook: Outlook) -> str:
     last = max(behind, key=lambda one: (one.remainder is None, one.lag_chunks, one.consumer.name), default=None)
     if last is None:
         return ""
-    name, left, first = last.consumer.name, last.remainder, last.consumer.chunks_before
-    if left is None:
+    name, first = last.consumer.name, last.consumer.chunks_before
+    if (left := last.remainder) is None:
         return f"{name!r} is furthest behind, its checkpoints by {count(last.lag_chunks or 0, 'chunk')}"
-    which = " that is published" if not outlook.survey.census.ended else ""
+    which = "" if outlook.survey.census.ended else " that is published"
     which = " that its max_total_samples lets it take" if left.limited else which
     but = f"{which} but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else ""
     why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"

@@ -16,8 +16,9 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from lazyshard.data.rank import IN_EPOCH_CALLED, ORDER_CHECKED, Rank, SharedNumbers, Stats, enter_process, log
+from lazyshard.data.run_state import warn_if_undone
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
-from lazyshard.data.settings import RunOrder, warn_if_undone
+from lazyshard.data.settings import RunOrder
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
 from lazyshard.part import Int64Array, UInt32Array
 from lazyshard.plan.course import Course, Draw, Run

@@ -5,6 +5,7 @@ If epochs are begun with `set_epoch`, the state describes a run that begins with
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import reprlib
@@ -12,14 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from lazyshard.data.rank import Rank
+from lazyshard.data.rank import Rank, log
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import StateInvalid
+from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState, WindowPlace
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream import run_parts as runs
+from lazyshard.stream.chunk import read_dealt
 
 Ranges = Iterable[tuple[int, int]]  # half-open ranges of numbers
 StateDicts = Iterable[dict[str, Any]]
@@ -151,6 +153,31 @@ def ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
             raise ValueError(f"{name}: expected ranges (FIRST, STOP) with 0 <= FIRST < STOP, got {one!r}")
         found.append((start, stop))
     return found
+
+
+def is_dealt(reader: StreamReader) -> bool:
+    """Returns whether the newest chunk of a stream was dealt by cost; False if there is no chunk, or it is unknown."""
+    chunks = reader.seen.chunks
+    with contextlib.suppress(LazyShardError, OSError):
+        return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
+    # A reader that needs this seal to read the chunk raises the error.
+    return False
+
+
+def warn_if_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
+    """Logs a warning if the stream was dealt by cost and this order breaks up its steps."""
+    if order.blended or (made := reader.dealt) is None:
+        return
+    window, size, micro = order.shuffle_window, order.batch_size, made.micro_batch_size
+    swift = "in ms-swift --sharded_lazy_shuffle_window 0"
+    reasons = [f"shuffle_window={window} moves rows to other steps, use 0 ({swift})"] if window else []
+    if unit != reader.samples_per_chunk:
+        reasons.append(f"unit={order.unit!r} gives ranks other rows, use 'chunk'")
+    if size > 1 and size % micro:
+        reasons.append(f"batch_size={size} is not a multiple of the micro batches of {micro} rows of similar cost")
+    if why := "; ".join(reasons):
+        said = f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), this order undoes that: {why}"
+        log.warning("%s: %s", reader.directory, said)
 
 
 def gaps_of(parts: Sequence[Part]) -> Gaps:

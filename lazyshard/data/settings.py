@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import multiprocessing.context
 import os
 import sys
@@ -18,15 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from lazyshard.errors import ConfigInvalid, LazyShardError, SkipSample
+from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.format.arrays import LEAST_CACHE_BYTES
 from lazyshard.format.records import Fact, parse_size
 from lazyshard.lazy import FunctionMissing, named_function
 from lazyshard.part import SplitOf
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules, auto_unit, check_field, named_unit, window_positions
-from lazyshard.stream import Published, StreamReader
-from lazyshard.stream.chunk import read_dealt
+from lazyshard.stream import Published
 
 LayoutName = Literal["block", "strided"]
 BadRowAction = Literal["substitute", "raise"]
@@ -233,31 +231,6 @@ class RunOrder(Order):
             product = f"{course.dp} * {course.batch_size} = {step}"
             raise ValueError(f"num_samples must be at least dp_size * batch_size = {product}, got {self.num_samples}")
         return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
-
-
-def is_dealt(reader: StreamReader) -> bool:
-    """Returns whether the newest chunk of a stream was dealt by cost; False if there is no chunk, or it is unknown."""
-    chunks = reader.seen.chunks
-    with contextlib.suppress(LazyShardError, OSError):
-        return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
-    # A reader that needs this seal to read the chunk raises the error.
-    return False
-
-
-def warn_if_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
-    """Logs a warning if the stream was dealt by cost and this order breaks up its steps."""
-    if order.blended or (made := reader.dealt) is None:
-        return
-    window, size, micro = order.shuffle_window, order.batch_size, made.micro_batch_size
-    swift = "in ms-swift --sharded_lazy_shuffle_window 0"
-    reasons = [f"shuffle_window={window} moves rows to other steps, use 0 ({swift})"] if window else []
-    if unit != reader.samples_per_chunk:
-        reasons.append(f"unit={order.unit!r} gives ranks other rows, use 'chunk'")
-    if size > 1 and size % micro:
-        reasons.append(f"batch_size={size} is not a multiple of the micro batches of {micro} rows of similar cost")
-    if why := "; ".join(reasons):
-        said = f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), this order undoes that: {why}"
-        logging.getLogger("lazyshard").warning("%s: %s", reader.directory, said)
 
 
 class Step:

@@ -11,8 +11,7 @@ Small files are JSON; the state of a run is read from JSON or a pickle. Errors n
   publish and as a heartbeat, and never names a chunk whose seal is not durable.
 - `stream.end`: no chunk follows. Written once, after the last seal is durable.
 - `stream.owner`: which producer may publish (a fencing token). Each producer that opens a stream raises the epoch and
-  writes its own name here; before each publish it checks that the file still holds what it wrote. A producer that was
-  suspended and resumes finds a higher epoch and stops, even if file locks do not work between the machines.
+  writes its own name here; before each publish it checks that the file still holds what it wrote.
 - `retired.json` is written durably before the first file of a chunk is removed: a missing chunk is retired or lost.
 """
 
@@ -394,8 +393,7 @@ class _Counted(SmallFile):
 
     def is_whole(self, size: int, *, ended: bool) -> bool:
         """Whether its chunks of `size` samples hold its samples; the last may hold fewer if the stream has ended."""
-        short = self.chunks * size - self.samples
-        return 0 <= short < size and (ended or not short)
+        return 0 <= self.chunks * size - self.samples < (size if ended else 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

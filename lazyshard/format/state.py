@@ -6,12 +6,10 @@ micro batch size; the last part is current.
 
 For a run over sequences, which are made while training reads, the number of sequences alone is not enough: how many
 precede a window depends on the lengths of all rows before it. So the state also has the window from which sequences are
-made again, how many were made before it, and the row and token at which they begin. `lengths` is a digest of the row
-lengths from which the current sequences were made: with other lengths, samples would be lost or repeated.
+made again, how many were made before it, the row and token at which they begin, and a digest of the row lengths.
 
-For a run over a blend it is the state of each stream, and how the streams were blended: also a list of parts, each with
-one set of streams. Here a run of 4 ranks over two streams got a third one, and other weights, after 100 samples per
-rank::
+For a run over a blend it is the state of each stream, and how they were blended: also a list of parts, each with one set
+of streams. Here a run of 4 ranks over two streams got a third one, and other weights, after 100 samples per rank::
 
     part  dp  draws  members  pieces
     0      4    100    0 1    (0: 4 1)
@@ -24,8 +22,7 @@ from what was read, since workers read ahead. It holds a token of the run that m
 one above the previous run's, and checks before each write that the token is still its own.
 
 `cursors/NAME.reading.json`, a hint, is replaced about once per window by the reader of rank 0, and never synced. A
-producer with a limit counts from it: with cursors, it could wait for a checkpoint that waits for data. Only cursors
-determine which chunks may be deleted.
+producer's limit counts from it, since a checkpoint may wait for data; only cursors decide which chunks may be deleted.
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ from lazyshard.format import records
 from lazyshard.format.records import CURSORS, Chunks, Seconds, SmallFile, StreamId, inside, list_of, printable, read
 from lazyshard.part import (
     MAX_SAMPLES,
-    MOST_SHARES,
     NUMBER,
+    SPLIT,
     TEXT,
     Checked,
     Kind,
@@ -103,17 +100,6 @@ class _State(Checked):
         return read(cls, values, records.defaults_of(cls))  # type: ignore[arg-type]
 
 
-def _is_split(value: Any) -> bool:
-    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and type(value[1]) is int):
-        return False
-    shares, number = value
-    sound = all(type(one) is int and one >= 0 for one in shares) and sum(shares) <= MOST_SHARES
-    return sound and 2 <= len(shares) <= 3 and 0 <= number < len(shares) and shares[number] > 0
-
-
-_SPLIT: Final = Kind("the shares of two or three splits, and the number of one of them", _is_split, tuples)
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunState(_State):
     """What is needed to continue a run, or to determine later what it trained when."""
@@ -130,7 +116,7 @@ class RunState(_State):
     # were trained
     consumed: Samples
     # the shares of the splits of the stream, and the number of the one that is drawn; None for all samples
-    split: Annotated[tuple[tuple[int, ...], int] | None, or_null(_SPLIT)] = None
+    split: Annotated[tuple[tuple[int, ...], int] | None, or_null(SPLIT)] = None
 
     WHAT: ClassVar[str] = "a run"
 

@@ -25,7 +25,7 @@ from lazyshard import BadRows, EncodeCache, LazyShardError, StreamReader
 from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank, resolve_rank
-from lazyshard.data.settings import is_dealt
+from lazyshard.data.run_state import is_dealt
 from lazyshard.errors import LengthUnknown, StreamMismatch, redact
 from lazyshard.format.records import Encoding
 from lazyshard.format.state import RunState

@@ -8,7 +8,7 @@ For a run over sequences, which are made while training reads, the number of seq
 precede a window depends on the lengths of all rows before it. So the state also has the window from which sequences are
 made again, how many were made before it, the row and token at which they begin, and a digest of the row lengths.
 
-For a run over a blend it is the state of each stream, and how they were blended: also a list of parts, each with one set
+For a run over a blend it is the state of each stream, and how they were blended: a list of parts, each with one set
 of streams. Here a run of 4 ranks over two streams got a third one, and other weights, after 100 samples per rank::
 
     part  dp  draws  members  pieces

@@ -204,7 +204,7 @@ class Gaps:
 
     def nth(self, start: int, number: _N) -> _N:
         """Returns the kept sample with this number (or array of numbers), counted from 0 at `start`."""
-        if not self:
+        if not self.ranges and self._table is None:
             return start + number
         rank = number + self._kept_before(start)
         if isinstance(rank, int):

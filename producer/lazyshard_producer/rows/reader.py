@@ -352,16 +352,19 @@ class Mixer:
 class Batch:
     """Rows to be published, in order; empty if there are none now. `tokens` is None if not measured.
 
-    `position` returns the position after `lines[index]`, all rows before which are written or refused; it does I/O.
-    `checked`: the rows are known to be valid.
+    `after` returns the position after the row of an index. `checked`: the rows are known to be valid.
     """
 
     mixer: Mixer
     lines: Sequence[Line | RowInvalid]
     place: Callable[[int], RowOrigin]
-    position: Callable[[int], RunPosition]
+    after: Callable[[int], RunPosition]
     tokens: Sequence[int] | None = None
     checked: bool = True
+
+    def position(self, index: int) -> RunPosition:  # A method, as planted bugs replace it
+        """Returns the position after `lines[index]`; all rows before must be written or refused. Does I/O."""
+        return self.after(index)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
         """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from torch import Generator
@@ -15,11 +15,75 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lazyshard.data.samples import FILL_ROWS, BadRowCount
 from lazyshard.data.settings import BadRows
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
-from lazyshard.plan.deal import Sharding
 
 __all__ = ["StreamingShard", "streaming_shard"]
 
 _FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Deals a sequence to shards in global batches, in which each shard has fixed places.
+
+    A last batch that is not full is completed from the first one (`even_batches`), as by accelerate's
+    `IterableDatasetShard`, dropped (`drop_last`), or dealt as it is::
+
+        batches of 2, two shards       | 0 1 2 3 | 4 5 6 7 | 8 0 1 2 |
+        shard 0                          0 1       4 5       8 0
+        shard 1, strided                   1   3     5   7     0   2
+
+    `batch_size` is the batch of one shard, or with `split_batches` of all shards. Raises ValueError: a number is out
+    of range, or a split batch cannot be divided evenly.
+    """
+
+    shards: int
+    index: int
+    batch_size: int = 1
+    split_batches: bool = False
+    drop_last: bool = False
+    even_batches: bool = True
+    strided: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise ValueError(f"num_shards must be 1 or more, got {self.shards}")
+        if not 0 <= self.index < self.shards:
+            raise ValueError(f"index must be in [0, {self.shards}), got {self.index}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if self.split_batches and self.batch_size % self.shards:
+            why = "with split_batches, batch_size must be a multiple of num_shards"
+            raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")
+
+    @property
+    def batch(self) -> int:
+        """Elements of a global batch."""
+        return self.batch_size if self.split_batches else self.batch_size * self.shards
+
+    @property
+    def own(self) -> range:
+        """Places of this shard in a global batch, ascending."""
+        if self.strided:
+            return range(self.index, self.batch, self.shards)
+        return range(self.batch)[self.index * self.batch // self.shards :][: self.batch // self.shards]
+
+    def count(self, total: int) -> int:
+        """Returns how many elements this shard gets of `total`."""
+        full, left = divmod(total, self.batch)
+        return full * len(self.own) + len(self.last(left, full > 0))
+
+    def last(self, left: int, has_first: bool) -> list[tuple[bool, int]]:
+        """Returns what this shard gets of a last global batch of `left` elements that is not full.
+
+        For each element: whether it is taken from the first global batch (if there was one), and its place there.
+        """
+        if not left or self.drop_last:
+            return []
+        if not self.even_batches:
+            return [(False, place) for place in self.own if place < left]
+        # Without a full batch before it, the last batch is also the first.
+        size = self.batch if has_first else left
+        return [(False, place) if place < left else (has_first, (place - left) % size) for place in self.own]
 
 
 def streaming_shard(

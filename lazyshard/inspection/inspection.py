@@ -24,7 +24,8 @@ from lazyshard.format.state import Cursor
 from lazyshard.format.writers import Sequenced
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
-from lazyshard.plan.shuffle import Cost, expected_neighbours
+from lazyshard.plan.balance import Cost
+from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.store.files import read_seal, size_of
 from lazyshard.stream import Consumer, Published, list_consumers
 from lazyshard.stream.listing import read_manifest

@@ -2,5 +2,5 @@
 
 `course` returns the sample that a rank (a lane) draws at a position, through any changes of the number of ranks. It is
 built on `segment`, the rest of an epoch after such a change, `deal`, which maps samples to lanes, and `shuffle`, which
-permutes windows of them and deals rows by cost. `blend` selects among streams, `sequences` cuts and packs rows.
+permutes windows of them. `balance` deals rows by cost, `blend` selects among streams, `sequences` cuts and packs rows.
 """

@@ -24,9 +24,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.blend import BlendTable, whole_parts
 from lazyshard.plan.sequences import pack_samples
-from lazyshard.plan.shuffle import Balance, Cost
 from scripts.benchmarks.bench_harness import ROOT, Benchmark, Failed, Figures, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_process import timed
 from tests.plan.evenness import evenness, step_costs

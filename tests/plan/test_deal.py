@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazyshard.data.iterable_shard import Sharding
 from lazyshard.part import SplitOf
 from lazyshard.plan.deal import (
     Deal,
     Gaps,
     Layout,
-    Sharding,
     auto_unit,
     named_unit,
     split_table,

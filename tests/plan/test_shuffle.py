@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import lazyshard
 from lazyshard.plan import shuffle
+from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.deal import Deal, window_positions
-from lazyshard.plan.shuffle import Balance, Cost, expected_neighbours, permutation, window_for_distance
+from lazyshard.plan.shuffle import expected_neighbours, permutation, window_for_distance
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 from tests.plan.evenness import evenness, step_costs

@@ -23,8 +23,8 @@ from lazyshard.cli.output import size
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared, parse_size
 from lazyshard.format.state import check_consumer
 from lazyshard.format.writers import NAME_RULE, WRITERS, check_declared, is_writer_name
+from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.sequences import Pad, Split
-from lazyshard.plan.shuffle import PER_TOKEN, PER_TOKEN_SQUARED
 
 SWIFT: Final = "swift"  # what --encode calls ms-swift
 MAX_AMOUNT: Final = 2**63 - 1

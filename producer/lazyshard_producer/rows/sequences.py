@@ -24,8 +24,9 @@ import xxhash
 
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.sequences import Cut, SplitSequence, cut_after, cut_tokens, make_sequences, pack_samples
-from lazyshard.plan.shuffle import Balance, Cost, permutation
+from lazyshard.plan.shuffle import permutation
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import count

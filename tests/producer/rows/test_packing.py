@@ -13,7 +13,7 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.format.records import arrays_name, chunk_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import DealtByCost
-from lazyshard.plan.shuffle import Cost
+from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.rows import sequences

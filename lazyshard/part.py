@@ -83,7 +83,7 @@ def tuples(value: Any, depth: int = 3) -> Any:
 class Checked:
     """Base of frozen dataclasses whose fields are checked on construction, each by the `Kind` in its annotation.
 
-    It compares, hashes and shows them: methods that `dataclass` makes for each class take half of their import time.
+    It compares, hashes and shows them: `dataclass` would compile these methods for each class, which slows the import.
     """
 
     __slots__ = ()
@@ -138,6 +138,10 @@ def kinds_of(cls: type) -> dict[str, Kind]:
 SPLITS: Final = ("train", "validation", "test")
 
 
+def _are_shares(values: tuple[Any, ...]) -> bool:
+    return 2 <= len(values) <= len(SPLITS) and all(type(one) is int and one >= 0 for one in values)
+
+
 class SplitOf(NamedTuple):
     """One split of a stream: which samples belong to it follows from their numbers alone.
 
@@ -157,8 +161,7 @@ class SplitOf(NamedTuple):
         if name is None and shares is None:
             return None
         given = tuple(shares) if isinstance(shares, (list, tuple)) else ()
-        sound = 2 <= len(given) <= len(SPLITS) and all(type(one) is int and one >= 0 for one in given)
-        if not sound or not 0 < sum(given) // (common := gcd(*given) or 1) <= MOST_SHARES:
+        if not _are_shares(given) or not 0 < sum(given) // (common := gcd(*given) or 1) <= MOST_SHARES:
             expected = f"the shares of {', '.join(SPLITS)}, such as (969, 30, 1): 2 or 3 whole numbers"
             raise ValueError(f"splits must be {expected}, together at most {MOST_SHARES}, got {shares!r:.100}")
         names = [one for one, share in zip(SPLITS, given, strict=False) if share]
@@ -174,8 +177,8 @@ def _is_split(value: Any) -> bool:
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and type(value[1]) is int):
         return False
     shares, number = value
-    sound = all(type(one) is int and one >= 0 for one in shares) and sum(shares) <= MOST_SHARES
-    return sound and 2 <= len(shares) <= len(SPLITS) and 0 <= number < len(shares) and shares[number] > 0
+    sound = _are_shares(shares) and sum(shares) <= MOST_SHARES
+    return sound and 0 <= number < len(shares) and shares[number] > 0
 
 
 SPLIT: Final = Kind("the shares of two or three splits, and the number of one of them", _is_split, tuples)

@@ -190,7 +190,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
             if (hints := self._hints(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
                 # Otherwise a producer that is limited by --max-ahead and this process wait for each other.
                 hints.enter(0, order.max_total_samples, reader.seen.samples)
-            last = order.rules(1, 1).gaps.nth(0, dp * size - 1)
+            last = order.gaps.nth(0, dp * size - 1)
             unit = order.auto_unit(size, dp, reader.wait_for(last + 1))
         assert unit is not None, "decided once that many samples are published or the stream has ended"
         self._states.settled = unit

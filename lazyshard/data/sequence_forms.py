@@ -81,8 +81,8 @@ class DatasetRows(SequenceRows):
         for order, loaded in ((dataset._states.order, dataset._states.loaded) for dataset in self.datasets):
             gaps = [] if loaded is None else [[*one] for part in loaded.parts for one in part.skip]
             own = [order.unit, order.shuffle_window, order.seed, order.max_total_samples]
-            split = order.rules(1, 1).split
-            orders.append([*own, *([gaps] if gaps else []), *([str(split)] if split else [])])
+            split = [str(order.gaps.split)] if order.split else []
+            orders.append([*own, *([gaps] if gaps else []), *split])
         facts |= {"window": self._chunks, "seed": self._seed}
         alone = isinstance(self.source, LazyShardedDataset) and self._samples is None
         if alone and orders[0][1] == 0 and orders[0][3:] == [None]:

@@ -23,7 +23,7 @@ from lazyshard.format.records import Fact, parse_size
 from lazyshard.lazy import FunctionMissing, named_function
 from lazyshard.part import SplitOf
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Rules, auto_unit, check_field, named_unit, window_positions
+from lazyshard.plan.deal import Gaps, Rules, auto_unit, check_field, named_unit, window_positions
 from lazyshard.stream import Published
 
 LayoutName = Literal["block", "strided"]
@@ -82,10 +82,15 @@ class Order:
         _check_given("micro_batches_per_step", self.micro_batches_per_step, 1)
         self.rules(1, 1)
 
+    @property
+    def gaps(self) -> Gaps:
+        """The samples of other splits."""
+        return Gaps(split=SplitOf.named(self.split, self.splits))
+
     def rules(self, samples_per_chunk: int, unit: int) -> Rules:
         """Returns the rules that deal units of `unit` samples, and shuffle, for chunks of `samples_per_chunk`."""
         window = window_positions(self.shuffle_window, samples_per_chunk, unit)
-        return Rules(unit, window, self.seed, SplitOf.named(self.split, self.splits))
+        return Rules(unit, window, self.seed, self.gaps.split)
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class RunOrder(Order):
 
     def auto_unit(self, samples_per_chunk: int, dp: int, published: Published) -> int | None:
         """Returns the same for "auto", from what is published; None while undecided."""
-        size, kept, limit = self.unit_batch or self.batch_size, self.rules(1, 1).gaps.kept, self.max_total_samples
+        size, kept, limit = self.unit_batch or self.batch_size, self.gaps.kept, self.max_total_samples
         most = None if limit is None else kept(0, limit)
         return auto_unit(dp, samples_per_chunk, size, kept(0, published.samples), published.ended, most)
 

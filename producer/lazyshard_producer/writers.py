@@ -155,9 +155,7 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
     """
     manifest = _manifest(directory)
     if not force and not is_there(directory / END) and (left := list(_not_ended(directory, manifest.writers))):
-        way = (
-            "stop or finish them first, or give --force to end the stream without the rows that they have not published"
-        )
+        way = "finish them first, or give --force to end the stream without the rows that they have not published"
         who = one_line("; ".join(left))
         raise errors.ProducerFenced(f"{directory}: {who}; {way}", directory=str(directory), holder=who)
     if not is_there(directory / END):
@@ -208,7 +206,9 @@ def _not_ended(directory: Path, declared: Declared | None) -> Iterator[str]:
             if begun and (gone is False or (gone is None and time.time() - head.updated_at < ALIVE_S)):
                 yield f"writer {name!r} still runs (pid {head.pid} on {head.host})"
             elif not head.ended and (declared or head.state != "idle"):
-                why = "was killed" if begun else "failed" if head.state == "failed" else "has stopped"
+                why = "failed" if head.state == "failed" else "has stopped"
+                if begun:
+                    why = "was killed" if gone else "is silent"
                 yield f"writer {name!r} {why} after {count(head.samples, 'row')}, before its end"
     names = declared if isinstance(declared, tuple) else ()
     yield from (f"writer {name!r} has not begun" for name in names if name not in found)

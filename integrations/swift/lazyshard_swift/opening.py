@@ -255,8 +255,8 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
     part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     trained = None if steps is None else steps * global_batch
     splits, several = shares_of(vars(args).get), len(streams) > 1
-    rules = order_of_split(splits, "train").rules(1, 1)
-    own = [one._replace(samples=rules.gaps.kept(0, one.samples)) for one in streams]
+    gaps = order_of_split(splits, "train").gaps
+    own = [one._replace(samples=gaps.kept(0, one.samples)) for one in streams]
     kept = facts.samples if several else own[0].samples
     layout, window = order_of(args, saved, facts._replace(samples=kept), rank.dp_size, trained)
     units = [_unit_of(args, one, part, trained, layout, window, saved) for one in own]
@@ -273,7 +273,7 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         saved_at=0.0,
         state=RunState(
             *(stream_id_of(facts.identity), size, unit, span, seed, None, (part,), 0),
-            split=None if several else rules.split,
+            split=None if several else gaps.split,
         ),
         grouping=grouping,
         streams=streams,

@@ -116,7 +116,7 @@ class RunPlan(Position):
 
     def kept(self, samples: int) -> int:
         """Returns how many of the first samples of a stream are for training."""
-        return order_of_split(self.splits, "train").rules(1, 1).gaps.kept(0, samples)
+        return order_of_split(self.splits, "train").gaps.kept(0, samples)
 
     def end(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
         """Returns what has ended and what was not trained, for the log, after `consumed` samples of the run."""

@@ -82,7 +82,7 @@ def open_validation(
     """Opens the data for evaluation: ended streams, or with `splits` the validation samples that are published."""
     argument = "val_dataset" if splits is None else "split_dataset_ratio"
     order = order_of_split(splits, "validation", unit="sample")
-    gaps, opened = order.rules(1, 1).gaps, []
+    gaps, opened = order.gaps, []
     for one, encoder in zip(streams, encode, strict=True):
         count, needed = gaps.kept(0, one.samples), gaps.nth(0, 0) + 1
         if retired := retired_chunks(one):
@@ -353,6 +353,8 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
             if begun is not None:
                 data.load_state_dict(begun.to_dict())
     except StateMismatch as cause:
-        # The library's message names its own arguments.
-        why = str(cause).replace("give split and splits as they were", "keep --split_dataset_ratio as it was")
+        why = str(cause)
+        if cause.field == "split":
+            # The library's message names its own arguments.
+            why = f"it draws {cause.expected}, here it is {cause.actual}: keep --split_dataset_ratio as it was"
         raise not_resumed(plan.checkpoint or plan.directory, why, cause.expected, cause.actual) from cause

@@ -62,7 +62,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         schedule: changes of the weights: pairs of an optimiser step, counted from the beginning of the run, and the
             weights of all data sets from that step on. The weights of `datasets` hold until the first change. A weight
             may be 0 for some time. Needs `Order(micro_batches_per_step=...)`.
-        order: `layout` and `micro_batches_per_step`. Set unit, window and seed on each data set.
+        order: `layout` and `micro_batches_per_step`. Set all else on each data set.
 
     Raises:
         TypeError: an item is not a pair of a data set and a weight, or of a step and weights.
@@ -97,7 +97,7 @@ class BlendedDataset(Indexed[BlendSpace]):
         if not self.datasets:
             raise ValueError("a blend needs at least one data set, got none")
         if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
-            raise ValueError("set unit, shuffle_window and seed on each data set of a blend, not on the blend")
+            raise ValueError("set unit, shuffle_window, seed and split on each data set of a blend, not on the blend")
         check_choice("stopping", stopping, Stopping)
         run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
         expected = "a schedule takes pairs of a step and the weights from that step on, such as [(1000, [1, 3])]"

@@ -24,6 +24,8 @@ from tests.store.streams import APART, SIZE, check_rows, put, put_all, put_piece
 ROWS = {"a": SIZE + 1, "b": SIZE + 2, "c": 1}  # two pieces, and remainders that fill a chunk and one row more
 CHUNKS = chunk_names(4)
 
+pytestmark = pytest.mark.full
+
 
 class Stall:
     """Holds back the request of that number (from 0) to change something."""
@@ -79,7 +81,6 @@ def test_the_store_copies_the_pieces(tmp_path: Path, server: Server, bucket: Url
     assert [len(read[index]["array"]) for index in range(len(found))] == [one % APART for one in found]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_another_one_goes_on(when: When, nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) -> None:
     # After one change the store is as before the next one.
@@ -100,7 +101,6 @@ def test_another_one_goes_on(when: When, nursery: Commands, server: Server, buck
         pytest.fail("it never ended by itself")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("number", range(14))
 def test_a_request_that_comes_after_another_one_has_taken_over_changes_nothing(
     number: int, server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +126,6 @@ def test_a_request_that_comes_after_another_one_has_taken_over_changes_nothing(
     assert {name: after[name] for name in chunk_names(6)} == {name: before[name] for name in chunk_names(6)}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed", "stream.json"])
 def test_a_damaged_piece_blocks_no_other_writer(name: str, bucket: UrlPath, tmp_path: Path) -> None:
     rows = {"a": 3 * SIZE, "b": 2 * SIZE + 1}
@@ -147,7 +146,6 @@ def test_a_damaged_piece_blocks_no_other_writer(name: str, bucket: UrlPath, tmp_
     check_rows(bucket, rows)
 
 
-@pytest.mark.full
 def test_what_was_chosen_is_chosen_anew_if_it_was_damaged_since(bucket: UrlPath, tmp_path: Path) -> None:
     rows = {"a": SIZE, "b": SIZE}
     put_all(tmp_path, bucket, rows)

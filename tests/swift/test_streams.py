@@ -136,7 +136,7 @@ def test_live_stream_split_into_training_and_validation(tmp_path: Path, model: P
     with start_swift_sft(tmp_path / "run2", model, **options | more) as training:
         refused = training.wait()
     assert refused.returncode != 0
-    assert "the state was saved with split train of 9:1, here it is train of 4:1" in refused.output
+    assert f"{checkpoint}: it draws train of 9:1, here it is train of 4:1: keep --split_dataset_ratio" in refused.output
     assert "exitcode  : 2 " in refused.output
 
 

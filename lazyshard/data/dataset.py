@@ -21,6 +21,7 @@ from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSt
 from lazyshard.format.state import RunState
 from lazyshard.part import Part, UInt32Array
 from lazyshard.plan.course import Course, Draw
+from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_parts import course_of, with_consumed
@@ -260,6 +261,26 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         if self._states.unit is None:
             self._settle_unit(self._rank or resolve_rank())
         self._states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank())
+
+    def dropped_samples(self) -> list[tuple[int, int]]:
+        """Returns the samples that `steps` and `encode_fn` drop, as half-open ranges to pass to `skip`.
+
+        ::
+
+            dataset.skip(dataset.dropped_samples())
+
+        Then no other row is trained in their places, and each kept row is trained once. Makes all samples, so their
+        number must be known. All ranks must skip the same ranges: each calls this, or one sends them to the others.
+        With `EncodeCache(directory)` the processes of a node share the work, and training encodes nothing again.
+
+        Raises LengthUnknown: the stream is live and has fewer than `max_total_samples` samples; BadSample, as reading.
+        """
+        order = self._states.order
+        total, others = order.known_total(self.reader.refresh()), order.gaps
+        if total is None:
+            raise index_space.still_open(self.reader, "the dropped samples are not known yet")
+        own = (sample for sample in range(total) if sample not in others)
+        return list(Gaps((sample, sample + 1) for sample in self._samples.dropped(own)).ranges)
 
     def commit(self, consumed: int, *, last_epoch: bool, keep: StateDicts = (), take_over: bool = False) -> bool:
         """Durably reports the progress of the checkpoints, so that the producer may delete chunks that no resume needs.

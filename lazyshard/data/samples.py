@@ -7,7 +7,7 @@ import itertools
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, TypeAlias
 
@@ -198,6 +198,12 @@ class SampleMaker:
         """Returns the sample made from a published row, or its substitute."""
         made, failed = self.tried(sample)
         return made if failed is None else self.substitute(sample, failed)
+
+    def dropped(self, samples: Iterable[int]) -> Iterator[int]:
+        """Yields those of the published samples that are dropped. Bad ones are counted, or raise as `BadRows` says."""
+        for sample in samples:
+            if (failed := self.tried(sample)[1]) is not None and self._note(sample, failed):
+                yield sample
 
     def substitute(self, sample: int, cause: Exception) -> Any:
         """Returns another sample of the chunk to train instead of a bad or dropped one.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lazyshard import BadRows, Filter, LateRow, LazyShardedDataset, LazyShardedStream, Map, MessageTransform
 from lazyshard.data import samples
 from lazyshard.data.samples import FILL_ROWS, substitutes
-from lazyshard.errors import BadSample, ChunkRetired, ConfigInvalid, WaitTimeout
+from lazyshard.errors import BadSample, ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.stream.listing import retire
 from tests.data import workers as functions
 from tests.data.runs import open_steps as open_rank
@@ -324,3 +324,28 @@ def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:
     rest = [list(batches) for batches in loaders]
     assert [first[0], *rest[0]] == [[0, 1], [2, 6], [7, 8], [12, 14]]
     assert [first[1], *rest[1]] == [[3, 3], [3, 9], [9, 9], [13, 15]]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"unit": "sample"}, {"shuffle_window": 2}, {"split": "train", "splits": (3, 1)}]
+)
+def test_dropped_samples_are_skipped_and_each_kept_one_is_read_once(stream: Path, options: Any) -> None:
+    # By brute force: with splits of 3:1, samples 3, 7 and 11 are of the other one.
+    kept = [number for number in range(12) if number % 3 and ("split" not in options or number % 4 != 3)]
+    found, states = list[int](), list[Any]()
+    for rank in range(2):
+        dataset = open_rank(stream, Filter(lambda row: row["id"] % 3 > 0), rank=rank, dp=2, **options)
+        dataset.skip(dataset.dropped_samples())
+        found += [dataset[index]["id"] for index in dataset.rank_indices]
+        assert (dataset.stats().dropped, dataset.stats().filled, len(dataset)) == (0, 0, len(kept))
+        states.append(dataset.state_dict())
+    assert sorted(found) == kept
+    assert states[0] == states[1]
+
+
+def test_dropped_samples_are_known_at_the_end_and_a_bad_row_is_none(tmp_path: Path) -> None:
+    live = produce(tmp_path / "s", 5, 3, end=False)
+    steps = [Filter(functions.even), Map(lambda row: {"tenth": 10 // row["id"]})]
+    refusal_of(LengthUnknown, "dropped", open_rank(live, *steps).dropped_samples)
+    assert open_rank(live, *steps, max_total_samples=3).dropped_samples() == [(1, 2)]
+    raised(BadSample, open_rank(live, *steps, max_total_samples=3, bad_rows=BadRows("raise")).dropped_samples)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,7 +25,7 @@ from typer.core import TyperGroup
 
 from lazyshard import __version__
 from lazyshard.errors import StreamMissing, redact
-from lazyshard.format.arrays import DTYPES
+from lazyshard.format.arrays import DTYPES, media_type
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.format.state import check_consumer
 from lazyshard.part import Array
@@ -289,10 +290,13 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def pretty(value: Any, line: bytes | None = None, *, full: bool) -> list[str]:
-    """Returns a value as indented JSON lines, shortened unless `full`, or its `line` if it is nested too deep."""
+    """Returns a value as indented JSON lines, shortened unless `full`, or its `line` if it is nested too deep.
+
+    Bytes are always shown by their type and number.
+    """
     try:
-        own, array = (value, lambda found: _numbers(found).tolist()) if full else (shorten(value), _array)
-        shown = orjson.dumps(own, array, orjson.OPT_INDENT_2)
+        own = value if full else shorten(value)
+        shown = orjson.dumps(own, partial(_array, full=full), orjson.OPT_INDENT_2)
     except orjson.JSONEncodeError:
         if line is None:
             raise
@@ -320,12 +324,16 @@ def shorten(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _array(value: Array) -> str:
-    """Returns an array as text: dtype, shape and first numbers.
+def _array(value: Array | bytes, *, full: bool = False) -> Any:
+    """Returns an array as text: dtype, shape and first numbers, or all its numbers as a list; of bytes type and number.
 
-    >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52]
-    'array of int16, shape 2 x 15: 0, 1, 2, 3, 4, 5, 6, 7'
+    >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52], _array(b"GIF89a...")
+    ('array of int16, shape 2 x 15: 0, 1, 2, 3, 4, 5, 6, 7', 'image/gif, 9 bytes')
     """
+    if isinstance(value, bytes):
+        return f"{media_type(value) or 'bytes of an unknown type'}, {count(len(value), 'byte')}"
+    if full:
+        return _numbers(value).tolist()
     name = next((name for name, dtype in DTYPES.items() if dtype == value.dtype), str(value.dtype))
     shape = " x ".join(map(str, value.shape)) or "()"
     some = ", ".join(str(number) for number in _numbers(value.reshape(-1)[:MAX_ITEMS]).tolist())

@@ -59,6 +59,7 @@ TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 FORMAT: Final = 1  # Of all files of a stream, except the manifest and seals of a stream with arrays
 # Of these: readers that do not know side files must not take the description of an array for a value
 FORMAT_WITH_ARRAYS: Final = 2
+FORMAT_WITH_BLOBS: Final = 3  # Of seals only, for the same reason: a row of the chunk holds bytes
 MAX_CHUNKS: Final = 10**15  # More than any real stream has; keeps all index arithmetic within 64 bits
 # A seal holds at least 16 bytes per row, base64; a larger one could not be read in a reasonable time
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000

@@ -25,12 +25,10 @@ from lazyshard.memory import dumps, loads, quick_dumps, quick_loads
 _TYPE: Final = "Type is not JSON serializable: "  # Prefix of orjson's message, followed by the name of the type
 _MAX_LOOKED_AT: Final = 100_000  # Values: a row may contain itself, and bad rows must be cheap
 _SHOWN: Final = 80  # Characters of a location in a message
-_BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
 # What to do with a value, by the names of its type
 _ADVICE: Final = (
-    ("bytes bytearray memoryview bytes_", _BYTES),
-    ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
+    ("Image PngImageFile JpegImageFile WebPImageFile", "write the path or the bytes of a file that holds it"),
     ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
     ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
     ("Decimal Fraction", "convert it, with float(), or str() to keep every digit"),
@@ -40,32 +38,26 @@ _ADVICE: Final = (
     ("Tensor", "convert it, with .tolist()"),
 )
 
-# What else to do if rows may hold arrays
-_WITH_ARRAYS: Final = {
-    **dict.fromkeys(("bytes", "bytearray", "memoryview"), "; or an array: np.frombuffer(it, np.uint8)"),
-    "Tensor": "; or an array: .numpy()",
-}
-
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
     """Returns advice to append to orjson's reason for not writing a row; empty if the reason is not a type.
 
     >>> advise({"a": {"b": [1, range(2)]}}, "Type is not JSON serializable: range", True)
-    " under 'a.b[1]'; a row holds JSON values and numpy arrays: convert it, with list()"
+    " under 'a.b[1]'; a row holds JSON values, numpy arrays and bytes: convert it, with list()"
     """
     if not reason.startswith(_TYPE):
         return ""
     name = reason[len(_TYPE) :].rpartition(".")[2]
-    if name == "ndarray":
-        return "; to store arrays, create the stream with ChunkWriter(..., arrays=True)"
+    if name in ("ndarray", "bytes", "bytearray", "memoryview"):
+        return "; to store arrays and bytes, create the stream with ChunkWriter(..., arrays=True)"
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
-    holds = "JSON values and numpy arrays" if arrays else "JSON values"
+    holds = "JSON values, numpy arrays and bytes" if arrays else "JSON values"
     advice = next((advice for names, advice in _ADVICE if name in names.split()), "")
     if not advice:
         numpy = reason.startswith(f"{_TYPE}numpy.")
         advice = "convert it, with .item()" if numpy else "use dicts, lists, text, numbers, True, False and None"
-    return f"{where}; a row holds {holds}: {advice}{_WITH_ARRAYS.get(name, '') if arrays else ''}"
+    return f"{where}; a row holds {holds}: {advice}{'; or an array: .numpy()' if arrays and name == 'Tensor' else ''}"
 
 
 def _find(row: Any, name: str) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from lazyshard.errors import SealInvalid
 from lazyshard.format import records
-from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, pack, seal_name, take, unpack
+from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, FORMAT_WITH_BLOBS, pack, seal_name, take, unpack
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, UInt32Array, UInt64Array, integer, refused
 
 _COUNT: Final = integer(0, MAX_SAMPLES)
@@ -34,6 +34,7 @@ class SealedArrays:
 
     offsets: UInt64Array
     digests: UInt64Array
+    blobs: bool = False  # whether a row holds bytes: earlier releases read arrays only, and refuse format 3
 
     @property
     def size(self) -> int:
@@ -68,7 +69,8 @@ class Seal:
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        values: dict[str, Any] = {"format": FORMAT + (self.arrays is not None), "chunk": self.chunk}
+        newest = FORMAT if self.arrays is None else FORMAT_WITH_BLOBS if self.arrays.blobs else FORMAT_WITH_ARRAYS
+        values: dict[str, Any] = {"format": newest, "chunk": self.chunk}
         values |= {"samples": self.samples, "bytes": self.size, "offsets": pack(self.offsets, "<u8")}
         values["xxh3"] = pack(self.digests, "<u8")
         values["tokens"] = None if self.tokens is None else pack(self.tokens, "<u4")
@@ -84,16 +86,17 @@ class Seal:
             values, samples = _parse(data, chunk)
             offsets = _read_offsets(values, "offsets", "bytes", samples, least=1)
             digests, arrays = unpack(values, "xxh3", "<u8", samples), None
-            if values["format"] == FORMAT_WITH_ARRAYS:
+            if values["format"] >= FORMAT_WITH_ARRAYS:
                 of_arrays = _read_offsets(values, "arrays_offsets", "arrays_bytes", samples, least=0)
-                arrays = SealedArrays(of_arrays, unpack(values, "arrays_xxh3", "<u8", samples))
+                blobs = values["format"] == FORMAT_WITH_BLOBS
+                arrays = SealedArrays(of_arrays, unpack(values, "arrays_xxh3", "<u8", samples), blobs)
             tokens = None if values.get("tokens") is None else unpack(values, "tokens", "<u4", samples)
             return cls(chunk, offsets, digests, tokens, values.get("source"), take(values, "sealed_at", NUMBER), arrays)
 
 
 def _parse(data: bytes, chunk: int) -> tuple[dict[str, Any], int]:
     """Returns the object of a seal, and its samples."""
-    values = records.parse_object(data, FORMAT_WITH_ARRAYS)
+    values = records.parse_object(data, FORMAT_WITH_BLOBS)
     if take(values, "chunk", integer(0, records.MAX_CHUNKS)) != chunk:
         raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
     return values, take(values, "samples", records.PER_CHUNK)
@@ -115,7 +118,7 @@ class SealBytes:
         """As `Seal.decode`; of offsets and digests only their lengths are checked."""
         with records.in_file(file or seal_name(chunk), SealInvalid):
             values, samples = _parse(data, chunk)
-            arrays = values["format"] == FORMAT_WITH_ARRAYS
+            arrays = values["format"] >= FORMAT_WITH_ARRAYS
             for prefix in ("", "arrays_")[: 1 + arrays]:
                 for field, count in (("offsets", samples + 1), ("xxh3", samples)):
                     length = len(take(values, prefix + field, TEXT))

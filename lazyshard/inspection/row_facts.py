@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.arrays import DTYPES
+from lazyshard.format.arrays import DTYPES, media_type
 from lazyshard.format.records import QUARANTINE
 from lazyshard.memory import loads
 from lazyshard.part import Array, Int64Array
@@ -146,6 +146,8 @@ def _kind_of(value: Any, *, inner: bool = False) -> str:
     >>> _kind_of(1), _kind_of([{}, "x"]), _kind_of([])
     ('integer', 'array of object, string', 'array')
     """
+    if isinstance(value, bytes):
+        return media_type(value) or "bytes"
     if isinstance(value, np.ndarray):
         return f"{next((name for name, dtype in DTYPES.items() if dtype == value.dtype), value.dtype)} array"
     if inner or type(value) is not list or not value:

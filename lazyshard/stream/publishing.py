@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ProducerFenced
+from lazyshard.format.arrays import BLOB_IN_LINE
 from lazyshard.format.batch import CheckedLines
 from lazyshard.format.records import END, End, arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealBytes, SealedArrays
@@ -189,6 +190,7 @@ class OpenChunk:
         self.arrays = RowFile(path(arrays_name(number)), steps) if arrays else None
         self.files = [self.rows] if self.arrays is None else [self.rows, self.arrays]
         self._tokens = array("I")
+        self._blobs = False  # whether a row holds bytes
 
     def __len__(self) -> int:
         return len(self.rows.digests)
@@ -197,6 +199,7 @@ class OpenChunk:
         """Adds a row, newline included, with the bytes of its arrays."""
         if self.arrays is not None:
             self.arrays.append(arrays)
+            self._blobs = self._blobs or BLOB_IN_LINE in line
         if tokens is not None:
             self._tokens.append(tokens)
         self.rows.append(line)
@@ -207,6 +210,7 @@ class OpenChunk:
             self._tokens.frombytes(rows.tokens.astype(np.uint32).tobytes())
         if self.arrays is not None and rows.arrays is not None:
             self.arrays.extend(rows.arrays.data, rows.arrays.ends, rows.arrays.digests)
+            self._blobs = self._blobs or BLOB_IN_LINE in rows.data
         elif self.arrays is not None:
             nothing = np.zeros(len(rows), np.uint64)
             self.arrays.extend(b"", nothing, nothing + np.uint64(_digest(b"")))
@@ -225,7 +229,7 @@ class OpenChunk:
     def seal(self, source: Any, now: float) -> bytes:
         """Returns the seal of the rows so far, with lengths only if every row has one."""
         tokens = np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None
-        side = None if self.arrays is None else SealedArrays(*self.arrays.sealed())
+        side = None if self.arrays is None else SealedArrays(*self.arrays.sealed(), self._blobs)
         return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
 
 

@@ -224,7 +224,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _refused(key: str | int, expected: str, found: Any) -> RowInvalid:
-    return _invalid(f"the array or blob at {key!r:.80}: expected {expected}, found {str(found)!r:.120}")
+    return _invalid(f"the value at {key!r:.80}: expected {expected}, found {str(found)!r:.120}")
 
 
 def _invalid(reason: str) -> RowInvalid:

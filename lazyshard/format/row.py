@@ -26,8 +26,11 @@ _TYPE: Final = "Type is not JSON serializable: "  # Prefix of orjson's message, 
 _MAX_LOOKED_AT: Final = 100_000  # Values: a row may contain itself, and bad rows must be cheap
 _SHOWN: Final = 80  # Characters of a location in a message
 
+_CREATE: Final = "create the stream with ChunkWriter(..., arrays=True)"
+
 # What to do with a value, by the names of its type
 _ADVICE: Final = (
+    ("bytes bytearray memoryview", f"{_CREATE}, or write base64 text: base64.b64encode(it).decode()"),
     ("Image PngImageFile JpegImageFile WebPImageFile", "write the path or the bytes of a file that holds it"),
     ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
     ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
@@ -48,8 +51,8 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
     if not reason.startswith(_TYPE):
         return ""
     name = reason[len(_TYPE) :].rpartition(".")[2]
-    if name in ("ndarray", "bytes", "bytearray", "memoryview"):
-        return "; to store arrays and bytes, create the stream with ChunkWriter(..., arrays=True)"
+    if name == "ndarray":
+        return f"; to store arrays, {_CREATE}"
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
     holds = "JSON values, numpy arrays and bytes" if arrays else "JSON values"

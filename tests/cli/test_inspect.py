@@ -263,6 +263,17 @@ def test_inspected_row_tells_dtype_shape_and_first_numbers_or_all(arrays: Path) 
     assert (row["arrays_bytes"], row["value"]["x"]) == (72, {"$array": ["int16", [2, 15], 0]})
 
 
+def test_inspected_bytes_tell_their_type_and_number(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "stream", 1, arrays=True) as writer:
+        writer.write({"images": [b"GIF89a"], "rest": b"-"})
+    for full in ((), ("--full",)):
+        told = json.loads("\n".join(inspect(tmp_path / "stream", 0, *full)).partition("\n")[2])
+        assert told == {"images": ["image/gif, 6 bytes"], "rest": "bytes of an unknown type, 1 byte"}
+    assert "array of image/gif\n" in "\n".join(inspect(tmp_path / "stream"))
+    [row] = values(tmp_path / "stream", 0)["rows"]
+    assert row["value"] == {"images": [{"$bytes": [6, 0, "image/gif"]}], "rest": {"$bytes": [1, 8, None]}}
+
+
 def test_inspected_stream_and_chunk_tell_of_arrays(arrays: Path) -> None:
     text = "\n".join(inspect(arrays))
     assert "arrays of a row in bytes\n  rows 3  min 72  p5 72  median 72  p95 72  max 72  mean 72" in text

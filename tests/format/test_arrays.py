@@ -26,17 +26,19 @@ ROW: dict[str, Any] = {
     "nothing": np.zeros((0, 4)),
     "scalar": np.array(1.5, np.float16),
     "weights": np.array([0x3F80, 0xC000], np.uint16).view(arrays.BFLOAT16),
+    "images": [b"GIF89a", b""],
 }
 LINE = (
     b'{"id":7,"input_ids":{"$array":["int32",[3],0]},"nested":[{"mask":{"$array":["bool",[2,1],16]}},"text"],'
     b'"nothing":{"$array":["float64",[0,4],24]},"scalar":{"$array":["float16",[],24]},'
-    b'"weights":{"$array":["bfloat16",[2],32]}}\n'
+    b'"weights":{"$array":["bfloat16",[2],32]},"images":[{"$bytes":[6,40,"image/gif"]},{"$bytes":[0,48,null]}]}\n'
 )
 BYTES = bytes.fromhex(
     "01000000 feffffff 03000000 00000000"
     "01 00 000000000000"  # mask
     "003e 000000000000"  # scalar
     "803f 00c0 00000000"
+    "474946383961 0000"  # GIF89a
 )
 
 
@@ -58,7 +60,7 @@ def plain(value: Any) -> Any:
 def test_bytes_of_a_row_with_arrays_are_pinned() -> None:
     assert pack_row(ROW) == (LINE, BYTES)
     assert plain(filled(LINE, BYTES)) == plain(ROW)
-    row = {"text": 'a "$array": in a string', 'key with a quote"$array': 1}
+    row = {"text": 'a "$array": or "$bytes": in a string', 'key with a quote"$array': 1}
     assert pack_row(row) == (encode_row(row), b"")
 
 
@@ -66,7 +68,7 @@ _NUMBERS = [dtype for name, dtype in arrays.DTYPES.items() if name != "bfloat16"
 _ARRAYS = st.sampled_from(_NUMBERS).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
-_VALUES = json_of(st.none() | st.text(max_size=3) | _ARRAYS, st.sampled_from("abc"), 6)
+_VALUES = json_of(st.none() | st.text(max_size=3) | st.binary(max_size=9) | _ARRAYS, st.sampled_from("abc"), 6)
 _ROWS = st.dictionaries(st.text(max_size=3).filter(lambda key: key != "$array"), _VALUES, max_size=4)
 
 
@@ -105,12 +107,15 @@ def test_array_of_any_layout_is_written_in_c_order_little_endian(array: np.ndarr
         (np.array(["2020-01-01"], "M8[D]"), "datetime64[D]"),
         (np.array([object()]), "object"),
         (np.ma.masked_array([1], [True]), "masked"),
-        (np.int64(1), "numpy.int64 under 'x'; a row holds JSON values and numpy arrays: convert it, with .item()"),
-        (b"\xff\xd8", "base64.b64encode(it).decode(); or an array: np.frombuffer(it, np.uint8)"),
+        (
+            np.int64(1),
+            "numpy.int64 under 'x'; a row holds JSON values, numpy arrays and bytes: convert it, with .item()",
+        ),
         (type("Tensor", (), {})(), ".tolist(); or an array: .numpy()"),
         ([1, {"y": (2, 1j)}], "complex under 'x[1].y[1]'"),
         ({"$array": 1}, "'$array'"),
         ([{"$array": ["int32", [1], 0]}], "'$array'"),
+        ({"y": {"$bytes": [1, 0, None]}}, "'$bytes'"),
         (float("nan"), "NaN"),
         (np.broadcast_to(np.zeros(1, np.int64), (2**20, 2**9)), "2147483648 bytes in a row, found 4294967296"),
     ],
@@ -138,9 +143,40 @@ HUGE = 2**62
 def test_description_that_does_not_fit_the_bytes_is_refused(fact: str, wrong: list[object]) -> None:
     for described in wrong:
         caught = raised(RowInvalid, fill_row, {"a": [{"$array": described}]}, np.full(16, 2, np.uint8))
-        assert "the array at 0: " in str(caught)
+        assert "the value at 0: " in str(caught)
         assert fact in str(caught)
         assert len(str(caught)) < 400
+
+
+@pytest.mark.parametrize(
+    ("fact", "wrong"),
+    [
+        ('{"$bytes":[size, offset, media type]}', [[1, 0], [1, 0, None, 1], {}]),
+        ("a size of at least 0", [[-1, 0, None], [1.0, 0, None], ["1", 0, None], [2**63, 0, None]]),
+        ("a media type", [[1, 0, media] for media in (1, "", "jpeg", "image/", "Image/JPEG", "image/<b>")]),
+        ("a multiple of 8", [[1, 4, None], [1, -8, None]]),
+        ("within the 16 bytes", [[17, 0, None], [9, 8, None], [1, 16, None], [2**62, 0, None]]),
+    ],
+)
+def test_blob_that_does_not_fit_the_bytes_is_refused(fact: str, wrong: list[object]) -> None:
+    for described in wrong:
+        assert fact in str(raised(RowInvalid, fill_row, {"a": {"$bytes": described}}, np.zeros(16, np.uint8)))
+    for row in ({"$bytes": [1, 0, None]}, {"a": {"$bytes": [1, 0, None], "b": 1}}):
+        raised(RowInvalid, fill_row, row, np.zeros(16, np.uint8))
+
+
+def test_media_types_are_told_by_the_first_bytes() -> None:
+    begins = {
+        "image/jpeg": b"\xff\xd8\xff\xe0",
+        "image/png": b"\x89PNG\r\n\x1a\n",
+        "audio/flac": b"fLaC",
+        "audio/mpeg": b"ID3",
+    }
+    begins |= {"image/webp": b"RIFF\0\0\0\0WEBPVP8 ", "audio/wav": b"RIFF\0\0\0\0WAVEfmt ", "audio/ogg": b"OggS"}
+    begins |= {"video/mp4": b"\0\0\0\x20ftypisom", "image/avif": b"\0\0\0\x20ftypavif", "video/webm": b"\x1aE\xdf\xa3"}
+    assert {name: arrays.media_type(data + b"...") for name, data in begins.items()} == {name: name for name in begins}
+    for blob in (b"GIF89a", bytearray(b"GIF89a"), memoryview(b"GIF89a"), np.bytes_(b"GIF89a")):
+        assert pack_row({"a": blob}) == (b'{"a":{"$bytes":[6,0,"image/gif"]}}\n', b"GIF89a\0\0")
 
 
 def test_other_keys_beside_an_array_and_an_array_for_a_row_are_refused_and_any_depth_is_filled() -> None:
@@ -201,14 +237,15 @@ def test_rows_of_a_pack_keep_their_bytes_and_another_form_is_a_row_like_any_othe
 
 
 def test_arrays_of_a_pack_lie_one_behind_the_other() -> None:
-    rows = [encoded({"a": np.arange(count, dtype=np.int16), "b": [{"c": np.ones(1, np.int64)}]}) for count in (3, 5)]
+    rows = [encoded({"a": np.arange(count, dtype=np.int16), "b": [{"c": b"GIF8", "d": b"-"}]}) for count in (3, 5)]
     pack = encode_encoded_pack(rows, [3, 5])
     assert pack.line == (
-        b'{"pack":[{"a":{"$array":["int16",[3],0]},"b":[{"c":{"$array":["int64",[1],8]}}]},'
-        b'{"a":{"$array":["int16",[5],16]},"b":[{"c":{"$array":["int64",[1],32]}}]}],"lengths":[3,5]}\n'
+        b'{"pack":[{"a":{"$array":["int16",[3],0]},"b":[{"c":{"$bytes":[4,8,"image/gif"]},"d":{"$bytes":[1,16,null]}}]},'
+        b'{"a":{"$array":["int16",[5],24]},"b":[{"c":{"$bytes":[4,40,"image/gif"]},"d":{"$bytes":[1,48,null]}}]}],'
+        b'"lengths":[3,5]}\n'
     )
     assert (pack.arrays, pack.tokens) == (rows[0].arrays + rows[1].arrays, 8)
-    text = '{"$array":["int16",[3],0]}'
+    text = '{"$array":["int16",[3],0]}{"$bytes":[6,0,null]}'
     looks_like_one = encoded({"text": text, "{": text, "numbers": [0, 1]}).line
     assert arrays.move_arrays(looks_like_one, 8) == looks_like_one
 

@@ -1,7 +1,9 @@
 """Streams whose rows hold arrays, written and read, and streams of encoded rows; damaged ones: test_arrays_damaged."""
 
 import errno
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import RowInvalid, StreamMismatch
+from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
 from lazyshard.store.files import OpenFile
 from lazyshard.stream import list_kept
@@ -45,6 +47,35 @@ def test_rows_come_back_with_their_arrays(overlap: bool, tmp_path: Path) -> None
     one["x"][:] = 9
     assert again["x"].tolist() == reader.read(0)["x"].tolist() == [0, -1]
     assert one["n"][0] == 0
+
+
+def test_bytes_come_back_and_earlier_releases_refuse_their_chunks(tmp_path: Path) -> None:
+    stream, copy, shared = tmp_path / "stream", tmp_path / "copy", tmp_path / "shared"
+    rows = [{"id": 0, "images": [b"GIF89a", b""]}, {"id": 1}, {"id": 2}, {"id": 3}, {"id": 4}, {"id": 5, "a": b"\0"}]
+    with ChunkWriter(stream, 2, arrays=True) as writer:
+        for one in rows[:4]:
+            writer.write(one)
+        writer.close(end=False)
+    with ChunkWriter(shared, 2, arrays=True, writer="a", writers=1) as writer:
+        for one in rows:
+            writer.write(one)
+        writer.close(end=True)
+    with ChunkWriter(stream, arrays=True) as writer, ChunkWriter(copy, 2, arrays=True) as other:
+        for one in rows[4:]:
+            writer.write(one)
+        source = StreamReader(stream)
+        for first in (0, 2, 4):
+            lines = check_lines(source.lines_published(first, first + 2, 2))
+            other.write_lines(replace(lines, arrays=source.arrays_published(first, first + 2)))
+    for directory in (stream, copy, shared):
+        assert list(StreamReader(directory)) == rows
+        seals = [json.loads((directory / f"chunk_0000{number}.jsonl.completed").read_bytes()) for number in range(3)]
+        assert [seal["format"] for seal in seals] == [3, 2, 3]
+        assert json.loads((directory / "stream.json").read_bytes())["format"] == 2
+    side = stream / A2
+    side.write_bytes(b"\1" + side.read_bytes()[1:])
+    error = raised(ChunkCorrupt, StreamReader(stream).read, 5)
+    assert (error.file, error.chunk, error.row) == (str(side), 2, 1)
 
 
 def test_lines_go_through_unchanged_and_the_key_that_stands_for_arrays_is_refused(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_array_of_any_layout_is_written_in_c_order_little_endian(array: np.ndarr
         (np.ma.masked_array([1], [True]), "masked"),
         (
             np.int64(1),
-            "numpy.int64 under 'x'; a row holds JSON values, numpy arrays and bytes: convert it, with .item()",
+            "numpy.int64 under 'x'; a row holds JSON values, numpy arrays and bytes: convert it, with ",
         ),
         (type("Tensor", (), {})(), ".tolist(); or an array: .numpy()"),
         ([1, {"y": (2, 1j)}], "complex under 'x[1].y[1]'"),

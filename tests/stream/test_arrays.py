@@ -51,7 +51,14 @@ def test_rows_come_back_with_their_arrays(overlap: bool, tmp_path: Path) -> None
 
 def test_bytes_come_back_and_earlier_releases_refuse_their_chunks(tmp_path: Path) -> None:
     stream, copy, shared = tmp_path / "stream", tmp_path / "copy", tmp_path / "shared"
-    rows = [{"id": 0, "images": [b"GIF89a", b""]}, {"id": 1}, {"id": 2}, {"id": 3}, {"id": 4}, {"id": 5, "a": b"\0"}]
+    rows: list[dict[str, Any]] = [
+        {"id": 0, "images": [b"GIF89a", b""]},
+        {"id": 1},
+        {"id": 2},
+        {"id": 3},
+        {"id": 4},
+        {"id": 5, "a": b"\0"},
+    ]
     with ChunkWriter(stream, 2, arrays=True) as writer:
         for one in rows[:4]:
             writer.write(one)

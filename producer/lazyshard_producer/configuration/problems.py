@@ -147,8 +147,8 @@ def _of_rows(settings: Settings, given: Set[str]) -> Found:
     for option, function in (("transform", settings.transform), ("where", settings.where)):
         if function is not None and not FUNCTION.fullmatch(function):
             yield option, f"expected MODULE:FUNCTION, such as my_rows:clean, got {function!r}"
-    if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
-        yield "workers", "requires --transform, --encode or --measure, and none is given; remove it"
+    if settings.workers > 0 and not any((settings.transform, settings.embed, settings.encode, settings.measure)):
+        yield "workers", "requires --transform, --embed, --encode or --measure, and none is given; remove it"
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
         yield "max_bad_rows", "the first bad row ends the run; give --on-bad-row skip or quarantine with it"
     yield from _of_repeated("columns", settings.columns)

@@ -151,6 +151,7 @@ Port = Annotated[Whole, Interval(ge=0, le=65535)]
 Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
 Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
 Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(_names)]
+Keys = Annotated[tuple[Text, ...], BeforeValidator(_names)]
 Writer = Annotated[str, AfterValidator(_writer)]
 Writers = Annotated[int | tuple[str, ...], BeforeValidator(_declared)]
 OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
@@ -265,6 +266,9 @@ class Settings:
     """Keep only rows for which this function returns true. It gets (row) or (row, index). Runs code, as transform."""
     columns: Columns = _row((), "NEW=OLD,...", '{ prompt = "question", response = "answer" }', repeat=True)
     """Keep only these columns, renamed from OLD to NEW; a NAME alone is kept as it is."""
+    embed: Keys = _row((), "NAME,...", '["images", "audios"]', repeat=True)
+    """Replace paths under these keys, or lists of them, by the bytes of the files, after the options above. A missing
+    or truncated file is a bad row."""
     shuffle: Annotated[Whole, Interval(ge=0, le=MAX_SHUFFLE)] = _row(0, "N", "10000")
     """Shuffle the rows in blocks of N. Default: 0, keep their order."""
     seed: FromZero = _row(0, "N")

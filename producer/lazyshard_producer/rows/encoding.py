@@ -94,14 +94,14 @@ class Form(NamedTuple):
 def form_of(settings: Settings) -> Form:
     """Returns the form of a run's rows, from its options and the streams among its sources. Raises SettingInvalid."""
     forms = [(plain_name(source.path), *(stream_form(source) or (False, None))) for source in settings.sources]
-    arrays = any(holds for _, holds, _ in forms)
+    arrays = bool(settings.embed) or any(holds for _, holds, _ in forms)
     first, encoding = next(((name, encoding) for name, _, encoding in forms if encoding is not None), ("", None))
     if settings.encode is not None:
         if encoding is not None:
             hint = "remove it, or use the rows from before encoding"
             raise _setting("--encode", f"the rows of {first} are already encoded; {hint}")
         return Form(True, load_encoder(settings)[1], arrays)
-    if encoding is None or settings.transform is not None or settings.columns:
+    if encoding is None or settings.transform is not None or settings.columns or settings.embed:
         # A function may have changed encoded rows, so the encoding is no longer known.
         return Form(arrays, None, arrays)
     if other := next((name for name, _, one in forms if one != encoding), None):

@@ -26,8 +26,8 @@ from lazyshard_producer.rows.refusals import Quarantine, Refusals, warn_of_skipp
 from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
 from lazyshard_producer.sources.source import Context
 
-_MADE: Final = ("columns", "where", "transform", "shuffle", "seed", "weights", "pack", "length_field", "measure")
-_RECIPE: Final = (*_MADE, "pack_buffer", "pack_buffer_bytes", "split", "pad")
+_MADE: Final = ("columns", "where", "transform", "embed", "shuffle", "seed", "weights", "pack", "length_field")
+_RECIPE: Final = (*_MADE, "measure", "pack_buffer", "pack_buffer_bytes", "split", "pad")
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
 """The kind of items in a stream, by the option that makes them."""
 
@@ -60,8 +60,8 @@ class Pipeline:
         if committed is not None:
             start, changed = _same_recipe(start, described)
         makers: Maker | Workers | None = None
-        made = (settings.columns, settings.where, settings.transform, settings.encode, settings.measure)
-        if any(made) or by_length(settings) or settings.shuffle or settings.split or settings.pad:
+        made = (settings.columns, settings.where, settings.transform, settings.embed, settings.encode)
+        if any(made) or settings.measure or by_length(settings) or settings.shuffle or settings.split or settings.pad:
             makers = Maker(settings, form.carried)
         if refusals is None:
             quarantine = None
@@ -107,7 +107,7 @@ def _read_batch(mixer: Mixer) -> Batch | None:
 def describe(settings: Settings) -> dict[str, Any]:
     """Returns the settings that select, make and order rows, if set, in the form that positions keep."""
     found: dict[str, Any] = {name: getattr(settings, name, None) for name in _RECIPE}
-    found["columns"] = [list(pair) for pair in settings.columns]
+    found["columns"], found["embed"] = [list(pair) for pair in settings.columns], list(settings.embed)
     found["weights"] = [source.weight for source in settings.sources if source.weight is not None]
     if settings.measure:
         swift = {"encode": SWIFT, **settings.swift, "form": settings.form} if settings.measure == SWIFT else None

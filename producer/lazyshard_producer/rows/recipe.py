@@ -29,6 +29,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
+from lazyshard_producer.rows.embedding import embed
 from lazyshard_producer.rows.encoding import Measure, call_user, encode, key_names, load_encoder, pad_row, read_document
 from lazyshard_producer.rows.reader import Line, by_length
 from lazyshard_producer.sources.source import bad_row, line_size, too_long
@@ -57,7 +58,7 @@ class Maker:
 
     def __init__(self, settings: Settings, arrays: bool = False) -> None:
         self._columns, self._most, self._arrays = settings.columns, settings.max_row_bytes, arrays
-        self._split, self._padding = settings.split > 0, settings.padding
+        self._split, self._padding, self._embed = settings.split > 0, settings.padding, settings.embed
         self._measure = Measure(settings) if by_length(settings) or settings.measure else None
         self._where = _load(settings.where, "--where") if settings.where else None
         self._transform = _load(settings.transform, "--transform") if settings.transform else None
@@ -75,7 +76,10 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, like the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            made = [self._finish(one, self._encode(one, line)) for one in self._rows(row, index)]
+            rows = self._rows(row, index)
+            if self._embed:
+                rows = [embed(one, self._embed, self._most) if isinstance(one, dict) else one for one in rows]
+            made = [self._finish(one, self._encode(one, line)) for one in rows]
             lengths = [length for _, length in made if length is not None]
             return MadeOfRow([row for row, _ in made], None, duplicate, lengths or ())
         except RowInvalid as refused:
@@ -104,7 +108,7 @@ class Maker:
 
     def _encode(self, made: Any, line: Line) -> Line:
         """Returns the published form of a row made of a line, before splitting, padding and measuring."""
-        if self._transform is None and not self._columns and self._encoder is None:
+        if self._transform is None and not self._columns and not self._embed and self._encoder is None:
             if isinstance(line, EncodedRow):
                 return line.line if not self._arrays and (self._split or self._padding) else line
             line = line.rstrip(b"\r\n") + b"\n"
@@ -114,7 +118,7 @@ class Maker:
             return EncodedRow(line, b"")
         if self._encoder is not None and isinstance(made, dict):
             return self._checked("--encode", encode(self._encoder, made))
-        option = "--columns" if self._transform is None else "--transform"
+        option = "--transform" if self._transform else "--columns" if self._columns else "--embed"
         try:
             line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
         except RowInvalid as cause:

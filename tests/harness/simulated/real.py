@@ -1,7 +1,12 @@
-"""A real run of a setting: the command, and a process a rank. The clock begins when the head start is published."""
+"""A real run of a setting: the command, and a process a rank. The clock begins when the head start is published.
+
+A run of more ranks than a machine can hold is read in slices: those of some nodes, each as in the whole run, from a
+stream that is produced anew for each slice. Each node has its own memory, in which its processes share their polls.
+"""
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -21,6 +26,7 @@ from lazyshard import LazyShardedDataset, Order
 from lazyshard.errors import FileInvalid
 from lazyshard.format.records import HEAD, SEAL_SUFFIX, Head
 from lazyshard.simulation import Setting, outcome
+from lazyshard.stream import waiting
 from lazyshard.stream.waiting import Waker
 
 _CONSUMER: Final = "simulated"
@@ -47,37 +53,40 @@ class Measured:
     end_s: float  # when the last step ended
     stalled_s: float  # seconds before the first step, and from then on those of whoever waited for longest
     peak_chunks: int  # the most chunks on disk at a time
-    head_opens: int  # by all ranks
+    head_opens: int  # by all ranks that there were
     chunk_opens: int  # likewise
+    ids: frozenset[int]  # of the rows that they read
 
     @property
     def stall_share(self) -> float:
         return self.stalled_s / self.end_s
 
 
-def measure(setting: Setting, place: Path) -> Measured:
+def measure(setting: Setting, place: Path, ranks: range | None = None) -> Measured:
+    """Runs some of the ranks, all by default."""
     stream, log = place / "stream", place / "producer.log"
-    stream.mkdir()
+    stream.mkdir(parents=True)
     source = _write_source(setting, place)
     producing = _producing(setting, source, stream, log)
-    with _ranks(setting, stream) as (go, ranks), _watched(stream) as counts, producing as producer:
+    own = range(setting.ranks) if ranks is None else ranks
+    with _ranks(setting, stream, own) as (go, runs), _watched(stream) as counts, producing as producer:
         head, began = _await_head(setting, stream, producer, log)
         go.set()
-        errors = [error for error in (rank.exception(_LONGEST_S) for rank in ranks) if error is not None]
+        errors = [error for error in (run.exception(_LONGEST_S) for run in runs) if error is not None]
         for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
             raise RealRunFailed(f"a rank failed: {type(error).__name__}: {error}") from error
         if producer.wait(_LONGEST_S):
             raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
-    return _judge(replace(setting, head_start=head.samples), [rank.result() for rank in ranks], began, max(counts))
+    return _judge(replace(setting, head_start=head.samples), [run.result() for run in runs], began, max(counts))
 
 
 @contextlib.contextmanager
-def _ranks(setting: Setting, stream: Path) -> Iterator[tuple[Any, list[Future[Trained]]]]:
-    """The processes of all ranks, made before there is any thread; and what starts them."""
+def _ranks(setting: Setting, stream: Path, own: range) -> Iterator[tuple[Any, list[Future[Trained]]]]:
+    """The processes of the ranks, made before there is any thread; and what starts them."""
     context = multiprocessing.get_context("fork")
-    shared = context.Event(), context.Barrier(setting.ranks)
-    with ProcessPoolExecutor(setting.ranks, context, initializer=_share, initargs=shared) as pool:
-        ranks = [pool.submit(_train, setting, stream, rank) for rank in range(setting.ranks)]
+    shared = context.Event(), context.Barrier(len(own))
+    with ProcessPoolExecutor(len(own), context, initializer=_share, initargs=shared) as pool:
+        ranks = [pool.submit(_train, setting, stream, rank) for rank in own]
         try:
             yield shared[0], ranks
         finally:
@@ -109,6 +118,8 @@ def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) 
             opens["chunk" if name.startswith("chunk_") else name.removesuffix(".json")] += 1
 
     sys.addaudithook(hear)
+    waiting.MEMORY = str(directory.with_name(f"node-{rank // setting.ranks_a_node}"))  # type: ignore[misc]
+    Path(waiting.MEMORY).mkdir(exist_ok=True)
     if not setting.woken:
         Waker._refused = True  # As on a network filesystem, where nobody hears of another machine's writes
     go.wait(_LONGEST_S)
@@ -133,7 +144,7 @@ def _steps(setting: Setting, directory: Path, rank: int, go: Any, barrier: Any) 
 
 def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) -> Measured:
     ids = sorted(number for one in trained for number in one.ids)
-    wanted = setting.steps * setting.step_rows
+    wanted = setting.steps * setting.draws * len(trained)
     if len(ids) != wanted or len(set(ids)) != wanted or ids[0] < 0 or ids[-1] >= setting.rows:
         raise RealRunFailed(f"expected {wanted} different rows of [0, {setting.rows}), found {len(set(ids))}")
     first = max(one.began[0] for one in trained) - started
@@ -141,8 +152,9 @@ def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) 
     # At each step the slowest rank decides.
     stalled = first + sum(map(max, zip(*(one.waited[1:] for one in trained), strict=True)))
     setting = replace(setting, step_seconds=(end - stalled) / setting.steps)
-    opens = {f"{name}_opens": sum(one.opens[name] for one in trained) for name in ("head", "chunk")}
-    return Measured(setting=setting, first_step_s=first, end_s=end, stalled_s=stalled, peak_chunks=peak, **opens)
+    found: dict[str, Any] = {"first_step_s": first, "end_s": end, "stalled_s": stalled, "peak_chunks": peak}
+    found |= {f"{name}_opens": sum(one.opens[name] for one in trained) for name in ("head", "chunk")}
+    return Measured(setting=setting, ids=frozenset(ids), **found)
 
 
 def _write_source(setting: Setting, place: Path) -> Path:
@@ -225,6 +237,29 @@ CASES: Final = (
 )
 
 
+def run_nodes(nodes: int, slices: int, folder: Path) -> Measured:
+    """Runs 8 ranks on each node, a slice of the nodes at a time; returns sums of the counts, and means of the times."""
+    ranks = 8 * nodes
+    more = {"retain": "all", "checkpoint_steps": 0, "ranks_a_node": 8}
+    setting = _case(ranks, 4, 4 * ranks * 4, ranks * 0.8, **more)
+    found = []
+    for number in range(slices):
+        own = range(ranks * number // slices, ranks * (number + 1) // slices)
+        found.append(measure(setting, folder / str(number), own))
+        opens = (found[-1].head_opens, found[-1].chunk_opens)
+        print(f"ranks {own.start} to {own.stop - 1}: {opens[0]} opens of head.json, {opens[1]} of chunks", flush=True)
+    rows = list(itertools.chain.from_iterable(one.ids for one in found))
+    if len(rows) != len(set(rows)) or len(rows) != setting.steps * setting.step_rows:
+        raise RealRunFailed(f"expected {setting.steps * setting.step_rows} different rows, found {len(set(rows))}")
+    means = {name: sum(getattr(one, name) for one in found) / slices for name in ("first_step_s", "end_s", "stalled_s")}
+    sums = {name: sum(getattr(one, name) for one in found) for name in ("head_opens", "chunk_opens")}
+    seconds = sum(one.setting.step_seconds for one in found) / slices
+    whole = replace(found[0], setting=replace(found[0].setting, step_seconds=seconds), **means, **sums)
+    rate = sum(sums.values()) / nodes / whole.end_s
+    print(f"opens a second and node: {rate:.2f}; each of {len(rows)} rows was read once")
+    return whole
+
+
 def compare(measured: Measured, tolerance: float) -> list[bool]:
     """Prints prediction and measurement; returns which figures fit, within the tolerance and one event more or less."""
     predicted, ranks = outcome(measured.setting), measured.setting.ranks
@@ -250,16 +285,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=(2, 4, 8), choices=(2, 4, 8), help="only those")
     parser.add_argument("--tolerance", type=float, default=0.15, help="share by which predictions may be off (0.15)")
+    parser.add_argument("--nodes", type=int, default=0, help="instead one run of 8 ranks on each of so many nodes")
+    parser.add_argument("--slices", type=int, default=8, help="with --nodes: how many parts are run in turn (8)")
     parser.add_argument("--dir", type=Path, help="where to put the streams (a temporary folder)")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)
     fits: list[bool] = []
-    for case in CASES:
-        if case.ranks not in args.ranks:
-            continue
+    cases = CASES[:1] if args.nodes else [one for one in CASES if one.ranks in args.ranks]
+    for case in cases:
         with tempfile.TemporaryDirectory(dir=args.dir) as folder:
             try:
-                real = measure(case, Path(folder))
+                real = run_nodes(args.nodes, args.slices, Path(folder)) if args.nodes else measure(case, Path(folder))
             except RealRunFailed as error:
                 print(f"a real run failed: {error}", file=sys.stderr)
                 return 1

@@ -54,15 +54,26 @@ def make_stream(directory: Path, rows: int, text: str = "prose") -> Path:
     return directory
 
 
-def make_images(directory: Path, rows: int, samples_per_chunk: int) -> Path:
+def make_images(
+    directory: Path, rows: int, samples_per_chunk: int, size: int = IMAGE_BYTES, field: str = "image"
+) -> Path:
     """Writes rows with random bytes as base64 and a line of text, unless they are there."""
     if directory.exists():
         return directory
     rng = random.Random(0)
     with ChunkWriter(directory, samples_per_chunk) as writer:
         for number in range(rows):
-            image = base64.b64encode(rng.randbytes(IMAGE_BYTES)).decode("ascii")
-            writer.write({"id": number, "text": f"What does image {number} show?", "image": image})
+            image = base64.b64encode(rng.randbytes(size)).decode("ascii")
+            writer.write({"id": number, "text": f"What does image {number} show?", field: image})
+    return directory
+
+
+def make_media(directory: Path, images: Path, samples_per_chunk: int) -> Path:
+    """Writes the rows of `make_images` with their bytes as they are, unless they are there."""
+    if not directory.exists():
+        with ChunkWriter(directory, samples_per_chunk, arrays=True) as writer:
+            for row in map(json.loads, (line for path in chunk_files(images) for line in path.open("rb"))):
+                writer.write(row | {"media": base64.b64decode(row["media"])})
     return directory
 
 

@@ -5,6 +5,7 @@ Runs in the environments of these packages: imports nothing of ours, and each of
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import importlib.machinery
@@ -24,10 +25,15 @@ Row = dict[str, Any]
 
 
 def rows_of(path: str) -> Iterator[Row]:
-    """Yields the parsed rows of a file."""
+    """Yields the parsed rows of a file; those in a folder `media` with bytes instead of their base64."""
     orjson = importlib.import_module("orjson")
     with open(path, "rb", buffering=1 << 20) as file:
-        yield from map(orjson.loads, file)
+        rows = map(orjson.loads, file)
+        yield from map(_with_bytes, rows) if Path(path).parent.name == "media" else rows
+
+
+def _with_bytes(row: Row) -> Row:
+    return row | {"media": base64.b64decode(row["media"])}
 
 
 def all_rows(files: Sequence[str]) -> Iterator[Row]:
@@ -71,7 +77,7 @@ def _stand_in_for_torchvision() -> None:
 
 def write_mds(files: Sequence[str], out: str, shard_bytes: int, **options: Any) -> None:
     """MosaicML's MDSWriter: text as text, messages as JSON."""
-    kinds = {"id": "int", "messages": "json", "text": "str", "image": "str"}
+    kinds = {"id": "int", "messages": "json", "text": "str", "image": "str", "media": "bytes"}
     columns = {name: kinds[name] for name in next(rows_of(files[0]))}
     with streaming().MDSWriter(out=out, columns=columns, size_limit=shard_bytes, **options) as writer:
         for row in all_rows(files):
@@ -92,10 +98,13 @@ def write_litdata(files: Sequence[str], out: str, shard_bytes: int) -> None:
 
 
 def write_arrow(files: Sequence[str], out: str, shard_bytes: int) -> None:
-    """The JSON reader of `datasets`, saved as Arrow files, as many as there are chunks."""
+    """The JSON reader of `datasets`, or rows with bytes, saved as Arrow files, as many as there are chunks."""
     package = importlib.import_module("datasets")
     package.disable_progress_bars()
-    dataset = package.load_dataset("json", data_files=list(files), cache_dir=f"{out}.cache", split="train")
+    if Path(files[0]).parent.name == "media":
+        dataset = package.Dataset.from_generator(all_rows, gen_kwargs={"files": list(files)}, cache_dir=f"{out}.cache")
+    else:
+        dataset = package.load_dataset("json", data_files=list(files), cache_dir=f"{out}.cache", split="train")
     if shard_bytes:
         dataset.save_to_disk(out, num_shards=len(files))
 
@@ -111,6 +120,8 @@ def write_tars(files: Sequence[str], out: str, shard_bytes: int, least: int = 2)
             sample = {"__key__": f"{row['id']:09d}"}
             if "image" in row:
                 sample["image"] = row.pop("image").encode()
+            elif "media" in row:
+                sample["media"] = row.pop("media")
             writer.write(sample | {"json": orjson.dumps(row)})
 
 

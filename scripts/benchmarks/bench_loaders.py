@@ -1,10 +1,11 @@
 """Throughput of rows to a training loop: lazyshard and other loaders, each in its own format and environment.
 
-Two data sets: chat-like text, about 2 KB per row on average, and images of about 1 MB in base64. Five cases: one
-process in order, shuffled, and at random; two workers in order and shuffled, in batches of 8 whose rows reach the main
-process as dicts. For every loader, the rows are counted, the ids are summed, and one row is compared with the source.
-Wall time is measured from the construction of the loader to the last row, without imports; `--json` also has the CPU
-time and the memory (proportional shares) of all processes.
+Three data sets: chat-like text, about 2 KB per row on average; images of about 1 MB in base64; and media of 100 KB,
+which every loader stores as bytes, read by two workers only. Five cases: one process in order, shuffled, and at random;
+two workers in order and shuffled, in batches of 8 whose rows reach the main process as dicts. For every loader, the
+rows are counted, the ids are summed, and one row is compared with the source. Wall time is measured from the
+construction of the loader to the last row, without imports; `--json` also has the CPU time and the memory (proportional
+shares) of all processes.
 
 `minimal` is not a loader but a lower bound: known row offsets, mapped files, parsing with orjson, no checks. Files are
 best kept in memory: --dir /dev/shm.
@@ -19,12 +20,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benchmarks.bench_data import SAMPLES_PER_CHUNK, chunk_files, make_images, make_stream, write_offsets
+from scripts.benchmarks.bench_data import (
+    SAMPLES_PER_CHUNK,
+    chunk_files,
+    make_images,
+    make_media,
+    make_stream,
+    write_offsets,
+)
 from scripts.benchmarks.bench_formats import SHARD_BYTES
 from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Missing, Row, Setting, Side, child
 
 CASES: Final = ("order", "shuffled", "random", "loader", "loader-shuffled")
 IMAGE_CHUNKS: Final = 8
+MEDIA_BYTES: Final = 100_000
 
 RANDOM_ROWS: Final = {"text": 20_000, "images": 400}
 """Limit of rows that are drawn at random, as some loaders only read a few hundred per second."""
@@ -68,11 +77,21 @@ class Loaders:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._rows = {"text": setting.size(60_000, 2_000), "images": setting.size(400, 16)}
+        self._rows["media"] = setting.size(4_000, 16)
         self._native = functools.cache(self._convert)
 
     def _stream(self, data: str) -> Path:
         place, rows = self._setting.place / data, self._rows[data]
+        if data == "media":
+            return make_images(place, rows, rows // IMAGE_CHUNKS, MEDIA_BYTES, "media")
         return make_stream(place, rows) if data == "text" else make_images(place, rows, rows // IMAGE_CHUNKS)
+
+    def _read(self, data: str) -> Path:
+        """Returns the stream that lazyshard reads."""
+        stream = self._stream(data)
+        if data != "media":
+            return stream
+        return make_media(self._setting.place / "media.bytes", stream, self._rows[data] // IMAGE_CHUNKS)
 
     def _python(self, package: str) -> str:
         return self._setting.python(package) if package else ""
@@ -96,7 +115,7 @@ class Loaders:
                 drawn = random.Random(0).sample(drawn, min(rows, RANDOM_ROWS[data]))
             settings: dict[str, Any] = {
                 "loader": loader,
-                "data": str(stream),
+                "data": str(self._read(data)),
                 "native": self._native(data, package) if package not in AS_THEY_ARE else "",
                 "offsets": str(write_offsets(stream, self._setting.place / f"{data}.offsets")),
                 "case": case,
@@ -132,7 +151,7 @@ def prepare(setting: Setting) -> Mapping[str, Side]:
     loaders = Loaders(setting)
     return {
         f"{data}, {case}: {name}": loaders.side(name, data, case)
-        for data in ("text", "images")
+        for data in ("text", "images", "media")
         for case in CASES
         for name in PACKAGES
     }
@@ -148,11 +167,15 @@ def _rows() -> Iterator[Row]:
                 if name not in ("lazyshard", "parsing", *(() if case in CASES[3:] else IN_WORKERS)):
                     goal = None if name in ("minimal", "lazyshard-dicts") else LEAST
                     yield Row(f"{data}.{case}.{name}", ours, f"{data}, {case}: {name}", "us", goal)
+    for case in CASES[3:]:
+        for name in [name for name, package in PACKAGES.items() if package not in AS_THEY_ARE]:
+            ours = f"media, {case}: lazyshard-dicts"
+            yield Row(f"media.{case}.{name}", ours, f"media, {case}: {name}", "us", LEAST)
 
 
 LOADERS: Final = Benchmark(
     "loaders",
-    "rows of 2 KB and of 1 MB into a training loop, beside other loaders: one process, and two workers",
+    "rows of 2 KB and of 1 MB, and media, into a training loop, beside other loaders: one process, and two workers",
     tuple(_rows()),
     prepare,
 )

@@ -7,6 +7,7 @@ loader.
 
 from __future__ import annotations
 
+import base64
 import importlib
 import itertools
 import pickle
@@ -209,6 +210,8 @@ def _from_tar(sample: Row) -> Row:
     row: Row = importlib.import_module("orjson").loads(sample["json"])
     if "image" in sample:
         row["image"] = sample["image"].decode("ascii")
+    elif "media" in sample:
+        row["media"] = sample["media"]
     return row
 
 
@@ -324,7 +327,7 @@ def read(settings: dict[str, Any]) -> dict[str, Any]:
     held = session_mb()
     # webdataset adds fields of its own; NumPy's integers are integers too.
     kept = {name: value for name, value in kept.items() if not name.startswith("__")}
-    probe = orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    probe = orjson.dumps(kept, lambda data: base64.b64encode(data).decode(), orjson.OPT_SERIALIZE_NUMPY).decode()
     return {
         "rows": number,
         "ids": int(ids),

@@ -170,7 +170,10 @@ def first_check(held_s: float) -> float:
 
 
 class WaitEnd(NamedTuple):
-    """How late a wait ended, and polls: by each process, by one per node, and by one per node for deleted chunks."""
+    """How late a wait ended, and polls: by each process, by one per node, and by one per node for deleted chunks.
+
+    Also the sums over all waits.
+    """
 
     late_s: float = 0.0
     own: int = 0
@@ -232,9 +235,7 @@ class Timeline:
     began: FloatArray  # when each of these steps began
     waits: FloatArray  # how long each of them was waited for
     needs: int  # how often a reading process needed rows that it had not seen published
-    own_polls: int  # polls of the head by each such process
-    shared: int  # polls of the head by one process per node
-    deletion_polls: int  # checks by that process for deleted chunks
+    polls: WaitEnd  # the sums over these
     waiting_s: float  # seconds that it waited, ahead of the training or not
 
     @property
@@ -266,7 +267,8 @@ def simulate(setting: Setting) -> Timeline:
     early = 2 * setting.workers // setting.micro_batches
     fill_s = setting.reading_s if setting.workers else 0.0
     after_wait, began, waits = [0], [0.0], [0.0]
-    step = seen = needs = own_polls = shared = deletion_polls = 0
+    ends = list[WaitEnd]()
+    step = seen = 0
     found = waiting = 0.0
 
     def begins(step: int) -> float:
@@ -280,22 +282,19 @@ def simulate(setting: Setting) -> Timeline:
         producer.receive_hint(needed, needed_at)
         found = needed_at
         if seen < needed:
-            needs += 1
             visible = producer.published[needed - 1] + lag
             there = bisect_right(producer.published, needed_at - lag + _NOTHING_S)
             if there >= needed:
                 found = needed_at + polls.poll_s
-                own_polls += 1
+                ends.append(WaitEnd(own=1))
             else:
                 first = producer.published[there] + lag - needed_at
                 # Before the first chunk, only a heartbeat reports the rate.
                 blind = max(0.0, min(HEARTBEAT_S, first + needed_at) - needed_at) if not there else 0.0
                 wait = polls.wait(needed - there, max(first, _NOTHING_S), blind)
                 found = visible + wait.late_s
-                own_polls += wait.own
-                shared += wait.shared
                 # Before the first step no chunk is open.
-                deletion_polls += wait.deletion_polls if step else 0
+                ends.append(wait if step else wait._replace(deletion_polls=0))
                 waiting += found - needed_at
             seen = max(needed, bisect_right(producer.published, found - polls.poll_s - lag))
         ready, due = found + fill_s, begins(step)
@@ -309,7 +308,8 @@ def simulate(setting: Setting) -> Timeline:
         step = setting.first_step_after(needed if setting.max_ahead is not None else seen)
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
     chunks = np.array(producer.published), np.array(producer.begun)
-    return Timeline(setting, *chunks, after, begun, waited, needs, own_polls, shared, deletion_polls, waiting)
+    counted = WaitEnd(*map(sum, zip(*ends, strict=True)))
+    return Timeline(setting, *chunks, after, begun, waited, len(ends), counted, waiting)
 
 
 class Disk(NamedTuple):
@@ -346,7 +346,8 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
     """Counts operations. A main process polls at start and at commits, and with workers also at each new stripe."""
     setting, seconds, opened = timeline.setting, timeline.end_s, timeline.setting.all_openings
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
-    polls, deletion_polls = timeline.own_polls * loaders + timeline.shared * nodes, timeline.deletion_polls * nodes
+    _, own, shared, for_deleted = timeline.polls
+    polls, deletion_polls = own * loaders + shared * nodes, for_deleted * nodes
     head_opens = polls + setting.ranks * (1 + (timeline.needs if setting.workers else 0)) + disk.cursor_writes
     reading = head_opens + opened * _CHUNK_METADATA + deletion_polls
     spans = -(-setting.steps * setting.draws // setting.span)

@@ -12,7 +12,6 @@ import reprlib
 import secrets
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,13 +20,14 @@ from typer import Argument, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
-from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
+from lazyshard.errors import ConfigInvalid, RowInvalid
 from lazyshard.format.records import chunk_name
+from lazyshard.inspection.tracing import Report
 from lazyshard.part import Array
 from lazyshard.store import durable
-from lazyshard.stream.listing import read_retired
+from lazyshard.stream.listing import invalid, read_retired
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.stream import open_now, rows_of_first_chunk
+from lazyshard.stream.stream import open_now
 
 AUTO: Final = "auto"
 _SMALLEST: Final = "uint16"  # Up to token 65,498; above that int32 (`DType.optimal_dtype` of megatron-core)
@@ -103,9 +103,7 @@ def command(
     return exits.DONE
 
 
-def export(
-    source: Path, prefix: Path, settings: ExportSettings, report: Callable[[str, int, int], None] = lambda *_: None
-) -> dict[str, Any]:
+def export(source: Path, prefix: Path, settings: ExportSettings, report: Report = lambda *_: None) -> dict[str, Any]:
     """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; returns what the command prints.
 
     `report` is called with a phase, the chunks done and the number of chunks. Raises ConfigInvalid, StreamMissing,
@@ -116,11 +114,8 @@ def export(
     parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
     if not settings.force:
         _check_free(files)
-    given = settings.samples_per_chunk
-    per_chunk = rows_of_first_chunk(source) if given is None else given
-    open_now(source, per_chunk)
-    reader = StreamReader(source, per_chunk, max_wait=0.0)
-    _check_source(reader)
+    reader = StreamReader(source, open_now(source, settings.samples_per_chunk).samples_per_chunk, max_wait=0.0)
+    _check_source(source, reader)
     new_builder = _find_builder()
     try:
         for dtype in (_SMALLEST, "int32") if settings.dtype == AUTO else (settings.dtype,):
@@ -133,7 +128,7 @@ def export(
                 builder.data_file.close()
         tokens = sum(builder.sequence_lengths)
         if not tokens:
-            raise _refused(reader, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
+            raise invalid(source, f"its rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file")
         builder.finalize(str(parts[1]))
         size = sum(path.stat().st_size for path in parts)
         _publish(parts, files, settings.force)
@@ -176,20 +171,16 @@ def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
         durable.sync_directory(target.parent)
 
 
-def _check_source(reader: StreamReader) -> None:
+def _check_source(source: Path, reader: StreamReader) -> None:
     seen = reader.seen
     if not seen.ended:
         gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
-        raise _refused(reader, f"has not ended{gap}; an export holds a whole stream, so wait for its end", seen.gap)
-    if reader.stream_id is not None and (retired := read_retired(reader.directory, reader.stream_id)):
-        raise _refused(reader, f"its chunks below {retired} are deleted; produce it again with --retain all", 0)
+        raise invalid(source, f"has not ended{gap}; an export holds a whole stream, so wait for its end", seen.gap)
+    if reader.stream_id is not None and (retired := read_retired(source, reader.stream_id)):
+        raise invalid(source, f"its chunks below {retired} are deleted; produce it again with --retain all", 0)
 
 
-def _refused(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
-    return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
-
-
-def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: Any) -> bool:
+def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: Report) -> bool:
     """Adds all rows; returns False at a token that needs a wider type, if the type is chosen automatically."""
     published, sample = reader.seen, 0
     key: Any = object()

@@ -233,15 +233,24 @@ def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Adv
 
 
 def _chunk_values(shown: inspection.ShownChunk) -> dict[str, Any]:
-    values = {"file": str(shown.file), "chunk": shown.number, "first_sample": shown.first, "samples": shown.rows}
-    values |= {"bytes": shown.size} | ({} if shown.arrays is None else {"arrays_bytes": shown.arrays})
+    values = {
+        "file": str(shown.file),
+        "chunk": shown.number,
+        "first_sample": shown.first,
+        "samples": shown.lengths.count,
+    }
+    values |= {"bytes": shown.lengths.total} | ({} if shown.arrays is None else {"arrays_bytes": shown.arrays})
     values |= {"sealed_at": shown.seal and shown.seal.sealed_at, "source": shown.seal and shown.seal.source}
     return values | _lengths(shown.lengths, shown.tokens)
 
 
-def row_text(row: inspection.ShownRow) -> str:
-    """Returns a row and its location as ASCII JSON. Copies the row's text unparsed, so numbers keep their digits."""
-    where = {"sample": row.sample, "chunk": row.chunk, "row": row.row, "byte": row.byte, "bytes": len(row.line)}
+def row_text(row: inspection.ShownRow, values: dict[str, Any] | None = None) -> str:
+    """Returns a row after its place, or other `values`, as ASCII JSON.
+
+    Copies the row's text unparsed, so numbers keep their digits.
+    """
+    where = values or {"sample": row.sample, "chunk": row.chunk, "row": row.row}
+    where = {**where, "byte": row.byte, "bytes": len(row.line)}
     where |= {} if row.arrays is None else {"arrays_bytes": row.arrays}
     # Outside of strings these characters are white space, and strings cannot hold them.
     text = row.line.decode().strip().translate(dict.fromkeys(b"\t\r\n", " "))

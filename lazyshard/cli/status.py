@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +23,7 @@ from lazyshard.cli.status_writers import producer_label, writers_facts, writers_
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.state import Cursor
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, Looks, OpenWindow, Outlook
-from lazyshard.inspection.survey import Lines, LostChunks, take_survey
+from lazyshard.inspection.survey import Lines, take_survey
 from lazyshard.stream.head import describe_silence, failure_words, is_silent
 from lazyshard.stream.listing import has_unpublished_rows
 
@@ -80,13 +78,13 @@ def command(
 
 
 def _watch(stream: Path, as_json: bool, interval: float) -> int:
-    looks, console, lost = Looks(), Console(), LostChunks()
+    looks, console = Looks(), Console()
     width = min(WIDTH, console.width) if console.is_terminal else WIDTH
 
     def look() -> list[str]:
         now = time.time()
         try:
-            outlook = looks.add(take_survey(stream, now, lost))
+            outlook = looks.add(take_survey(stream, now, looks.lost))
         except (LazyShardError, OSError) as error:
             if as_json:
                 return [json.dumps(failure_values(stream, now, str(error)))]
@@ -106,13 +104,9 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
                 time.sleep(interval)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except OSError as error:
-        # Otherwise flushing the rest of the buffer fails again when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise
-    # The reader of the pipe is gone.
-    return exits.DONE
+    except BrokenPipeError:
+        # The reader of the pipe is gone.
+        return exits.DONE
 
 
 def status_values(outlook: Outlook) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lazyshard.cli.output import count, duration, per_second
-from lazyshard.inspection.outlook import Outlook, WriterOutlook, WriterState
+from lazyshard.inspection.outlook import Outlook
+from lazyshard.inspection.survey import WriterOutlook, WriterState
 
 _SHOWN: Final = 8  # writers in the text of `status`
 _LISTED: Final = 3  # names in a sentence
@@ -24,7 +25,7 @@ def writers_values(outlook: Outlook) -> dict[str, Any]:
         "stopped": sequencer.stopped,
         "sign_age_s": max(0.0, outlook.survey.looked_at - sequencer.updated_at),
     }
-    return {"sequencer": told, "writers": [one._asdict() for one in outlook.writers]}
+    return {"sequencer": told, "writers": [one._asdict() for one in outlook.survey.writers]}
 
 
 def by_urgency(outlook: Outlook) -> list[WriterOutlook]:
@@ -34,7 +35,7 @@ def by_urgency(outlook: Outlook) -> list[WriterOutlook]:
         active = one.state in ("running", "waiting")
         return 0 if one.in_trouble else 1 if active else 2, one.samples_per_s or 0.0, one.name
 
-    return sorted(outlook.writers, key=urgency)
+    return sorted(outlook.survey.writers, key=urgency)
 
 
 def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
@@ -46,7 +47,7 @@ def writers_facts(outlook: Outlook) -> Iterator[tuple[str, str]]:
     ordered, label = by_urgency(outlook), "  writer"
     states = Counter(one.state for one in ordered)
     known = ": " * bool(states) + ", ".join(f"{number:,} {state}" for state, number in states.items())
-    yield "writers", f"{len(outlook.writers):,}{f' of {declared:,}' if declared else ''}{known}"
+    yield "writers", f"{len(outlook.survey.writers):,}{f' of {declared:,}' if declared else ''}{known}"
     for one in ordered[:_SHOWN]:
         yield label, f"{one.name}: {writer_words(one)}"
         label = " "
@@ -75,7 +76,7 @@ def writer_words(one: WriterOutlook) -> str:
 def writers_summary(outlook: Outlook) -> str:
     """Returns which writers are in trouble, as a part of a sentence; or nothing."""
     found: dict[WriterState, list[str]] = {}
-    for one in outlook.writers if not outlook.survey.census.ended else ():
+    for one in outlook.survey.writers if not outlook.survey.census.ended else ():
         if one.in_trouble:
             found.setdefault(one.state, []).append(repr(one.name))
     parts = []

@@ -97,20 +97,20 @@ def command(
     opened = open_now(directory, of_foreign or None)
     facts = facts_of(opened)
     tracing = saved if isinstance(saved, str) else traced(saved, facts, str(directory))
-    there = range(facts.retired, facts.chunks)
     refuse_if(origins and facts.stream_id is None, "--origins", _KEEPS_NONE)
     manifest = read_manifest(directory, None)
     shared = manifest is not None and manifest.writers is not None
-    known = Origins(directory, there, facts.samples_per_chunk) if origins or (shared and steps is None) else None
+    located = origins or (shared and steps is None)
+    known = Origins(directory, facts.present, facts.samples_per_chunk) if located else None
     answers: Iterable[_Answer] = ()
     if sample is not None:
         answers = _of_samples(facts, tracing, [int(one) for one in sample.split(",")])
     elif chunk is not None and row is not None:
         answers = _of_place(facts, tracing, chunk, row)
     elif place is not None:
-        answers = _of_source(opened, there, facts, tracing, place)
+        answers = _of_source(opened, facts, tracing, place)
     elif text is not None:
-        answers = _of_text(opened, there, facts, tracing, text, None if every else _FIRST_MATCHES)
+        answers = _of_text(opened, facts, tracing, text, None if every else _FIRST_MATCHES)
     elif isinstance(saved, SavedState) and isinstance(tracing, Tracing):
         answers = [(None, list(_course_lines(saved, tracing)), [_course_values(saved, tracing)])]
         answers = answers if steps is None else _of_steps(tracing, *steps, rank)
@@ -173,7 +173,7 @@ def _told(
             found = known.of(chunk, number)
             unknown = "an unknown source: a chunk is deleted, or only a part of its block is published so far"
             text = " or ".join(map(str, found))
-            if (writer := known.writer(chunk, number)) is not None:
+            if (writer := known.writer(chunk, number)) is not None and writer[0]:
                 text = f"row {writer[1]} of writer {writer[0]}{': ' if text else ''}{text}"
                 values = [one | {"writer": writer[0], "writer_row": writer[1]} for one in values]
             text = text or unknown
@@ -183,12 +183,9 @@ def _told(
         if full is not None and published and chunk >= facts.retired:
             row = next(read_rows(stream, chunk, number, 1))
         if as_json:
-            lines = list(map(json.dumps, values))
-        if full is not None and as_json and sample is not None:
-            # `row_text` keeps the digits of numbers; its fields from "byte" on are not among those of the draw.
-            text = json.dumps(dict.fromkeys(("byte", "bytes", "tokens", "value"))) if row is None else row_text(row)
-            rest = text[text.index('"byte": ') :]
-            lines = [f"{one[:-1]}, {rest}" for one in lines]
+            asked = ("byte", "bytes", "tokens", "value") if full is not None and sample is not None else ()
+            none = dict.fromkeys(asked)
+            lines = [json.dumps(one | none) if row is None else row_text(row, one) for one in values]
         elif full is not None and published:
             deleted = ["the row cannot be shown: its chunk is deleted"]
             more = deleted if row is None else pretty(row.value, row.line, full=full)
@@ -257,12 +254,10 @@ def _of_samples(facts: StreamFacts, tracing: _Run, samples: Sequence[int]) -> It
         yield sample, lines, [_fate_values(fate, tracing) | next(fewer) for fate in fates]
 
 
-def _of_source(
-    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, place: SourcePlace
-) -> Iterator[_Answer]:
+def _of_source(stream: Stream, facts: StreamFacts, tracing: _Run, place: SourcePlace) -> Iterator[_Answer]:
     each = facts.samples_per_chunk
     refuse_if(facts.stream_id is None, "--source", f"{_KEEPS_NONE}; look for the row with --text")
-    found = find_source(stream.directory, there, each, place)
+    found = find_source(stream.directory, facts.present, each, place)
     if found.samples:
         alike = f"{place}: {count(len(found.samples), 'row')} are identical, so it is one of these"
         yield None, [alike] if len(found.samples) > 1 else [], []
@@ -276,19 +271,17 @@ def _of_source(
     yield None, [f"{place}: {among}; which one is unknown: {found.why}"], [values]
 
 
-def _of_text(
-    stream: Stream, there: range, facts: StreamFacts, tracing: _Run, text: str, matches: int | None
-) -> Iterator[_Answer]:
+def _of_text(stream: Stream, facts: StreamFacts, tracing: _Run, text: str, matches: int | None) -> Iterator[_Answer]:
     with chunk_bar() as report:
-        found = find_text(stream, there, text, report)
+        found = find_text(stream, facts.present, text, report)
         # One more than is shown, to find out whether there are more
         samples = list(found if matches is None else islice(found, matches + 1))
-    deleted = f"{count(there.start, 'chunk')} not searched: deleted by the producer"
+    deleted = f"{count(facts.retired, 'chunk')} not searched: deleted by the producer"
     if not samples:
-        why = f"; {deleted}" if there.start else ""
+        why = f"; {deleted}" if facts.retired else ""
         raise ConfigInvalid(f"{stream.directory}: no row in the present chunks contains this text{why}")
     yield from _of_samples(facts, tracing, samples[:matches])
-    yield None, [f"{deleted}."] if there.start else [], []
+    yield None, [f"{deleted}."] if facts.retired else [], []
     more = matches is not None and len(samples) > matches
     yield None, [f"Only the first {matches} are shown; --all shows all."] if more else [], []
 

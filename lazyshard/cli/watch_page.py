@@ -24,7 +24,7 @@ from lazyshard.cli.output import chunk_range, count, duration, moment, one_line,
 from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
 from lazyshard.cli.status_writers import by_urgency, producer_label
 from lazyshard.inspection.inspection import History, rates
-from lazyshard.inspection.outlook import Outlook
+from lazyshard.inspection.outlook import ConsumerOutlook, Outlook, make_band
 from lazyshard.inspection.row_facts import Lengths
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def render(part: Part, values: Values, outlook: Outlook | None, shown: Shown | N
             "producer": producer_facts(outlook) if status["producer"] else [],
             "writers": by_urgency(outlook),
             "made_by": producer_label(outlook).capitalize(),
-            "consumers": [(one, list(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
+            "consumers": [(one, _chunks_of(outlook, known), consumer_facts(outlook, known)) for one, known in pairs],
         }
     template = _environment().get_template("watch_page.html")
     return template.render(now, part=part, values=values, status=status, shown=shown, live=live).encode()
@@ -125,18 +125,10 @@ def bar(stretches: Iterable[tuple[str, float, str]]) -> list[tuple[str, str, str
     return [(kind, f"{width * scale:.3f}", text) for (kind, _, text), width in zip(parts, widths, strict=True)]
 
 
-def _band(status: Values, one: Values) -> Iterator[tuple[str, int, int]]:
-    """Yields the states of the chunks for a consumer, each with the half-open range of its chunks."""
-    published, done = status["published_chunks"], one["chunks_before"] or 0
-    first, stop = one["window_first_chunk"], one["window_stop_chunk"]
-    taken = max(done, done if first is None else first)
-    read = taken if stop is None or stop > published else max(taken, stop)
-    needed = max(published, 0 if status["ended"] else one["needs_chunks"] or 0)
-    start, ends = 0, {"done": done, "taken": taken, "reading": read, "ready": published, "awaited": needed}
-    for state, end in ends.items():
-        if end > start:
-            yield state, start, end
-            start = end
+def _chunks_of(outlook: Outlook, one: ConsumerOutlook) -> list[tuple[str, int, int]]:
+    """Returns the states of the chunks for a consumer, each with the half-open range of its chunks."""
+    band = make_band(outlook.survey.census, (one.consumer,))
+    return [(part.state, part.first, part.stop) for part in band.stretches]
 
 
 def clock(seconds: float) -> str:

@@ -25,7 +25,7 @@ import socketserver
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,8 +43,8 @@ from lazyshard.cli.status_writers import by_urgency
 from lazyshard.cli.watch_page import BEGINNING, POLICY, Part, Shown, draw, render
 from lazyshard.errors import ConfigInvalid, LazyShardError, StreamMissing
 from lazyshard.inspection.inspection import take_history
-from lazyshard.inspection.outlook import Looks, Outlook, State
-from lazyshard.inspection.survey import LostChunks, take_survey
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import State, take_survey
 from lazyshard.store.durable import publish_bytes, remove
 
 MAX_REQUESTS: Final = 32  # Concurrent requests, more are rejected. A page makes one at a time, every 5 s or more often
@@ -276,8 +276,8 @@ class SharedLooks(Generic[T]):
 
 def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
     """Returns shared refreshes of the state of a stream."""
-    looks, lost = Looks(), LostChunks()
-    return SharedLooks(lambda last: looks.add(take_survey(stream, time.time(), lost)), interval)
+    looks = Looks()
+    return SharedLooks(lambda last: looks.add(take_survey(stream, time.time(), looks.lost)), interval)
 
 
 def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
@@ -371,65 +371,61 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
         os._exit(exits.INTERRUPTED)
 
 
+_Sample = tuple[str, str, dict[str, str], float | None]
+"""Name and help text of a metric, labels, and value."""
+
+
 def metrics_page(facts: LastLook[Outlook], now: float) -> bytes:
     """Returns the metrics in Prometheus' text format; `now` is in seconds since 1970."""
-    families = list[GaugeMetricFamily]()
-    for name, text, labels, values in _metrics(facts, now):
-        # Names of two sources may become equal when they are escaped.
-        known = {tuple(map(output.one_line, names)): value for names, value in values if value is not None}
-        family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
-        for names, value in known.items():
-            family.add_metric(names, float(value))
-        families += [family] if known else []
+    families, known = dict[str, GaugeMetricFamily](), dict[tuple[str, ...], _Sample]()
+    for sample in _samples(facts, now):
+        if sample[3] is not None:
+            # Names of two sources may become equal when they are escaped.
+            known[(sample[0], *map(output.one_line, sample[2].values()))] = sample
+    for (name, *values), (_, text, labels, value) in known.items():
+        family = families.setdefault(name, GaugeMetricFamily(f"lazyshard_{name}", text, labels=[*labels]))
+        family.add_metric(values, float(value or 0))
     # Only these metrics, not those of the global registry of this process
-    page: Any = SimpleNamespace(collect=lambda: families)
+    page: Any = SimpleNamespace(collect=families.values)
     return generate_latest(page)
 
 
-_Metric = tuple[str, str, Sequence[str], Iterable[tuple[tuple[str, ...], float | None]]]
-"""Name, help text, names of labels, and pairs of label values and value."""
-
-
-def _metrics(facts: LastLook[Outlook], now: float) -> Iterator[_Metric]:
-    def plain(name: str, text: str, value: float | None) -> _Metric:
-        return name, text, (), [((), value)]
-
+def _samples(facts: LastLook[Outlook], now: float) -> Iterator[_Sample]:
     def named(field: str, of: str) -> tuple[str, str]:
         # Prometheus spells out units.
         whole = re.sub(r"(?<=_)s$", "seconds", field.replace("per_s", "per_second"))
         return f"{of}_{whole}", f"{field} of `lazyshard status --json`"
 
-    yield plain("stream_up", "Whether the last refresh succeeded", facts.current is not None)
-    yield plain("stream_last_look_seconds", "Time of the last refresh, since 1970", facts.answered_at)
+    yield "stream_up", "Whether the last refresh succeeded", {}, facts.current is not None
+    yield "stream_last_look_seconds", "Time of the last refresh, since 1970", {}, facts.answered_at
     silent = 0.0 if facts.silent_since is None else max(0.0, now - facts.silent_since)
-    yield plain("stream_silent_seconds", "How long the running refresh has had no answer", silent)
+    yield "stream_silent_seconds", "How long the running refresh has had no answer", {}, silent
     if facts.current is None:
         return
     status = status_values(facts.current)
-    yield from (plain(*named(field, "stream"), status[field]) for field in _STREAM)
-    yield plain("stream_problems", "Number of problems", len(status["problems"]))
-    yield plain("stream_consumers", "Number of registered consumers", len(status["consumers"]))
+    for field in _STREAM:
+        yield *named(field, "stream"), {}, status[field]
+    yield "stream_problems", "Number of problems", {}, len(status["problems"])
+    yield "stream_consumers", "Number of registered consumers", {}, len(status["consumers"])
     if (producer := status["producer"]) is not None:
-        yield plain(*named("heartbeat_age_s", "stream"), producer["heartbeat_age_s"])
-        states = [((state,), state == producer["state"]) for state in get_args(State)]
-        yield "stream_producer_state", "State of the producer", ["state"], states
-    writers = [one for one in by_urgency(facts.current) if not facts.current.survey.census.ended][:MAX_LABELS]
-    for field in _WRITER:
-        yield *named(field, "writer"), ["writer"], [((one.name,), getattr(one, field)) for one in writers]
-    troubled = [((one.name,), one.in_trouble) for one in writers]
-    yield "writer_trouble", "Whether it is refused, failed, dead or unknown", ["writer"], troubled
-    shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
-    for field in _CONSUMER:
-        yield *named(field, "consumer"), ["consumer"], [((one["name"],), one[field]) for one in shown]
-    waiting = [((one["name"],), one["supply"] == "dry") for one in shown]
-    yield "consumer_waiting", "Whether it waits for chunks", ["consumer"], waiting
-    wrong = [((one["name"],), one["problem"] is not None) for one in shown]
-    yield "consumer_problem", "Whether its cursor cannot be used", ["consumer"], wrong
-    for field, source, stream in (
-        ("weight", "the rows to come", "its samples to come"),
-        ("share", "the rows drawn so far", "its samples trained so far"),
-    ):
-        drawn = [((one["name"],), one[field]) for one in status["mixture"]]
-        trained = [((one["name"], part["stream"]), part[field]) for one in shown for part in one["blend"]]
-        yield f"stream_source_{field}", f"Share of {source}", ["source"], drawn
-        yield f"consumer_blend_{field}", f"Share of {stream}", ["consumer", "stream"], trained
+        yield *named("heartbeat_age_s", "stream"), {}, producer["heartbeat_age_s"]
+        for state in get_args(State):
+            yield "stream_producer_state", "State of the producer", {"state": state}, state == producer["state"]
+    for one in status["mixture"]:
+        yield "stream_source_weight", "Share of the rows to come", {"source": one["name"]}, one["weight"]
+        yield "stream_source_share", "Share of the rows drawn so far", {"source": one["name"]}, one["share"]
+    for writer in by_urgency(facts.current)[:MAX_LABELS] if not status["ended"] else ():
+        label = {"writer": writer.name}
+        for field in _WRITER:
+            yield *named(field, "writer"), label, getattr(writer, field)
+        yield "writer_trouble", "Whether it is refused, failed, dead or unknown", label, writer.in_trouble
+    for one in sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]:
+        label = {"consumer": one["name"]}
+        for field in _CONSUMER:
+            yield *named(field, "consumer"), label, one[field]
+        yield "consumer_waiting", "Whether it waits for chunks", label, one["supply"] == "dry"
+        yield "consumer_problem", "Whether its cursor cannot be used", label, one["problem"] is not None
+        for part in one["blend"]:
+            both = label | {"stream": part["stream"]}
+            yield "consumer_blend_weight", "Share of its samples to come", both, part["weight"]
+            yield "consumer_blend_share", "Share of its samples trained so far", both, part["share"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lazyshard.errors import ConfigInvalid, redact
+from lazyshard.errors import ConfigInvalid, FileRefused, redact
+from lazyshard.store.files import read_given_file
 
 if TYPE_CHECKING:
     from lazyshard.config.config import Config
@@ -113,17 +113,12 @@ class _UnreadableError(Exception):
 
 
 def _text(path: Path) -> str:
-    if path.is_dir():
-        raise _UnreadableError(None, "expected a YAML file, found a directory; LazyShardedDataset opens a stream")
-    # Without O_NONBLOCK, opening a pipe without a writer blocks.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _UnreadableError(None, "expected a YAML file, found a pipe or a device: write its content to a file")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise _UnreadableError(None, f"larger than {_MOST_BYTES} bytes, the maximum for a configuration")
     try:
-        return data.decode("utf-8-sig")
+        return read_given_file(path, _MOST_BYTES).decode("utf-8-sig")
+    except FileRefused as error:
+        is_folder, expected = error.kind == "a directory", f"expected a YAML file of at most {_MOST_BYTES} bytes"
+        way = "LazyShardedDataset opens a stream" if is_folder else "write what the run needs to such a file"
+        raise _UnreadableError(None, f"{expected}, found {error.kind}; {way}") from error
     except UnicodeDecodeError as error:
         raise _UnreadableError(None, f"not UTF-8: {error}") from error
 

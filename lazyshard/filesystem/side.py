@@ -186,7 +186,7 @@ class Untried(Exception):
     """The check could not be performed: the far side did not respond, the folders differ, or the disk is full."""
 
 
-class Far:
+class Far(contextlib.AbstractContextManager["Far"]):
     """The far side: a process that serves `Side`, local or remote. Raises Untried: the command cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -197,9 +197,6 @@ class Far:
             raise Untried(f"the command of the other side cannot be started ({command[0]}): {cause}") from cause
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-
-    def __enter__(self) -> Far:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Ends the process: it exits when its input ends."""

@@ -6,7 +6,7 @@ last chunk has, which chunks are deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.records import CURSORS
 from lazyshard.format.state import Cursor, cursor_name
 from lazyshard.inspection.auditing_counts import SETTINGS, AuditedState, EpochAudit, count_epochs, relate, shared_draws
-from lazyshard.inspection.tracing import StreamFacts, Tracing
+from lazyshard.inspection.tracing import Report, StreamFacts, Tracing
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import SavedState, folder_of
 from lazyshard.store.files import stream_path
@@ -106,7 +106,7 @@ def audit(
     *,
     cursors: Sequence[Cursor] = (),
     remarks: Sequence[Remark] = (),
-    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    report: Report = lambda *_: None,
 ) -> Audit:
     """Audits a run from a state of its history, `head`. Raises StateMismatch: it is of another stream, or ahead."""
     name, tracing = str(head.file), traced(head, facts, str(stream.directory))

@@ -16,14 +16,14 @@ not count twice: tokens of an overlap, and sequences that complete an epoch's la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from lazyshard.format.state import RunState
-from lazyshard.inspection.tracing import Tracing
+from lazyshard.inspection.tracing import Report, Tracing
 from lazyshard.inspection.tracing_sequences import ROWS_AT_ONCE, SequenceTracing
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import BoolArray, Int64Array, SplitOf
@@ -37,7 +37,6 @@ _MAX_RANGES: Final = 1000  # ranges kept of each kind; the number of samples is 
 TRAINED, TO_COME, LEFT_OVER, SKIPPED, LEFT_OUT, OTHER_SPLIT = range(6)
 _KINDS: Final[dict[str, int]] = {"trained": TRAINED, "to come": TO_COME, "left over": LEFT_OVER, "skipped": SKIPPED}
 
-Report = Callable[[str, int, int], None]  # called with a phase, the amount done, and the total
 
 SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples", "split")
 
@@ -110,9 +109,7 @@ def count_epochs(
             for samples, epochs in stretch.blocks(tracing.end):
                 counts.mark(samples, epochs, _KINDS[stretch.became])
                 report(f"counting epoch {epoch}", (counts.drawn + counts.marked) // each, chunks)
-        for start, stop in tracing.gaps(epoch):
-            counts.leave_out(start, stop)
-        counts.leave_out_others(tracing.split)
+        counts.leave_out(tracing.gaps(epoch), tracing.split)
         if epoch in tracing.epochs:
             found.append(counts.audit())
         for branch in branches:
@@ -160,22 +157,19 @@ class Counts:
             self.kinds[samples] = kind
             self.marked += len(samples)
 
-    def leave_out(self, start: int, stop: int) -> None:
-        """Marks the samples of a range as left out on purpose unless something else is known about them."""
+    def leave_out(self, gaps: Iterable[tuple[int, int]], split: SplitOf | None) -> None:
+        """Marks samples of ranges, and of other splits, as left out on purpose unless something else is known."""
+        for start, stop in gaps:
+            self._mark_unknown(start, stop, LEFT_OUT, lambda first, last: np.True_)
+        if split is not None:
+            self._mark_unknown(0, self.total, OTHER_SPLIT, split_table(split).others)
+
+    def _mark_unknown(self, start: int, stop: int, kind: int, of: Callable[[int, int], Any]) -> None:
         for first, last in _blocks(start, min(stop, self.total)):
-            self._mark_unknown(first, last, LEFT_OUT)
-
-    def leave_out_others(self, split: SplitOf | None) -> None:
-        """Marks the samples of other splits."""
-        for first, last in _blocks(0, self.total if split is not None else 0):
-            assert split is not None
-            self._mark_unknown(first, last, OTHER_SPLIT, split_table(split).others(first, last))
-
-    def _mark_unknown(self, first: int, last: int, kind: int, of: BoolArray | bool = True) -> None:
-        kinds = self.kinds[first:last]
-        unknown = (kinds == 0) & (self.trained[first:last] == 0) & of
-        kinds[unknown] = kind
-        self.marked += int(np.count_nonzero(unknown))
+            kinds = self.kinds[first:last]
+            unknown = (kinds == 0) & (self.trained[first:last] == 0) & of(first, last)
+            kinds[unknown] = kind
+            self.marked += int(np.count_nonzero(unknown))
 
     def is_whole(self) -> bool:
         """Returns whether the array holds every draw and no draw was marked twice, so that its counts are complete."""
@@ -318,8 +312,6 @@ def _by_epoch(tracing: SequenceTracing, rows: Counts) -> dict[int, Counts]:
             seen[of][samples[passed[places]]] = True
     for of, counts in found.items():
         counts.impossible += not rows.is_whole()
-        for begin, stop in tracing.gaps(epoch):
-            counts.leave_out(begin, stop)
-        counts.leave_out_others(tracing.split)
+        counts.leave_out(tracing.gaps(epoch), tracing.split)
         counts.add(np.flatnonzero(~seen[of] & (counts.kinds == 0) & (counts.trained == 0)), rest)
     return found

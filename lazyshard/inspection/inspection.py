@@ -108,8 +108,6 @@ class ShownChunk(NamedTuple):
     file: Path
     number: int
     first: int  # its first sample
-    rows: int
-    size: int  # bytes of its data file
     seal: Seal | None  # None in a foreign directory
     lengths: Lengths  # bytes of its rows, newlines included
     tokens: Lengths
@@ -171,7 +169,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
                 read[""] = SourceRows.read_source(seal.source)
             # Clocks may be set back.
             at = max(seal.sealed_at, found.course[-1].time if found.course else seal.sealed_at)
-            found.course.append(At(at, shown.first + shown.rows))
+            found.course.append(At(at, shown.first + shown.lengths.count))
             if seal.arrays is not None:
                 found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
     found.source_rows = SourceRows.sum(read.values())
@@ -189,8 +187,7 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
         tokens.add(np.zeros(0) if seal.tokens is None else seal.tokens)
         arrays = None if seal.arrays is None else seal.arrays.size
     lengths.add(np.diff(offsets))
-    first, rows = number * stream.samples_per_chunk, len(offsets) - 1
-    return ShownChunk(file, number, first, rows, int(offsets[-1]), seal, lengths, tokens, arrays)
+    return ShownChunk(file, number, number * stream.samples_per_chunk, seal, lengths, tokens, arrays)
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:

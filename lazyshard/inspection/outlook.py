@@ -18,14 +18,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.state import BlendShare
-from lazyshard.inspection.survey import Census, Survey, Writer
+from lazyshard.inspection.survey import Census, LostChunks, State, Survey, producer_state
 from lazyshard.stream.cursor import Consumer
-from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
+from lazyshard.stream.head import is_silent
 from lazyshard.stream.run_parts import course_of
-
-State = Literal[ProducerState, "dead"]
 
 Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
 """What a reader can expect. dry: it waits; shrinking: it reads faster than rows arrive; steady: it does not; complete:
@@ -65,31 +62,6 @@ class ConsumerOutlook:
         return [(one, one.consumed / whole if whole else None) for one in shares]
 
 
-WriterState = Literal[State, "refused", "unknown"]
-"""refused: the sequencer does not take its pieces; unknown: it has not begun, or its head cannot be read."""
-
-
-class WriterOutlook(NamedTuple):
-    """What a writer of a stream with several does; None if unknown. Field names match the JSON output."""
-
-    name: str
-    state: WriterState
-    published_samples: int | None  # in its pieces so far
-    stream_samples: int  # of these, in the stream
-    waiting_pieces: int | None  # pieces whose rows are not all in the stream yet; 0 once it has ended
-    samples_per_s: float | None
-    heartbeat_age_s: float | None  # since its last sign of life
-    host: str | None
-    pid: int | None
-    reason: str | None  # why it is refused, has failed or waits
-    left_out_samples: int | None = None  # rows in its pieces that are not part of the stream, which has ended
-
-    @property
-    def in_trouble(self) -> bool:
-        """Whether somebody has to do something about it."""
-        return self.state in ("refused", "failed", "dead", "unknown")
-
-
 class Outlook(NamedTuple):
     """What a survey of a stream means; None: unknown."""
 
@@ -102,7 +74,6 @@ class Outlook(NamedTuple):
     full_in_s: float | None  # in how many seconds the disk is full at this rate, None also if never
     consumers: tuple[ConsumerOutlook, ...]  # by name
     band: Band
-    writers: tuple[WriterOutlook, ...] = ()  # by name; empty in a stream of one producer
 
     @property
     def slowest(self) -> ConsumerOutlook | None:
@@ -112,9 +83,10 @@ class Outlook(NamedTuple):
 
 
 class Looks:
-    """Consecutive surveys of one stream, from which it derives rates."""
+    """Consecutive surveys of one stream, from which it derives rates; `lost` is what these surveys share."""
 
     def __init__(self) -> None:
+        self.lost = LostChunks()
         self._published, self._retired = Growth(), Growth()
         self._readings, self._cursors = defaultdict[str, Growth](Growth), defaultdict[str, Growth](Growth)
 
@@ -143,9 +115,7 @@ class Looks:
             full_in_s = _time_to_use(survey.free, growth)
         consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
         band = make_band(census, survey.consumers)
-        size, writers = 0 if census.manifest is None else census.manifest.samples_per_chunk, survey.writers
-        told = tuple(outlook_of_writer(one, size, now, census.ended) for one in writers)
-        return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band, told)
+        return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band)
 
     def _consumer(self, survey: Survey, consumer: Consumer, coming: float | None) -> ConsumerOutlook:
         now, census = survey.looked_at, survey.census
@@ -173,27 +143,6 @@ class Looks:
         aged, marked = (None if one is None else max(0.0, now - one.updated_at) for one in (cursor, reading))
         left, lags = remainder(consumer, census), (lag_chunks, lag_samples, lag_s)
         return ConsumerOutlook(consumer, aged, marked, *lags, ahead, rate, supply, dry_in_s, left)
-
-
-def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
-    """Returns a producer's state, given the age of its head; `gone` may also mean that it runs in a container."""
-    # A producer sends a heartbeat every few seconds; after a minute it cannot be relied on.
-    silent = ended or age > (STALE_HEARTBEAT_S if gone else 60.0)
-    return "dead" if silent and head.state in ("running", "waiting") else head.state
-
-
-def outlook_of_writer(one: Writer, samples_per_chunk: int, now: float, ended: bool) -> WriterOutlook:
-    """Returns what a writer does, given the rows in a piece, and whether the shared stream has ended."""
-    if (head := one.head) is None:
-        state: WriterState = "refused" if one.refused else "unknown"
-        return WriterOutlook(one.name, state, None, one.taken, None, None, None, None, None, one.refused or None)
-    age = max(0.0, now - head.updated_at)
-    state = "refused" if one.refused else producer_state(head, age, one.gone is True, one.ended)
-    rate = head.rate if state in ("running", "waiting", "refused") and not is_silent(head, now) else 0.0
-    left = max(0, head.samples - one.taken)
-    pieces = 0 if ended else -(-left // samples_per_chunk)
-    about = one.name, state, head.samples, one.taken, pieces, rate, age, head.host, head.pid
-    return WriterOutlook(*about, one.refused or head.note or None, left if ended else 0)
 
 
 def outlook_of_reader(

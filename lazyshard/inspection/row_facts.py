@@ -6,6 +6,7 @@ the weights of a blend by tokens, and refused rows by reason, without a last lin
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -231,14 +232,11 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
 
 
 def _decode(line: bytes) -> RefusedRow | None:
-    try:
-        entry: Any = loads(line)
-        source, number, reason = (entry.get(name) for name in ("source", "line", "reason"))
-    except (ValueError, AttributeError):
-        return None
-    if not isinstance(source, str) or not isinstance(reason, str) or type(number) is not int:
-        return None
-    return RefusedRow(source, number, reason)
+    with contextlib.suppress(ValueError):
+        match loads(line):
+            case {"source": str(source), "line": int(number), "reason": str(reason)} if not isinstance(number, bool):
+                return RefusedRow(source, number, reason)
+    return None
 
 
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:

@@ -13,33 +13,32 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from lazyshard import errors
 from lazyshard.format import records
-from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, Retired
+from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, ProducerState, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
 from lazyshard.store.files import UrlPath, find_record, is_there
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
-from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import list_chunks, read_manifest, unlisted_chunks
+from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent, process_ended, process_gone
+from lazyshard.stream.listing import list_chunks, names_of, read_manifest, unlisted_chunks
 from lazyshard.stream.members import read_position, writer_names
 from lazyshard.stream.reader import GRACE_S
 
 _T = TypeVar("_T")
-Names = Callable[[int], tuple[str, ...]]  # returns a chunk's data file, seal, and other files
+Names = Callable[[int], Sequence[str]]  # returns a chunk's seal, data file, and other files
 
 _MAX_SEAL_BYTES: Final = 4 << 20  # a larger seal, of over 100,000 rows, is not read: surveys must not burden a share
 SAMPLED_CHUNKS: Final = 128  # each takes two calls, and on a network filesystem a call takes about a millisecond
 _MOST_LOOKED_UP: Final = 1000  # the lowest chunks missing from a listing, which may be older than they are
 _COUNTED_BYTES: Final = 16 << 20  # counted in about 10 ms; the lines of a longer file are estimated
-_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +57,35 @@ class Survey:
     problems: tuple[str, ...]  # what is wrong with the files, one sentence each
     mixture: tuple[MixedSource, ...] = ()  # the sources that the producer mixes by weight, up to the newest chunk
     ended: bool = False  # the producer's process has certainly ended, and is not merely invisible
-    writers: tuple[Writer, ...] = ()  # by name; empty in a stream of one producer
+    writers: tuple[WriterOutlook, ...] = ()  # by name; empty in a stream of one producer
     sequencer: Committed | None = None  # what the sequencer of the writers has reported last
     sequencer_gone: bool | None = None  # as `gone`, of its process
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """A writer of a stream with several, by its own files and those of the sequencer."""
+State = Literal[ProducerState, "dead"]
+WriterState = Literal[State, "refused", "unknown"]
+"""refused: the sequencer does not take its pieces; unknown: it has not begun, or its head cannot be read."""
+
+
+class WriterOutlook(NamedTuple):
+    """What a writer of a stream with several does; None if unknown. Field names match the JSON output."""
 
     name: str
-    head: Head | None  # what it has reported last; None if it has not begun or its head cannot be read
-    taken: int  # its rows in the stream
-    refused: str = ""  # why the sequencer does not take its pieces
-    gone: bool | None = None  # as of the producer
-    ended: bool = False
+    state: WriterState
+    published_samples: int | None  # in its pieces so far
+    stream_samples: int  # of these, in the stream
+    waiting_pieces: int | None = None  # pieces whose rows are not all in the stream yet; 0 once it has ended
+    samples_per_s: float | None = None
+    heartbeat_age_s: float | None = None  # since its last sign of life
+    host: str | None = None
+    pid: int | None = None
+    reason: str | None = None  # why it is refused, has failed or waits
+    left_out_samples: int | None = None  # rows in its pieces that are not part of the stream, which has ended
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether somebody has to do something about it."""
+        return self.state in ("refused", "failed", "dead", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +114,18 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
         if consumer.chunks_before < census.chunks:
             # A retired or lost chunk has no time.
             with contextlib.suppress(OSError):
-                since[consumer.name] = files.modified_at(directory / census.names(consumer.chunks_before)[1])
+                since[consumer.name] = files.modified_at(directory / census.names(consumer.chunks_before)[0])
     mixture: tuple[MixedSource, ...] = ()
     if census.native and census.chunks > census.retired:
         newest = census.chunks - 1
         # Its damage is reported by `verify`; the head counts it as published.
         with contextlib.suppress(errors.LazyShardError, OSError):
-            data = files.read_file(directory / census.names(newest)[1], _MAX_SEAL_BYTES)
+            data = files.read_file(directory / census.names(newest)[0], _MAX_SEAL_BYTES)
             source = Seal.decode(data, newest).source
             # The mixture of one of several writers is not that of the stream.
             of_one = (position := Sequenced.read_source(source)) is None or len(position.taken) == 1
             mixture = mixed_sources(source) if of_one else ()
-    writers, sequencer = _survey_writers(directory, census, problems)
+    writers, sequencer = _survey_writers(directory, census, now, problems)
     if head is not None and sequencer is not None and sequencer.updated_at > head.updated_at:
         # The sequencer writes both files, this one more often.
         own = {name: getattr(sequencer, name) for name in ("host", "pid", "process", "updated_at")}
@@ -127,12 +140,12 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
 
 
 def _survey_writers(
-    directory: Path, census: Census, problems: list[str]
-) -> tuple[tuple[Writer, ...], Committed | None]:
+    directory: Path, census: Census, now: float, problems: list[str]
+) -> tuple[tuple[WriterOutlook, ...], Committed | None]:
     """Returns the writers of a stream, and its sequencer; nothing for a stream of one producer."""
     if (manifest := census.manifest) is None or manifest.writers is None:
         return (), None
-    folder, writers = directory / WRITERS, list[Writer]()
+    folder, writers = directory / WRITERS, list[WriterOutlook]()
     # First: pieces that are published meanwhile are not in the stream yet.
     told = tolerate(lambda: find_record(folder / Committed.NAME, Committed.decode), problems)
     taken: Mapping[str, Any] = {} if told is None else told.taken
@@ -144,9 +157,31 @@ def _survey_writers(
     names = {*taken, *(manifest.writers if isinstance(manifest.writers, tuple) else ()), *writer_names(directory)}
     for name in sorted(names):
         head = tolerate(partial(find_record, folder / name / HEAD, Head.decode), problems)
-        gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
-        writers.append(Writer(name, head, taken.get(name, [0])[0], refused.get(name, ""), gone, ended))
+        known = taken.get(name, [0])[0], refused.get(name)
+        writers.append(outlook_of_writer(name, head, *known, manifest.samples_per_chunk, now, census.ended))
     return tuple(writers), told
+
+
+def outlook_of_writer(
+    name: str, head: Head | None, taken: int, refused: str | None, samples_per_chunk: int, now: float, ended: bool
+) -> WriterOutlook:
+    """Returns what a writer does, given its rows in the stream, why it is refused, and whether the stream has ended."""
+    if head is None:
+        return WriterOutlook(name, "refused" if refused else "unknown", None, taken, reason=refused)
+    age = max(0.0, now - head.updated_at)
+    state = "refused" if refused else producer_state(head, age, process_gone(head) is True, process_ended(head))
+    rate = head.rate if state in ("running", "waiting", "refused") and not is_silent(head, now) else 0.0
+    left = max(0, head.samples - taken)
+    pieces = 0 if ended else -(-left // samples_per_chunk)
+    about = name, state, head.samples, taken, pieces, rate, age, head.host, head.pid
+    return WriterOutlook(*about, refused or head.note or None, left if ended else 0)
+
+
+def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
+    """Returns a producer's state, given the age of its head; `gone` may also mean that it runs in a container."""
+    # A producer sends a heartbeat every few seconds; after a minute it cannot be relied on.
+    silent = ended or age > (STALE_HEARTBEAT_S if gone else 60.0)
+    return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 
 def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[str]:
@@ -174,7 +209,7 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     native = any(is_there(directory / name) for name in (MANIFEST, HEAD, records.OWNER))
     if native and manifest is None and not is_there(directory / MANIFEST):
         problems.append(f"{directory / MANIFEST}: missing; restore it from a copy")
-    files_of = partial(chunk_files, arrays=manifest is not None and manifest.arrays)
+    files_of = partial(names_of, arrays=manifest is not None and manifest.arrays)
     if head is None:
         return _listed(directory, native, manifest, files_of, problems)
     # After the head: chunks that it counts may have been deleted since, and then they are known to be.
@@ -247,9 +282,9 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
             chunks -= last is None or last.samples < manifest.samples_per_chunk
         samples = chunks * manifest.samples_per_chunk
 
-    def files_of(chunk: int) -> tuple[str, ...]:
-        data, seal, *others = canonical(chunk)
-        return listed.data.get(chunk, data), listed.seals.get(chunk, seal), *others
+    def files_of(chunk: int) -> Sequence[str]:
+        seal, data, *others = canonical(chunk)
+        return listed.seals.get(chunk, seal), listed.data.get(chunk, data), *others
 
     ended = end is not None or (ended and gap is None)
     return Census(native, manifest, None, chunks, samples, ended, min(listed.first, chunks), files_of)
@@ -270,12 +305,6 @@ class Lines(NamedTuple):
     lines: int
     size: int
     exact: bool
-
-
-def chunk_files(chunk: int, *, arrays: bool = False) -> tuple[str, ...]:
-    """Returns the names of a chunk's data file, its seal, and its side file, as a native writer names them."""
-    own = records.chunk_name(chunk), records.seal_name(chunk)
-    return (*own, records.arrays_name(chunk)) if arrays else own
 
 
 def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[int]:
@@ -321,7 +350,7 @@ class LostChunks:
 
 
 def measure_disk(
-    directory: Path, first: int, stop: int, files_of: Names = chunk_files, lost: LostChunks | None = None
+    directory: Path, first: int, stop: int, files_of: Names = names_of, lost: LostChunks | None = None
 ) -> DiskUse:
     """Measures some chunks of [first, stop) and unpublished files; `lost` names others to look up."""
     # In an object store a call takes some ten milliseconds.
@@ -358,10 +387,8 @@ def count_lines(path: Path) -> Lines | None:
         opened = files.open_file(path)
     except (errors.LazyShardError, OSError):
         return None
-    lines = read = 0
-    while read < min(opened.size, _COUNTED_BYTES) and (part := os.pread(opened.fd, _READ_BYTES, read)):
-        lines += part.count(b"\n")
-        read += len(part)
+    data = opened.read(0, min(opened.size, _COUNTED_BYTES))
+    lines, read = data.count(b"\n"), len(data)
     exact = read >= opened.size or not read
     return Lines(lines if exact else round(lines * opened.size / read), opened.size, exact)
 

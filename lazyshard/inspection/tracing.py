@@ -6,7 +6,7 @@ read, so they may be deleted. Steps are counted from 0 here, as in the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
@@ -19,6 +19,8 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, split_table
 from lazyshard.stream.run_parts import check_fits, course_of
 from lazyshard.stream.stream import Stream
+
+Report = Callable[[str, int, int], None]  # called with a phase, the amount done, and the total
 
 # What became of a sample in an epoch: "skipped": on purpose; "left out": with its stream, which is no longer blended;
 # "left over": for want of a whole batch; "cut short": another epoch was begun before this one was over; "beyond the
@@ -307,6 +309,11 @@ class StreamFacts(NamedTuple):
     samples: int
     ended: bool
     retired: int = 0
+
+    @property
+    def present(self) -> range:
+        """The chunks that are not deleted."""
+        return range(self.retired, self.chunks)
 
 
 def facts_of(stream: Stream) -> StreamFacts:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.records import chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.format.writers import Sequenced, WriterRows
+from lazyshard.inspection.tracing import Report
 from lazyshard.part import MAX_SAMPLES, UInt64Array
 from lazyshard.store.files import open_given_file, read_seal, stream_path
 from lazyshard.stream.listing import read_manifest
@@ -66,25 +67,30 @@ class _Deleted(Exception):
     """The chunk that has a position is deleted."""
 
 
-class _Positions:
-    """The position after each chunk of a producer: the only one of the stream, or the writer with this name.
+def _sequenced(seal: Seal, samples_per_chunk: int) -> Sequenced:
+    """Returns the position in a seal; that of the only producer of a stream as of one writer, whose name is ""."""
+    if (found := Sequenced.read_source(seal.source)) is not None:
+        return found
+    first = seal.chunk * samples_per_chunk
+    rows = WriterRows("", first, seal.samples, seal.source)
+    return Sequenced({"": (first + seal.samples, seal.chunk)}, (rows,))
 
-    The position of a writer after a chunk is that after its last piece up to there.
+
+class _Positions:
+    """The position after each chunk of a writer; see `_sequenced` for the only producer of a stream.
+
+    The position after a chunk is that after the writer's last piece up to there.
     """
 
-    def __init__(self, directory: Path, chunks: range, samples_per_chunk: int, writer: str | None) -> None:
+    def __init__(self, directory: Path, chunks: range, samples_per_chunk: int, writer: str) -> None:
         self.chunks, self._directory, self._size, self.writer = chunks, directory, samples_per_chunk, writer
 
     def after(self, chunk: int) -> Any:
         """Returns the position after a chunk, None if there is none. Raises _Deleted."""
-        if self.writer is None:
-            return self._source(chunk)
         return None if (found := self._last_rows(chunk)) is None else found[1].source
 
     def before(self, chunk: int) -> Any:
         """Returns the position before the rows of a chunk, likewise."""
-        if self.writer is None:
-            return self._source(chunk - 1)
         found = own = self._last_rows(chunk)
         # A remainder may be spread over chunks, which all have the position after it.
         while found is not None and own is not None and found[1].first // self._size == own[1].first // self._size:
@@ -93,45 +99,37 @@ class _Positions:
 
     def last(self, chunk: int) -> int:
         """Returns the last chunk of the piece that is in a chunk: a remainder may be spread over several."""
-        found = None if self.writer is None else self._last_rows(chunk)
+        found = self._last_rows(chunk)
         whole = found is None or found[1].count == self._size
         return chunk if whole or (newest := self._last_rows(self.chunks[-1])) is None else max(chunk, newest[0])
 
     def digests(self, chunk: int) -> tuple[int, UInt64Array]:
-        """Returns the first row of this producer in a chunk, and the digests of its rows there."""
+        """Returns the first row of this writer in a chunk, and the digests of its rows there."""
         seal, first = read_seal(self._directory, chunk), 0
-        if self.writer is None:
-            return 0, seal.digests
-        position = Sequenced.read_source(seal.source)
-        for one in () if position is None else position.rows:
+        for one in _sequenced(seal, self._size).rows:
             if one.writer == self.writer:
                 return first, seal.digests[first : first + one.count]
             first += one.count
         return 0, seal.digests[:0]
 
     def _last_rows(self, chunk: int) -> tuple[int, WriterRows] | None:
-        """Returns the last chunk up to one that has rows of the writer, and these rows."""
-        position = Sequenced.read_source(self._source(chunk))
-        if position is None or (taken := position.taken.get(self.writer or "")) is None:
-            return None
-        if taken[1] != chunk:
-            position = Sequenced.read_source(self._source(taken[1]))
-        rows = () if position is None else position.rows
-        return next(((taken[1], one) for one in rows if one.writer == self.writer), None)
-
-    def _source(self, chunk: int) -> Any:
+        """Returns the last chunk up to one that has rows of the writer, and these rows. Raises _Deleted."""
         if 0 <= chunk < self.chunks.start:
             raise _Deleted
-        return None if chunk < 0 else read_seal(self._directory, chunk).source
+        position = Sequenced({}) if chunk < 0 else _sequenced(read_seal(self._directory, chunk), self._size)
+        if (taken := position.taken.get(self.writer)) is None:
+            return None
+        if taken[1] < chunk:
+            return self._last_rows(taken[1])
+        return next(((chunk, one) for one in position.rows if one.writer == self.writer), None)
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
     """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; SealInvalid."""
     if not chunks:
         raise _unknown(f"{directory}: there is no chunk")
-    newest = Sequenced.read_source(read_seal(directory, chunks[-1]).source)
-    writers: list[str | None] = [None] if newest is None else [*sorted(newest.taken)]
-    every = [_Positions(directory, chunks, samples_per_chunk, writer) for writer in writers]
+    newest = _sequenced(read_seal(directory, chunks[-1]), samples_per_chunk)
+    every = [_Positions(directory, chunks, samples_per_chunk, writer) for writer in sorted(newest.taken)]
     entries = [_entries(_known_after(one, chunks[-1])) for one in every]
     name = _name(directory, dict(chain.from_iterable(one.items() for one in entries)), place)
     found, refused = list[PlaceRows](), list[StateMismatch]()
@@ -286,15 +284,14 @@ class Origins:
         self._directory, self._chunks, self._size = directory, chunks, samples_per_chunk
         # For the last chunk and writer: consecutive calls mostly concern one of each.
         self._seal: Seal | None = None
-        self._last: tuple[int, str | None, list[_Lines]] | None = None
+        self._last: tuple[int, str, list[_Lines]] = -1, "", []
 
     def writer(self, chunk: int, row: int) -> tuple[str, int] | None:
-        """Returns the writer of a row, and the row's number of all that it has written; None if there is one producer.
+        """Returns the writer of a row, "" for the only producer, and the row's number of all that it has written.
 
-        Also None if the chunk is deleted.
+        None if the chunk is deleted.
         """
-        position = Sequenced.read_source(self._read(chunk).source) if chunk in self._chunks else None
-        for one in () if position is None else position.rows:
+        for one in _sequenced(self._read(chunk), self._size).rows if chunk in self._chunks else ():
             if row < one.count:
                 return one.writer, one.first + row
             row -= one.count
@@ -304,14 +301,13 @@ class Origins:
         """Returns the origins of a row: one source with its line, or all candidates; empty if unknown."""
         if chunk not in self._chunks:
             return ()
-        writer, seal = self.writer(chunk, row), self._read(chunk)
-        name = None if writer is None else writer[0]
-        if self._last is None or self._last[:2] != (chunk, name):
+        name, _ = self.writer(chunk, row) or ("", 0)
+        if self._last[:2] != (chunk, name):
             self._last = chunk, name, []
             with contextlib.suppress(_Deleted):
                 positions = _Positions(self._directory, self._chunks, self._size, name)
                 self._last = chunk, name, list(self._look(positions, chunk))
-        digest, read = int(seal.digests[row]), self._last[2]
+        digest, read = int(self._read(chunk).digests[row]), self._last[2]
         found = (replace(one, lines=tuple(lines[digest]), why=None) for one, lines in read if digest in lines)
         return tuple(found) or tuple(one for one, _ in read)
 
@@ -321,7 +317,7 @@ class Origins:
         return self._seal
 
     def _look(self, positions: _Positions, chunk: int) -> Iterator[_Lines]:
-        if not _entries(positions.after(chunk)) and positions.writer is None:
+        if not (_entries(positions.after(chunk)) or positions.writer):
             raise StateMismatch(f"{self._directory}: seal {chunk} names no source; leave out --origins")
         begin, end = positions.before(chunk), self._end(positions, chunk)
         known = _entries(begin)
@@ -398,9 +394,7 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
         yield Origin(name, why=f"the stream cannot be read: {error}"), {}
 
 
-def find_text(
-    stream: Stream, chunks: range, text: str, report: Callable[[str, int, int], None] = lambda phase, done, total: None
-) -> Iterator[int]:
+def find_text(stream: Stream, chunks: range, text: str, report: Report = lambda *_: None) -> Iterator[int]:
     r"""Yields the samples whose rows contain a text, in order; `chunks` are the existing ones.
 
     Searches for the text itself and for its form in a JSON string: in UTF-8, and in ASCII with escapes. A text that is

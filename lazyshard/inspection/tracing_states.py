@@ -203,14 +203,15 @@ class StepPlace(NamedTuple):
 class PartSteps:
     """The steps of one part after `first_step`; `draws` positions of each lane were drawn, trained or skipped.
 
-    `draws_per_step` is 0 if unknown. `cut`: if steps end with an epoch, its positions in the first one and in others.
+    `draws_per_step` is 0 if unknown. `cut`: if steps end with an epoch, its positions in the first one and in others;
+    otherwise the first one has no end.
     """
 
     first_step: int
     draws: int
     draws_per_step: int
     trained: bool = True
-    cut: tuple[int, int] | None = None
+    cut: tuple[int, int] = (1 << 62, 0)
 
     @property
     def known(self) -> bool:
@@ -231,8 +232,6 @@ class PartSteps:
         within, each = step - self.first_step, self.draws_per_step
         if within < 0 or not self.trained or not each:
             raise ValueError(f"step {step} is not in the part that begins with step {self.first_step}")
-        if self.cut is None:
-            return within * each, (within + 1) * each
         start, (length, full) = 0, self.cut
         if (later := within + length // -each) >= 0:
             if not full:
@@ -245,7 +244,7 @@ class PartSteps:
         each = self.draws_per_step
         if not each:
             return self.first_step
-        if self.cut is None or position < self.cut[0]:
+        if position < self.cut[0]:
             return self.first_step + position // each
         length, full = self.cut
         if not full:

@@ -35,7 +35,6 @@ from lazyshard.format.state import ReadingHint
 from lazyshard.format.writers import Sequenced
 from lazyshard.inspection import verification_files as facts
 from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
-from lazyshard.inspection.verification_writers import SealedPositions, check_writers
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
 from lazyshard.stream.listing import read_manifest, stream_missing, stream_unsealed
@@ -103,7 +102,7 @@ def verify(
     if not files.native and not files.seals:
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
     chunks = [one for one in facts.chunks_to_check(files) if one.chunk >= first_chunk]
-    verdicts, positions, shared = dict[int, ChunkVerdict](), SealedPositions(), None
+    verdicts, positions, shared = dict[int, ChunkVerdict](), facts.SealedPositions(), None
     if files.manifest is not None and files.manifest.writers is not None:
         shared = files.manifest
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
@@ -130,7 +129,7 @@ def verify(
     if shared is not None:
         again = partial(verify, quick=quick, jobs=jobs, clock=clock, grace_s=grace_s)
         of_writer = positions.taken, lambda folder, first: again(folder, first_chunk=first)
-        findings, pieces = check_writers(directory, shared, *of_writer)
+        findings, pieces = facts.check_writers(directory, shared, *of_writer)
         files.findings += [*positions.findings, *findings]
     return _judge(files, verdicts, per_chunk, quick, pieces)
 
@@ -162,13 +161,13 @@ def _judge_samples(files: StreamFiles, verdict: ChunkVerdict, per_chunk: int | N
     rows = verdict.samples
     if rows is None or per_chunk is None or rows == per_chunk:
         return
-    last, expected = verdict.chunk == files.stop - 1, _rows(per_chunk)
+    last, expected = verdict.chunk == files.stop - 1, _count(per_chunk)
     if not (last and 0 < rows < per_chunk):
         expected = f"1 to {expected}" if last and files.ended and per_chunk > 1 else expected
-        yield Fault("samples", verdict.data, expected, _rows(rows), chunk=verdict.chunk)
+        yield Fault("samples", verdict.data, expected, _count(rows), chunk=verdict.chunk)
     elif not files.ended:
         way = f"start the producer again, which writes {END}" if files.native else f"if it ends here, `touch {END}`"
-        yield leftover("unended", verdict.data, f"{expected}, or {END} after fewer", _rows(rows), way, verdict.chunk)
+        yield leftover("unended", verdict.data, f"{expected}, or {END} after fewer", _count(rows), way, verdict.chunk)
 
 
 def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
@@ -190,7 +189,7 @@ def _judge_files(files: StreamFiles, rows: int | None) -> Iterator[Fault]:
     if files.end is not None and per_chunk and rows is not None:
         samples = (files.stop - 1) * per_chunk + rows
         if samples != files.end.samples:
-            yield Fault("end", END, f"{_rows(samples)}, as in the seals", _rows(files.end.samples))
+            yield Fault("end", END, f"{_count(samples)}, as in the seals", _count(files.end.samples))
     yield from _judge_consumers(files, files.stop * per_chunk)
 
 
@@ -201,11 +200,11 @@ def _judge_head(files: StreamFiles, per_chunk: int, rows: int | None) -> Iterato
         if not files.told(HEAD):
             yield leftover("head-missing", HEAD, "the head", "no such file, so readers list the directory", _START)
         return
-    says = f"{_chunks(head.chunks)} with {_rows(head.samples)}"
+    says = f"{_count(head.chunks, 'chunk')} with {_count(head.samples)}"
     if per_chunk and not head.is_whole(per_chunk, ended=head.ended):
-        yield Fault("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
+        yield Fault("head", HEAD, f"{head.chunks:,} chunks of {_count(per_chunk)}", _count(head.samples), _START)
     elif end is not None:
-        expected = f"{_chunks(end.chunks)} with {_rows(end.samples)}, as in {END}"
+        expected = f"{_count(end.chunks, 'chunk')} with {_count(end.samples)}, as in {END}"
         if head.ended and (head.chunks, head.samples) != (end.chunks, end.samples):
             yield Fault("head", HEAD, expected, says, _EITHER)
         elif head.chunks > end.chunks:
@@ -235,18 +234,15 @@ def _judge_consumers(files: StreamFiles, published: int) -> Iterator[Fault]:
         elif isinstance(told, ReadingHint):
             continue
         elif told.chunks_before > files.stop:
-            yield Fault("ahead", file, f"at most {_chunks(files.stop)}", f"{_chunks(told.chunks_before)} done", forget)
+            done = f"{_count(told.chunks_before, 'chunk')} done"
+            yield Fault("ahead", file, f"at most {_count(files.stop, 'chunk')}", done, forget)
         elif stream_id is not None and not files.ended and told.consumed > published:
             # Past the end of a stream a run may be in another epoch.
             yield Fault("ahead", file, f"at most {published:,} samples", f"{told.consumed:,} samples consumed", forget)
 
 
-def _chunks(number: int) -> str:
-    return f"{number:,} chunk{'' if number == 1 else 's'}"
-
-
-def _rows(number: int) -> str:
-    return f"{number:,} row{'' if number == 1 else 's'}"
+def _count(number: int, noun: str = "row") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class ChunkVerdict(NamedTuple):
@@ -362,18 +358,15 @@ def check_in_order(
     workers: list[tuple[BaseProcess, Connection]] = []
     jobs = min(jobs, len(batches) - done)
     try:
-        for number in range(jobs):
+        for _ in range(jobs):
             workers.append(_start(directory, quick))
-            # One batch more than it works on, so that it need not wait for the next one.
-            for batch in batches[done + number :: jobs][:2]:
-                workers[-1][1].send(batch)
+        # They read this once they have started, and wait while their results are not received.
+        for number, (_, results) in enumerate(workers):
+            results.send(batches[done + number :: jobs])
         for number in range(done, len(batches)):
-            results = workers[(number - done) % jobs][1]
-            found = results.recv()
+            found = workers[(number - done) % jobs][1].recv()
             if isinstance(found, BaseException):
                 raise found
-            if number + 2 * jobs < len(batches):
-                results.send(batches[number + 2 * jobs])
             yield found
     except (EOFError, ConnectionError) as cause:
         raise ChildProcessError("a process has ended early; if memory was short, use fewer --jobs") from cause
@@ -402,11 +395,10 @@ def _start(directory: Path, quick: bool) -> tuple[BaseProcess, Connection]:
 
 
 def _work(directory: Path, quick: bool, results: Connection) -> None:
-    """Checks the batches that are sent, one by one, and ends with the process that has started this one."""
+    """Checks the batches that are sent, and ends with the process that has started this one."""
     Parent().follow()
     with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            batch = results.recv()
+        for batch in results.recv():
             try:
                 results.send([check_chunk(directory, quick, files) for files in batch])
             except Exception as error:

@@ -162,7 +162,7 @@ def names_in(directory: Path) -> list[str]:
         raise unreadable(directory) from cause
 
 
-def names_of(chunk: int, *, arrays: bool) -> list[str]:
+def names_of(chunk: int, *, arrays: bool = False) -> list[str]:
     """Returns the names of the files of a published chunk of a native stream, its seal first."""
     return [name(chunk) for name in (records.seal_name, records.chunk_name, records.arrays_name)[: 2 + arrays]]
 

@@ -32,7 +32,7 @@ from lazyshard.format.records import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
 from lazyshard.stream.cursor import Consumer, list_consumers
 from lazyshard.stream.head import format_seconds, retry_s
-from lazyshard.stream.listing import read_manifest, read_retired, retire
+from lazyshard.stream.listing import names_of, read_manifest, read_retired, retire
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.errors import count, one_line
 
@@ -213,14 +213,14 @@ class Shelf:
     def chunk_size(self, chunk: int) -> int:
         """Returns the bytes of a chunk with its seal; a missing file counts as 0."""
         size = 0
-        for name in survey.chunk_files(chunk, arrays=self.has_arrays()):
+        for name in names_of(chunk, arrays=self.has_arrays()):
             with contextlib.suppress(FileNotFoundError):
                 size += os.stat(self.directory / name, follow_symlinks=False).st_size
         return size
 
     def used_bytes(self, published: int) -> int:
         """Returns about how many bytes the stream occupies with this number of published chunks."""
-        names = partial(survey.chunk_files, arrays=self.has_arrays())
+        names = partial(names_of, arrays=self.has_arrays())
         return survey.measure_disk(self.directory, self.first(), published, names).size
 
     def free_bytes(self) -> int | None:

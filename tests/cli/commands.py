@@ -21,10 +21,11 @@ from lazyshard.cli.main import main
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import Census, DiskUse, Survey, chunk_files
+from lazyshard.inspection.survey import Census, DiskUse, Survey
 from lazyshard.part import Part
 from lazyshard.stream import write_cursor
 from lazyshard.stream.cursor import Consumer
+from lazyshard.stream.listing import names_of
 from tests.harness.processes.environment import environment, run_command
 from tests.stream.streams import forked
 
@@ -169,7 +170,7 @@ HEAD: Final = Head(1234, 12340, False, "running", 50.0, "node7", 12345, NOW - 2)
 SURVEY: Final = Survey(
     directory=Path("/data/stream"),
     looked_at=NOW,
-    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, chunk_files),
+    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, names_of),
     gone=None,
     consumers=(),
     unread_since={},

@@ -117,9 +117,9 @@ def test_operations_are_counted() -> None:
     assert (files["processes"], files["nodes"]) == (2, 1)
     # Two opens for each of 16 chunks, which one rank reads.
     assert files["chunk_opens"] == 32
-    assert files["head_opens"] == 2 * timeline.own_polls + timeline.shared + 2 + disk.cursor_writes
+    assert files["head_opens"] == 2 * timeline.polls.own + timeline.polls.shared + 2 + disk.cursor_writes
     # And a stat for each of them; the producer's come on top.
-    read = files["head_opens"] + 32 + 16 + timeline.deletion_polls
+    read = files["head_opens"] + 32 + 16 + timeline.polls.deletion_polls
     assert files["metadata_a_second_and_node"] == pytest.approx(read / timeline.end_s)
     assert files["metadata_operations"] > read + 16 * simulation.PUBLISH_OPENS
 

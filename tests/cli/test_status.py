@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,7 +25,7 @@ from lazyshard.format.records import Head, Manifest
 from lazyshard.format.seal import producer_source
 from lazyshard.format.writers import Committed, EndRequest
 from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import Writer, take_survey
+from lazyshard.inspection.survey import outlook_of_writer, take_survey
 from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_seal
 from lazyshard.stream.listing import retire
@@ -179,9 +179,18 @@ def head(rows: int, **values: Any) -> Head:
     return replace(Head(rows // 10, rows, False, "running", 5.0, "node8", 77, NOW - 2), **values)
 
 
+@dataclass
+class Writer:
+    name: str
+    head: Head | None
+    taken: int
+    refused: str | None = None
+
+
 def shared(*writers: Writer, declared: int = 0, sequencer: Committed | None = SEQUENCER) -> Outlook:
     census = {"manifest": Manifest(ID, 10, NOW, writers=declared)}
-    return outlook(survey(writers=writers, sequencer=sequencer, sequencer_gone=False, census=census))
+    told = tuple(outlook_of_writer(one.name, one.head, one.taken, one.refused, 10, NOW, False) for one in writers)
+    return outlook(survey(writers=told, sequencer=sequencer, sequencer_gone=False, census=census))
 
 
 def paragraph(found: Outlook) -> list[str]:
@@ -301,7 +310,7 @@ def test_a_stream_and_its_files(tmp_path: Path) -> None:
     cut(".writers/b/chunk_00001.jsonl.completed", 3)(stream)
     sequence(stream)
     found = take_survey(stream, NOW)
-    told = [(one.name, one.head and one.head.samples, one.taken, bool(one.refused)) for one in found.writers]
+    told = [(one.name, one.published_samples, one.stream_samples, one.state == "refused") for one in found.writers]
     assert told == [("a", 9, 8, False), ("b", 8, 4, True)]
     assert found.sequencer is not None and found.sequencer.stopped
     done = lazyshard("status", stream, "--json")

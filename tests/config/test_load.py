@@ -50,10 +50,10 @@ def test_loader_draws_what_the_data_set_draws(stream: Path, form: str, workers: 
     assert [number for batch in found for number in batch] == [plain[index]["id"] for index in plain.rank_indices]
 
 
-@pytest.mark.parametrize("kind", ["a directory", "a pipe"])
+@pytest.mark.parametrize("kind", ["a directory", "a named pipe"])
 def test_what_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
-    if kind == "a pipe":
+    if kind == "a named pipe":
         os.mkfifo(path)
     else:
         path.mkdir()

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import Cursor, ReadingHint, RunState
 from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make_band, open_window
-from lazyshard.inspection.survey import Census, chunk_files
+from lazyshard.inspection.survey import Census
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
+from lazyshard.stream.listing import names_of
 from lazyshard.stream.run_parts import course_of
 from tests.cli.commands import ID, consumer, told
 
 
 def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:
-    return Census(True, None, None, chunks, chunks * 10, ended, retired, chunk_files)
+    return Census(True, None, None, chunks, chunks * 10, ended, retired, names_of)
 
 
 def stretches(band: Band) -> list[tuple[int, int, str]]:
@@ -100,7 +101,7 @@ PER_CHUNK = 4
 
 
 def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
-    return Census(True, Manifest(ID, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, chunk_files)
+    return Census(True, Manifest(ID, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, names_of)
 
 
 def run_of(*parts: Part, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:

@@ -12,9 +12,9 @@ from lazyshard.format.records import Head, Manifest, ProducerState
 from lazyshard.format.seal import DealtByCost, Made, SourceRows
 from lazyshard.format.state import Cursor, RunState
 from lazyshard.inspection.inspection import FEW_ROWS, Overview, Training, advise, training_of, unevenness
-from lazyshard.inspection.outlook import Growth, Looks, Remainder, Supply, outlook_of_reader, producer_state, remainder
+from lazyshard.inspection.outlook import Growth, Looks, Remainder, Supply, outlook_of_reader, remainder
 from lazyshard.inspection.row_facts import Lengths
-from lazyshard.inspection.survey import DiskUse, Survey
+from lazyshard.inspection.survey import DiskUse, Survey, producer_state
 from lazyshard.part import Part
 from lazyshard.stream import Published
 from lazyshard.stream.cursor import Consumer

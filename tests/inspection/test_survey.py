@@ -16,7 +16,7 @@ from lazyshard.errors import FileInvalid, StreamMissing
 from lazyshard.format.records import Head
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection import survey
-from lazyshard.stream.listing import retire
+from lazyshard.stream.listing import names_of, retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
 from tests.harness.processes.producing import rows as made_rows
@@ -238,7 +238,7 @@ def test_many_chunks_are_estimated_and_one_that_is_not_looked_at_is_missed_all_t
     for number in range(first, stop):
         chunk(tmp_path, number, 80, 10)
         (tmp_path / f"chunk_{number:05d}.arrays").write_bytes(b"a" * 10)
-    measure = partial(survey.measure_disk, tmp_path, first, stop, partial(survey.chunk_files, arrays=True))
+    measure = partial(survey.measure_disk, tmp_path, first, stop, partial(names_of, arrays=True))
     whole = survey.DiskUse(100 * 2 * survey.SAMPLED_CHUNKS, False, 100.0, ())
     assert measure(survey.LostChunks()) == measure() == whole
     looked_at = survey.sampled_chunks(first, stop)
@@ -276,7 +276,6 @@ def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pyte
 
 def test_lines_are_counted_and_those_of_a_long_file_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "_COUNTED_BYTES", 40)
-    monkeypatch.setattr(survey, "_READ_BYTES", 20)
     path = tmp_path / "q"
     for data, lines in (
         (b"1\n22\n333\n", survey.Lines(3, 9, True)),

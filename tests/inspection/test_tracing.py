@@ -331,7 +331,7 @@ def test_counting_does_not_trust_the_arithmetic() -> None:
     assert not mark(counts, course, 2, 3, counting.SKIPPED).is_whole()
     left = Counts(6, 0)  # What is left out is only what nothing else is known of
     left.trained[1], left.kinds[2] = 1, counting.TO_COME
-    left.leave_out(1, 9)
+    left.leave_out([(1, 9)], None)
     assert left.kinds.tolist() == [0, 0, counting.TO_COME, counting.LEFT_OUT, counting.LEFT_OUT, counting.LEFT_OUT]
     other_epoch = mark(Counts(8, 1), course, 0, 3, counting.TRAINED)
     assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)

@@ -243,7 +243,7 @@ import multiprocessing, sys, time
 from pathlib import Path
 from tests.inspection.test_verification_live import batches
 from lazyshard.inspection.verification import check_in_order
-results = check_in_order(Path(sys.argv[1]), False, batches(), 2, alone_s=0.0)
+results = check_in_order(Path(sys.argv[1]), False, batches() * 1000, 2, alone_s=0.0)
 next(results)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(60)

@@ -24,7 +24,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {  # besides itself
     "part": {"errors"},
     "format": {"part", "memory", "errors"},
     "plan": {"part", "errors"},
-    "config": {"part", "lazy", "errors"},
+    "config": {"part", "lazy", "store", "errors"},
     "store": {"format", "memory", "errors"},
     "stream": {"part", "lazy", "store", "format", "plan", "memory", "errors"},
     "inspection": {"part", "stream", "store", "format", "plan", "memory", "errors"},

@@ -48,7 +48,7 @@ def test_parts_that_do_not_know_their_steps_and_breaks_between_steps_are_named()
 @PROPERTY
 @given(st.integers(1, 5), st.integers(0, 12), st.integers(1, 12), st.integers(0, 3), st.booleans())
 def test_every_position_is_taken_by_one_step(each: int, length: int, full: int, first: int, cut: bool) -> None:
-    part = PartSteps(first, length + 2 * full, each, cut=(length, full) if cut else None)
+    part = PartSteps(first, length + 2 * full, each, cut=(length, full) if cut else (1 << 62, 0))
     taken: list[int] = []
     step = first
     while len(taken) < part.draws:

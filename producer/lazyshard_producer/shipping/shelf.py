@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.format.records import RETIRED, Retired, arrays_name, chunk_name, seal_name
-from lazyshard.inspection.survey import chunk_files
 from lazyshard.stream.cursor import list_consumers
+from lazyshard.stream.listing import names_of
 from lazyshard_producer.limits import Shelf, Stock
 from lazyshard_producer.shipping.store import Found, StreamStore
 
@@ -32,7 +32,7 @@ class StoreShelf(Shelf):
         # Eight bytes per chunk, so 8 MB for a million chunks. 0 for retired chunks.
         self._sizes = array("Q", [0] * self._marked)
         for chunk in range(self._marked, found.listing.sealed):
-            self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
+            self._sizes.append(sum(found.sizes.get(name, 0) for name in names_of(chunk, arrays=True)))
         self._leftovers = [*found.listing.leftovers]  # names below the watermark that are still to be deleted
 
     def first(self) -> int:

@@ -15,7 +15,7 @@ from lazyshard.format.state import BlendShare
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display import Metrics
 from tests.cli.commands import HEAD, NOW, consumer, outlook, survey, told
-from tests.producer.display.test_metrics import scrape
+from tests.producer.display.test_display import scrape
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"

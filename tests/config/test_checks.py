@@ -28,19 +28,22 @@ def places(folder: Path, text: str) -> list[tuple[str, int | None]]:
 
 
 def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
-    steps: list[dict[str, Any]] = [
-        {"filter_fn": f"{NAMED}:even"},
-        {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ["id", ""]}},
-        {"message_transform": f"{NAMED}:to_messages"},
-        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 2}}},
-        # As torchtune writes them.
-        {"filter_fn": f"{NAMED}:even", "filter_kwargs": {"by": 3}},
-        {
-            "message_transform": f"{NAMED}:to_messages",
-            "column_map": {"a": "b"},
-            "masking_strategy": "train_on_all",
-        },
+    even, messages = f"{NAMED}:even", f"{NAMED}:to_messages"
+    mapped = {"function": f"{NAMED}:add_index", "with_indices": True}
+    kwargs = {"column_map": {"a": "b"}, "masking_strategy": "train_on_all"}
+    # As they are written and as they are read; the last two as torchtune writes them.
+    steps: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"filter_fn": even}, {"filter_fn": {"function": even}}),
+        ({"map": mapped | {"remove_columns": ["id", ""]}}, {"map": mapped | {"remove_columns": ("id", "")}}),
+        ({"message_transform": messages}, {"message_transform": {"function": messages}}),
+        (
+            {"filter_fn": {"function": even, "kwargs": {"by": 2}}},
+            {"filter_fn": {"function": even, "kwargs": {"by": 2}}},
+        ),
+        ({"filter_fn": even, "filter_kwargs": {"by": 3}}, {"filter_fn": {"function": even, "kwargs": {"by": 3}}}),
+        ({"message_transform": messages, **kwargs}, {"message_transform": {"function": messages, "kwargs": kwargs}}),
     ]
+    written_steps, read_steps = zip(*steps, strict=True)
     chat = {"path": "chat", "weight": 0.8, "max_error_count": 3}
     code = {"path": "code", "weight": 2.0, "max_error_count": None, "unit": 5, "shuffle_window": 4}
     code |= {"max_total_samples": 100, "samples_per_chunk": 10, "cache_bytes": 1000}
@@ -49,25 +52,12 @@ def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
     loader: dict[str, Any] = {"form": "map", "batch_size": 8, "num_workers": 2, "collate_fn": f"{NAMED}:encode"}
     loader |= {"prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "spawn"}
     rest["dataloader"] = loader
-    written = {"version": 1, "datasets": [{**chat, "steps": steps}, {**code, "steps": steps}], **rest}
+    written = {"version": 1, "datasets": [{**one, "steps": list(written_steps)} for one in (chat, code)], **rest}
     written["dataloader"] = loader | {"pin_memory": False}
     config = read_config(write(tmp_path, yaml.safe_dump(written))).config
     assert config is not None
     found = config.model_dump(exclude_defaults=True)
-    read = (
-        {"filter_fn": {"function": f"{NAMED}:even"}},
-        {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ("id", "")}},
-        {"message_transform": {"function": f"{NAMED}:to_messages"}},
-        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 2}}},
-        {"filter_fn": {"function": f"{NAMED}:even", "kwargs": {"by": 3}}},
-        {
-            "message_transform": {
-                "function": f"{NAMED}:to_messages",
-                "kwargs": {"column_map": {"a": "b"}, "masking_strategy": "train_on_all"},
-            }
-        },
-    )
-    assert [dict(one) for one in found.pop("datasets")] == [{**chat, "steps": read}, {**code, "steps": read}]
+    assert [dict(one) for one in found.pop("datasets")] == [{**one, "steps": read_steps} for one in (chat, code)]
     assert found.pop("version") == 1
     assert found == rest
 

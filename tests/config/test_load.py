@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 import lazyshard
-from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
+from lazyshard import BadRows, BlendedDataset, ChunkWriter, Filter, LazyShardedDataset, LazyShardedStream, Map
+from lazyshard.config import read_config
+from lazyshard.data.samples import FILL_ROWS
 from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.options import grouped
-from tests.data.programs import run_program
+from tests.data.programs import AS_MODULE, run_program
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import produce, raised, refusal_of
+from tests.stream.streams import HERE, produce, raised, refusal_of
 
 NAMED = "tests.data.workers"
 
@@ -91,7 +94,6 @@ def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
     after = [number for batch in ids(resumed.loader) for number in batch]
     assert len(after) == 8
     assert len({*before, *after}) == 16
-    # A later epoch is a whole one again.
     resumed.set_epoch(1)
     assert len(ids(resumed.loader)) == 8
 
@@ -204,15 +206,78 @@ def test_texts_that_are_too_long_are_cut_or_dropped(stream: Path, tokenizer: Pat
     assert too_long == "drop" or batches[2]["input_ids"].tolist() == [[2, 2, 2], [2, 2, 2]]
 
 
-def test_row_without_messages_or_text_says_what_it_has(stream: Path, tokenizer: Path) -> None:
+def test_what_has_no_text_and_what_is_no_tokenizer_is_refused(stream: Path, tokenizer: Path) -> None:
     config = configuration(stream, tokenizer={"path": str(tokenizer)})
     config["datasets"][0]["max_error_count"] = 0
-    with pytest.raises(BadSample, match=r"`messages` .*`text`, .*'id'"):
-        next(iter(lazyshard.load(config, dp_rank=0, dp_size=1).loader))
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+    refusal_of(BadSample, r"`messages` .*`text`, .*'id'", next, iter(loaded.loader))
+    (tokenizer / "empty").mkdir()
+    config["tokenizer"]["path"] += "/empty"
+    refusal_of(ConfigInvalid, r"tokenizer\.path: ", lazyshard.load, config)
 
 
-def test_directory_without_a_tokenizer_is_refused(stream: Path, tokenizer: Path) -> None:
-    empty = tokenizer / "empty"
-    empty.mkdir()
-    with pytest.raises(ConfigInvalid, match=r"tokenizer\.path: "):
-        lazyshard.load(configuration(stream, tokenizer={"path": str(empty)}))
+GUIDE = (HERE / "docs" / "pipeline.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+MODULE, STEPS, LOADING = blocks("python")
+GOOD, BAD = blocks("yaml")
+PRINTED = blocks("text")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with the streams and files that the page tells of."""
+    (tmp_path / "my_rows.py").write_text(MODULE)
+    (tmp_path / "train.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(BAD)
+    with ChunkWriter(tmp_path / "chat", 3) as writer:
+        for number in range(12):
+            answer = "" if number in (1, 3, 4, 9, 11) else f"answer {number}"
+            writer.write({"question": f"question {number}", "answer": answer})
+    with ChunkWriter(tmp_path / "code", 3) as writer:
+        for number in range(6):
+            writer.write({"question": f"code {number}", "answer": f"def f{number}"})
+    return tmp_path
+
+
+@pytest.mark.parametrize(("program", "printed"), [(STEPS, PRINTED[:2]), (LOADING, PRINTED[3:5])], ids=["steps", "load"])
+@pytest.mark.full
+def test_two_ranks_print_what_the_page_says(place: Path, program: str, printed: list[str]) -> None:
+    for rank, expected in enumerate(printed):
+        done = run_program(program, rank, folder=place)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_error_is_what_the_page_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+    def number(row: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("question")
+
+    number.__module__, number.__qualname__ = "my_rows", "number"
+    steps = [Filter(lambda row: True), Map(number)]
+    with pytest.raises(BadSample) as caught:
+        LazyShardedDataset("chat", steps=steps, bad_rows=BadRows("raise"), dp_rank=0, dp_size=1)[2]
+    assert f"{caught.value}\n" == PRINTED[2]
+
+
+def test_command_says_what_the_page_says(place: Path) -> None:
+    asked, _, expected = PRINTED[5].partition("\n")
+    done = run_program(AS_MODULE + "lazyshard.cli", *asked.split()[2:], folder=place)
+    assert (done.returncode, done.stdout) == (3, expected)
+
+
+def test_defaults_and_limits_are_as_the_page_says() -> None:
+    assert f"{FILL_ROWS:,} rows in a row are dropped" in " ".join(GUIDE.split())
+    config = read_config({"version": 1, "datasets": [{"path": "a"}]}).config
+    assert config is not None
+    (dataset,) = config.datasets
+    assert f"| `max_error_count` | {dataset.max_error_count} |" in GUIDE
+    assert f"| `weight` | {dataset.weight:g} |" in GUIDE
+    assert f"| `stopping` | {config.stopping} |" in GUIDE
+    for name in ("batch_size", "form", "at_end"):
+        assert f"| `{name}` | {getattr(config.dataloader, name)} |" in GUIDE

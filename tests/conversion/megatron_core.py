@@ -90,7 +90,7 @@ def corpora(draw: st.DrawFn) -> tuple[str, list[list[list[float]]], list[int] | 
     """A type of tokens, documents with empty ones and empty sequences among them, and modes or none."""
     dtype = draw(st.sampled_from(list(DTYPES)))
     if dtype[0] == "f":
-        token: Any = st.floats(allow_nan=False, allow_infinity=False, width=32)
+        token: Any = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-1000, 1000)
     else:
         token = st.integers(*bounds_of(dtype))
     documents = draw(st.lists(st.lists(st.lists(token, max_size=5), max_size=3), max_size=6))

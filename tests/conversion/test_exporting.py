@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import Mock
@@ -21,15 +22,7 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.cli.export import ExportSettings, export, read_row
 from lazyshard.cli.main import main
-from lazyshard.conversion.indexed import (
-    DTYPES,
-    HEADER_BYTES,
-    IndexedReader,
-    IndexHeader,
-    bounds_of,
-    check_boundaries,
-    check_sequences,
-)
+from lazyshard.conversion.indexed import HEADER_BYTES, IndexedReader, IndexHeader, check_boundaries, check_sequences
 from lazyshard.errors import ConfigInvalid, FileInvalid, FileRefused, RowInvalid, StreamInvalid, StreamMissing
 from tests.cli.commands import lazyshard, python
 from tests.conversion import megatron_core
@@ -60,21 +53,14 @@ def exported(folder: Path, rows: Iterable[dict[str, Any]], **options: Any) -> Co
 
 
 @settings(max_examples=25)
-@given(st.data())
-def test_megatron_core_reads_what_the_rows_hold(data: st.DataObject) -> None:
-    dtype = data.draw(st.sampled_from(list(DTYPES)))
-    token: Any = st.integers(*bounds_of(dtype))
-    if dtype[0] == "f":
-        token = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-1000, 1000)
-    documents = data.draw(st.lists(st.lists(st.lists(token, max_size=4), max_size=3), max_size=5))
-    modes = data.draw(st.none() | st.lists(st.integers(-128, 127), min_size=15, max_size=15))
+@given(corpora())
+def test_megatron_core_reads_what_the_rows_hold(corpus: tuple[str, Any, Any]) -> None:
+    dtype, documents, modes = corpus
     rows, left = [], iter(modes or [])
     for document in documents:
-        tokens = [one for sequence in document for one in sequence]
-        row: dict[str, Any] = {"input_ids": tokens, "lengths": [len(sequence) for sequence in document]}
+        row: dict[str, Any] = {"input_ids": [*chain(*document)], "lengths": [len(sequence) for sequence in document]}
         rows.append(row | ({} if modes is None else {"mode": [next(left) for _ in document]}))
     chosen = ExportSettings(dtype=dtype, lengths="lengths", mode=None if modes is None else "mode")
-    megatron_core.module()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         expected = megatron_core.build(folder / "theirs", dtype, documents, modes)
@@ -201,8 +187,8 @@ def test_both_are_on_the_device_before_they_have_their_names(tmp_path: Path, mon
 
 def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", None)
-    with pytest.raises(ImportError, match=r"lazyshard\[megatron\]"):
-        export(stream(tmp_path / "s", ids([1])), tmp_path / "a", ExportSettings())
+    source = stream(tmp_path / "s", ids([1]))
+    refusal_of(ImportError, r"lazyshard\[megatron\]", export, source, tmp_path / "a", ExportSettings())
     assert names(tmp_path) == ["s"]
 
 
@@ -336,7 +322,6 @@ def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> N
 @given(corpora())
 def test_read_as_megatron_core_writes_it(corpus: tuple[str, Any, Any]) -> None:
     dtype, documents, modes = corpus
-    megatron_core.module()
     with tempfile.TemporaryDirectory() as folder:
         theirs, ours = Path(folder) / "theirs", Path(folder) / "ours"
         expected = megatron_core.build(theirs, dtype, documents, modes)
@@ -362,20 +347,17 @@ def test_opening_reads_no_more_of_a_large_file(pair: Path, monkeypatch: pytest.M
     assert [call.args[1] for call in pread.call_args_list] == [12]
 
 
-def test_files_that_were_cut_before_or_while_they_are_read(pair: Path, tmp_path: Path) -> None:
-    reader = IndexedReader(f"{pair}.idx")
-    os.truncate(f"{pair}.bin", 3998)
-    assert raised(FileInvalid, IndexedReader, f"{pair}.idx").sequence == 999
-    os.truncate(f"{pair}.bin", 10)
+def test_files_that_were_cut_or_are_none(pair: Path, tmp_path: Path) -> None:
+    index, data = tmp_path / "a.idx", tmp_path / "a.bin"
+    reader = IndexedReader(str(index))
+    os.truncate(data, 3998)
+    assert raised(FileInvalid, IndexedReader, index).sequence == 999
+    os.truncate(data, 10)
     refusal_of(FileInvalid, r"a\.bin: .* 12 bytes at byte 8.* byte 10", reader.tokens, 8, 3)
-    os.truncate(f"{pair}.idx", 2000)
+    data.unlink()
+    raised(FileNotFoundError, IndexedReader, index)
+    os.mkfifo(data)
+    raised(FileRefused, IndexedReader, index)
+    os.truncate(index, 2000)
     refusal_of(FileInvalid, r"a\.idx: .* 20042 bytes", reader.sequences, 400, 600)
-    (tmp_path / "a.idx").rename(tmp_path / "index")
-    refusal_of(FileInvalid, r"\.idx", IndexedReader, tmp_path / "index")
-
-
-def test_data_that_are_no_file(pair: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.bin").unlink()
-    raised(FileNotFoundError, IndexedReader, f"{pair}.idx")
-    os.mkfifo(tmp_path / "a.bin")
-    raised(FileRefused, IndexedReader, f"{pair}.idx")
+    refusal_of(FileInvalid, r"\.idx", IndexedReader, index.rename(tmp_path / "index"))

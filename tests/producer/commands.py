@@ -1,14 +1,20 @@
 """A run of the command in a fork, which costs milliseconds: what tests ask of a process, and the memory it takes."""
 
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lazyshard.format.state import Cursor
+from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.nursery import has_ended, kill, leave
+
+Fails = Callable[..., str]
+"""Of the fixture `fails`."""
 
 
 class Running:
@@ -20,7 +26,6 @@ class Running:
         self.pid = nursery.start(*arguments, **options)
 
     def said(self) -> str:
-        """What it has said, on standard output and error."""
         return self._nursery.said(self.pid) if self._ended is None else self._ended[1]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -50,6 +55,12 @@ class Running:
         if self._ended is None:
             kill(self.pid)
             self._nursery.reap(self.pid)
+
+
+def commit(out: Path, chunks: int, samples_per_chunk: int) -> None:
+    """Leaves the cursor of a trainer that is done with so many chunks."""
+    stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
+    write_cursor(out, Cursor("trainer", stream_id, chunks * samples_per_chunk, chunks, {}, time.time()))
 
 
 def peak_growth(work: Callable[..., object], *arguments: Any) -> object:

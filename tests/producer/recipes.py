@@ -15,8 +15,12 @@ def same(row: Row) -> Row:
     return row
 
 
-def none(row: Row) -> None:
-    return None
+def returns(value: Any) -> Callable[[Row], Any]:
+    return lambda row: value
+
+
+none = returns(None)
+a_number = returns(5)
 
 
 def twice(row: Row) -> list[Row]:
@@ -41,10 +45,6 @@ def fails_on_three(row: Row) -> Row:
     if row["id"] == 3:
         raise ValueError("three is too many")
     return row
-
-
-def a_number(row: Row) -> int:
-    return 5
 
 
 def large(row: Row) -> Row:
@@ -93,10 +93,6 @@ broken = with_fingerprint(letters, {"of": [1, 2]})
 undescribed = with_fingerprint(letters, "v1")
 
 
-def returns(value: Any) -> Callable[[Row], Any]:
-    return lambda row: value
-
-
 # What cannot be published.
 number = returns(3)
 endless = returns({"length": -1})
@@ -113,7 +109,6 @@ def without_length(row: Row) -> Row:
 
 
 def pid(row: Row) -> Row:
-    """Tells which process has encoded."""
     return {"id": row["id"], "pid": os.getpid()}
 
 
@@ -128,7 +123,6 @@ def nested(row: Row) -> Any:
 
 
 def of_numpy(row: Row) -> Row:
-    """Tells its length as numpy counts."""
     return {"id": row["id"], "length": np.uint16(row["length"]), "ids": np.zeros(2, np.int32)}
 
 

@@ -1,23 +1,41 @@
-"""`kill -9` and errors at any call that changes a file, with every kind of source and recipe: each row once."""
+"""Each row once: after kills and errors at any call that changes a file, and where sources grow between two runs."""
 
 import errno
 import itertools
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from lazyshard_producer.configuration.settings import Settings
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.processes.producing import assert_one_line
 from tests.harness.scenes.rows import MANY, is_refused, made
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 from tests.harness.scenes.streams import PER_CHUNK, Stream
+from tests.producer.rows.draining import Taken, make, numbers, take
 from tests.tiers import full
 
-ODDLY = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
+HERE: Final = "tests.harness.scenes.rows"
+KEEPS: Final = ("--on-bad-row", "quarantine")
+MAKES: Final = (*KEEPS, "--transform", f"{HERE}:thirds")
+FILTERS: Final = (*MAKES, "--where", f"{HERE}:four_of_five")
+PACKS: Final = (*KEEPS, "--transform", f"{HERE}:measured", "--pack", "48", "--pack-buffer", "30")
+ENCODES: Final = (*MAKES, "--encode", f"{HERE}:encoded")
+DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
+CUTS: Final = (*KEEPS, "--transform", f"{HERE}:tokenized", "--split", "5")
+RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": (*FILTERS, "--shuffle", "16", "--seed", "3")}
+MIXED: Final = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16"), "packs": PACKS}
 TWICE = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:twice")
 
 
@@ -31,27 +49,23 @@ def test_any_call_fails(kind: str, error: int, step: int, nursery: Commands, tmp
         folder = tmp_path / str(number)
         folder.mkdir()
         source = KINDS[kind](folder, 0)
-        stream = Stream(nursery, folder / "out", [source], ODDLY)
+        stream = Stream(nursery, folder / "out", [source], MAKES)
         status, err = stream.run(kill_at=number, when="half", error=error)
         stream.check({})
         if status != 0:
             assert status == 7, err
-            assert_one_line(err, errno_text(error), str(stream.out))
+            assert_one_line(err, os.strerror(error), str(stream.out))
             failures += 1
             status, err = stream.run()
             # Else it was a hint to readers that was not written, and is written with the next chunk.
         assert status == 0, err
         expected = made(source.rows, transform=True, where=False)
-        assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+        assert in_any_order(stream.rows()) == in_any_order(expected)
         lines = [(entry["source"], entry["line"]) for entry in stream.refused()]
         assert len(set(lines)) == len(lines) > 0
         assert stream.run()[0] == 0
         stream.check_ended()
     assert failures >= (4 if step == 23 else 2)
-
-
-def errno_text(error: int) -> str:
-    return {errno.EIO: "Input/output error", errno.ENOSPC: "No space left on device"}[error]
 
 
 @pytest.mark.full
@@ -79,16 +93,6 @@ def test_killed_at_every_call(nursery: Commands, tmp_path: Path) -> None:
     assert call > 30
 
 
-HERE: Final = "tests.harness.scenes.rows"
-KEEPS: Final = ("--on-bad-row", "quarantine")
-MAKES: Final = (*KEEPS, "--transform", f"{HERE}:thirds")
-FILTERS: Final = (*MAKES, "--where", f"{HERE}:four_of_five")
-PACKS: Final = (*KEEPS, "--transform", f"{HERE}:measured", "--pack", "48", "--pack-buffer", "30")
-ENCODES: Final = (*MAKES, "--encode", f"{HERE}:encoded")
-DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
-CUTS: Final = (*KEEPS, "--transform", f"{HERE}:tokenized", "--split", "5")
-RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": (*FILTERS, "--shuffle", "16", "--seed", "3")}
-MIXED: Final = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16"), "packs": PACKS}
 # Each kind of source, each recipe, and each recipe with what is read in place, read again, or still growing.
 ONE_SOURCE: Final = [
     *(("plain", "as they are"), ("plain", "shuffled"), ("gzip", "shuffled"), ("zstd", "made")),
@@ -126,13 +130,10 @@ def check_killed(
     # An input that continues is another one each time, and its lines are counted anew.
     apart = {"source", "line", "byte"} if any("append" in source.arguments for source in sources) else set()
     for found, expected in ((stream.seals(), whole.seals()), (stream.refused(), whole.refused())):
-        assert [_without(one, apart) for one in found] == [_without(one, apart) for one in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} <= apart
     stream.check_ended()
     return stream
-
-
-def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
 
 
 def in_any_order(rows: Sequence[object]) -> list[str]:
@@ -206,3 +207,73 @@ def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery:
     bad = [(entry["source"], entry["line"]) for entry in stream.refused()]
     refused = [row for row in followed.rows + plain.rows if is_refused(row, transform=makes)]
     assert len(set(bad)) == len(bad) == len(refused)
+
+
+def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
+    """Files of so many rows each; those that are there are added to."""
+    paths = [directory / f"{file}.jsonl" for file in range(len(counts))]
+    for file, (path, count) in enumerate(zip(paths, counts, strict=True)):
+        with path.open("ab") as opened:
+            begin = opened.tell() // len(b'{"id":[0,0]}\n')
+            opened.write(b"".join(b'{"id":[%d,%d]}\n' % (file, number) for number in range(begin, count)))
+    return paths
+
+
+weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
+
+
+@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_growth_further_sources_and_other_weights(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("run")
+    before = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
+    growth = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))
+    added = data.draw(st.lists(st.integers(0, 4), max_size=2))
+    weights = data.draw(weightings)
+    weights_then: Any = data.draw(st.just("same") | weightings)
+    shuffle, transform = data.draw(st.sampled_from([0, 4, 100])), data.draw(st.sampled_from([None, "twice"]))
+    stop, again = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 10))
+    more: dict[str, Any] = {"shuffle": shuffle, "transform": transform and f"tests.producer.recipes:{transform}"}
+    first = make(directory / "out", grow(directory, before), weights and weights[: len(before)], **more)
+    taken = list(itertools.islice(take(first), stop))
+    position = taken[-1].position if taken else None
+
+    then = [*(count + more for count, more in zip(before, growth, strict=False)), *added]
+    chosen = weights if weights_then == "same" else weights_then
+    second = make(directory / "out", grow(directory, then), chosen and chosen[: len(then)], **more)
+    middle = list(itertools.islice(take(second, position), again))
+    rest = list(take(second, middle[-1].position if middle else position))
+    found = Counter(tuple(one.row["id"]) for one in [*taken, *middle, *rest])
+    there = [(file, number) for file, count in enumerate(then) for number in range(count)]
+    assert found == Counter(dict.fromkeys(there, 2 if transform else 1))
+    assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
+
+
+def piped(given: Sequence[int], run: Settings, start: Any, warnings: list[str]) -> Iterator[Taken]:
+    """The rows of a run whose pipe gives these."""
+    pipe = Path(run.sources[0].path)
+    text = b"".join(b'{"id":[0,%d]}\n' % number for number in given)
+    feeder = threading.Thread(target=lambda: pipe.write_bytes(text))
+    feeder.start()
+    yield from take(run, start, warnings=warnings)
+    feeder.join()
+
+
+@pytest.mark.parametrize("new", [[5, 6, 7, 8], [0, 1, 2, 3, 4, 9]])
+def test_an_appended_input_goes_on_with_new_rows_or_with_those_that_it_repeats(new: list[int], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    run = make(tmp_path / "out", [tmp_path / "pipe"], shuffle=5)
+    run = replace(run, sources=(replace(run.sources[0], resume="append"),))
+    warnings: list[str] = []
+    first = list(piped(range(5), run, None, warnings))
+    assert first[1].position["skip"] == 2
+    second = list(piped(new, run, first[1].position, warnings))
+    if new[0] == 0:
+        # Begun by an earlier run, the block comes out as it did there.
+        assert [one.line for one in second[:3]] == [one.line for one in first[2:]]
+        assert (len(second), warnings) == (4, [])
+    else:
+        assert sorted(numbers(second)) == new
+        assert [text.partition(": ")[0] for text in warnings] == [run.sources[0].path]

@@ -15,7 +15,7 @@ import pytest
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, chunk_files, ids, refused, rows, run_arguments
-from tests.producer.commands import peak_growth
+from tests.producer.commands import Fails, peak_growth
 
 KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
 
@@ -24,6 +24,8 @@ class TextSource:
     """A source whose text can be written anew."""
 
     def __init__(self, kind: str, folder: Path) -> None:
+        if kind == "zstd":
+            pytest.importorskip("zstandard")
         names = {"gzip": "a.jsonl.gz", "zstd": "a.jsonl.zst", "followed": "incoming/a.jsonl"}
         self._kind: Final = kind
         self._path: Final = folder / names.get(kind, "a.jsonl")
@@ -42,7 +44,6 @@ class TextSource:
             self.shown, self.unit = "standard input", "input"
 
     def write(self, text: bytes) -> None:
-        """Makes this its text."""
         if self._kind == "gzip":
             text = gzip.compress(text, 1)
         elif self._kind == "zstd":
@@ -115,25 +116,23 @@ BAD: Final = {
     "a NUL tail": Bad(b'{"id":25}' + b"\0" * 100, 9, "NUL bytes"),
     "a NUL tail after a cut": Bad(b'{"id":2' + b"\0" * 4096, 7, "NUL bytes"),
     "too long": Bad(b'{"id":"' + b"x" * 2_000_000 + b'"}', 0, LONG),
+    "too long, CR": Bad(b"{}\r" * 700_000, 0, LONG + ", and it contains carriage returns as line ends"),
     "too long, NUL": Bad(b"\0" * 2_000_000, 0, LONG + ", and it contains NUL bytes"),
 }
 """Mended, each is `rows(25, 26)`."""
 
 
-class World:
-    """A source and a stream, and the command that makes one of the other."""
+class World(TextSource):
+    """A source, and the command that makes a stream of it."""
 
     def __init__(self, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        if kind == "zstd":
-            pytest.importorskip("zstandard")
-        self.source = TextSource(kind, folder)
+        super().__init__(kind, folder)
         self.out = folder / "out"
         self._capsys = capsys
 
     def run(self, *more: object) -> tuple[int, str]:
-        """Returns the exit code and what is said."""
-        arguments = run_arguments(self.out, [], 10, *self.source.arguments, "--max-row-bytes", 1_000_000, *more)
-        with self.source.given():
+        arguments = run_arguments(self.out, [], 10, *self.arguments, "--max-row-bytes", 1_000_000, *more)
+        with self.given():
             code = main(arguments)
         return code, self._capsys.readouterr().err
 
@@ -149,14 +148,14 @@ SOME: Final = [(kind, name) for kind in KINDS[1:] for name in ("cut in a string"
 @pytest.mark.parametrize(("world", "name"), [*((KINDS[0], name) for name in BAD), *SOME], indirect=["world"])
 def test_a_bad_line_ends_the_run_and_the_mended_one_goes_on(name: str, world: World) -> None:
     before, bad = rows(0, 25), BAD[name]
-    world.source.write(before + bad.line + b"\n" + rows(26, 40))
+    world.write(before + bad.line + b"\n" + rows(26, 40))
     code, said = world.run("--no-progress")
     assert code == 3
-    assert_one_line(said, f"{world.source.shown}:26: byte {len(before) + bad.byte} of the {world.source.unit}: ")
+    assert_one_line(said, f"{world.shown}:26: byte {len(before) + bad.byte} of the {world.unit}: ")
     assert bad.reason in said
     assert ids(world.out) == list(range(20))  # two chunks; the five rows behind them are read again
 
-    world.source.write(rows(0, 40))
+    world.write(rows(0, 40))
     assert world.run()[0] == 0
     assert ids(world.out) == list(range(40))
 
@@ -168,12 +167,12 @@ def test_bad_lines_are_quarantined_and_counted(policy: str, world: World) -> Non
         text += rows(number, number + 1)
         begins.append(len(text))
         text += bad.line + b"\n"
-    world.source.write(bytes(text))
+    world.write(bytes(text))
     code, said = world.run("--on-bad-row", policy)
     assert code == 0
     assert f"refused_rows={len(BAD)}\n" in said
     assert ids(world.out) == list(range(len(BAD)))
-    places = [f"{world.source.shown}:{2 * number + 2}: byte " for number in range(10)]
+    places = [f"{world.shown}:{2 * number + 2}: byte " for number in range(10)]
     skipped = [line for line in said.splitlines() if "the row is skipped" in line]
     assert len(skipped) == (10 if policy == "skip" else 0)
     assert all(place in line for place, line in zip(places, skipped, strict=False))
@@ -181,7 +180,7 @@ def test_bad_lines_are_quarantined_and_counted(policy: str, world: World) -> Non
         assert not (world.out / "quarantine.jsonl").exists()
         return
     for number, (entry, bad, begin) in enumerate(zip(refused(world.out), BAD.values(), begins, strict=True)):
-        assert (entry["source"], entry["line"], entry["byte"]) == (world.source.name, 2 * number + 2, begin)
+        assert (entry["source"], entry["line"], entry["byte"]) == (world.name, 2 * number + 2, begin)
         assert bad.reason in entry["reason"]
         if bad.reason.startswith(LONG):
             assert entry["row"] == ""  # it was never held, so it cannot be kept
@@ -237,7 +236,7 @@ OF_ALL_KINDS: Final = ("CRLF, the last cut to CR", "published to the byte")
 )
 def test_a_text_that_is_taken(name: str, world: World) -> None:
     text, published, counted = GOOD[name]
-    world.source.write(text)
+    world.write(text)
     code, said = world.run()
     assert code == 0
     assert counted in said
@@ -245,15 +244,15 @@ def test_a_text_that_is_taken(name: str, world: World) -> None:
     assert chunk_files(world.out) == {"chunk_00000.jsonl": published}
     warned = [line for line in said.splitlines() if " warning: " in line]
     assert len(warned) == (name == "duplicate keys")
-    assert all(f" {world.source.name}:1: " in line for line in warned)
+    assert all(f" {world.name}:1: " in line for line in warned)
 
 
 @pytest.mark.parametrize("text", [b"", BOM + b"\n\r\n"], ids=["nothing", "a BOM and blank lines"])
 def test_an_empty_text_is_a_clean_end_with_a_warning(text: bytes, world: World) -> None:
-    world.source.write(text)
+    world.write(text)
     code, said = world.run()
     assert code == 0
-    assert f"lazyshard-producer: warning: {world.source.whole}: holds no rows\n" in said
+    assert f"lazyshard-producer: warning: {world.whole}: holds no rows\n" in said
     assert " event=end result=finished " in said and " samples=0 published=0 chunks=0 " in said
     assert (world.out / "stream.end").exists()
 
@@ -277,14 +276,13 @@ PACKED: Final = gzip.compress(TEXT, mtime=0)
     ids=["cut", "nothing", "a byte", "wrong CRC", "wrong length", "something behind it", "not gzip", "not zstd"],
 )
 def test_a_file_that_stops_the_run_and_the_sound_one_goes_on(
-    name: str, data: bytes, published: int, byte: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, data: bytes, published: int, byte: int, tmp_path: Path, fails: Fails
 ) -> None:
     """Whatever --on-bad-row says."""
     source, out = tmp_path / name, tmp_path / "out"
     source.write_bytes(data)
     arguments = run_arguments(out, [source], 10, "--no-progress", "--on-bad-row", "quarantine")
-    assert main(arguments) == 4
-    assert_one_line(capsys.readouterr().err, f"{source}: byte {byte} of the compressed file: ")
+    fails(arguments, 4, f"{source}: byte {byte} of the compressed file: ")
     assert ids(out) == list(range(published))
     assert not (out / "quarantine.jsonl").exists()
 
@@ -293,27 +291,21 @@ def test_a_file_that_stops_the_run_and_the_sound_one_goes_on(
     assert ids(out) == list(range(30))
 
 
-def test_one_bad_row_above_the_cap_of_all_runs_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+def test_one_bad_row_above_the_cap_of_all_runs_ends_the_run(source: Path, out: Path, fails: Fails) -> None:
     source.write_bytes(rows(0, 3) + b"bad1\n" + rows(3, 7) + b"bad2\n" + rows(7, 9) + b"bad3\n" + rows(9, 12))
-
-    def run(most: object) -> int:
-        return main(run_arguments(out, [source], 4, "--on-bad-row", "quarantine", "--max-bad-rows", most))
-
+    arguments = run_arguments(out, [source], 4, "--on-bad-row", "quarantine", "--max-bad-rows")
     byte = len(rows(0, 9)) + 10
     for _ in range(2):
-        assert run(2) == 3
-        assert_one_line(capsys.readouterr().err, "more than 2 bad rows", f"{source}:12: byte {byte} of the file: ")
+        fails([*arguments, "2"], 3, "more than 2 bad rows", f"{source}:12: byte {byte} of the file: ")
         assert ids(out) == list(range(8))
         # What no seal counts yet is kept as well: somebody wants to know why the run has ended.
         assert [entry["row"] for entry in refused(out)] == ["bad1", "bad2"]
-    assert run("none") == 0
+    assert main([*arguments, "none"]) == 0
     assert ids(out) == list(range(12))
     assert [entry["row"] for entry in refused(out)] == ["bad1", "bad2", "bad3"]
 
 
-def test_rows_in_quarantine_outlast_runs_of_another_policy(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+def test_rows_in_quarantine_outlast_runs_of_another_policy(source: Path, out: Path) -> None:
     first = rows(0, 2) + b"bad1\n" + rows(2, 4)
     second = first + rows(4, 6)
     # Each run but the last is ended by a bad row, or its stream would end.
@@ -359,12 +351,10 @@ def test_duplicate_keys_are_warned_of_once_and_all_counted(tmp_path: Path, capsy
     assert "blank_lines=6 duplicate_key_rows=6" in err
 
 
-def test_packed_files_are_refused_by_their_first_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "a.jsonl"
+def test_packed_files_are_refused_by_their_first_bytes(source: Path, tmp_path: Path, fails: Fails) -> None:
     for begin, name in ((b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")):
         source.write_bytes(begin + bytes(100))
-        assert main(run_arguments(tmp_path / "out", [source])) == 4
-        assert_one_line(capsys.readouterr().err, str(source), name)
+        fails(run_arguments(tmp_path / "out", [source]), 4, str(source), name)
     assert not (tmp_path / "out").exists()
 
 
@@ -372,8 +362,6 @@ def test_packed_files_are_refused_by_their_first_bytes(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_that_is_too_long_takes_no_memory(kind: str, nursery: Commands, tmp_path: Path) -> None:
     """Of the peak of the whole command. What a function, a generator or a table makes is in memory in any case."""
-    if kind == "zstd":
-        pytest.importorskip("zstandard")
     source, out = TextSource(kind, tmp_path), tmp_path / "out"
     source.write(rows(0, 5) + b'{"id":"%s"}\n' % (b"x" * (96 << 20)) + rows(5, 9))
     options = ("--max-row-bytes", 1 << 20, "--on-bad-row", "quarantine")

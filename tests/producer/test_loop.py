@@ -6,7 +6,6 @@ A share that hangs: tests/faults/test_network.py.
 import json
 import platform
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,15 @@ from lazyshard.errors import StreamMismatch, WaitTimeout
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display import Display, Outcome, Tally
-from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.loop import BURST_S, Pace, RowLoop
-from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
+from lazyshard_producer.position import RunPosition, decode_position, source_names
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
-from tests.cli.commands import lazyshard
+from tests.cli.commands import lazyshard, python
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
+from tests.producer.commands import Fails
 from tests.stream.streams import World as WaitingWorld
-from tests.stream.streams import python, raised
+from tests.stream.streams import raised
 
 
 def test_a_million_rows_do_not_drift() -> None:
@@ -73,9 +72,6 @@ class SlowWorld:
         self.states: list[str] = []
         self.longest = 0.0
 
-    def clock(self) -> float:
-        return self.now
-
     def sleep(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
         self.now += seconds
@@ -84,12 +80,11 @@ class SlowWorld:
             self.states.append(state)
 
 
-def test_waiting_for_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+def test_waiting_for_the_rate(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source.write_bytes(rows(0, 4))
     world, display = SlowWorld(out), Recorder()
     settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
-    monkeypatch.setattr(RowLoop, "clock", staticmethod(world.clock))
+    monkeypatch.setattr(RowLoop, "clock", staticmethod(lambda: world.now))
     monkeypatch.setattr(RowLoop, "sleep", staticmethod(world.sleep))
     outcome = run(settings, display, Stop())
     assert isinstance(outcome, Outcome)
@@ -102,11 +97,10 @@ def test_waiting_for_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(display.shown) >= 4
 
 
-def test_a_run_that_has_failed_says_why_in_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+def test_a_run_that_has_failed_says_why_in_the_stream(source: Path, out: Path, fails: Fails) -> None:
     source.write_bytes(rows(0, 5) + b"[]\n")
-    assert main(run_arguments(out, [source], 2)) == 3
-    reason = capsys.readouterr().err.splitlines()[-1].removeprefix("lazyshard-producer: error: ")
+    said = fails(run_arguments(out, [source], 2), 3)
+    reason = said.splitlines()[-1].removeprefix("lazyshard-producer: error: ")
     told = head(out)
     assert (told["state"], told["chunks"], told["note"]) == ("failed", 2, reason)
     assert reason.startswith(f"{source}:6: ")
@@ -136,23 +130,15 @@ print(faults() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what is freed by rules of theirs")
 def test_pages_of_freed_rows_are_not_fetched_again() -> None:
-    given_back, kept = (int(python(ROUNDS, mode).stdout) for mode in ("give back", "keep"))
+    given_back, kept = (int(python("-c", ROUNDS, mode).stdout) for mode in ("give back", "keep"))
     assert given_back > 1000
     assert kept < given_back / 10
 
 
-def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
+def test_what_takes_too_long_is_told_once() -> None:
     world = WaitingWorld()
     world.watchdog.ask(lambda: "reading a")
-    assert world.look_at(59.9) == []
-    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
-    # The next question has its own time.
-    world.watchdog.ask(lambda: "reading b")
-    assert world.look_at(119.0) == []
-    assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
-    assert world.look_at(200.0) == []
-    world.watchdog.answered()
-    assert world.told[-1] == "answered after 140 s: reading b"
+    assert [world.look_at(now) for now in (59.9, 60.0, 200.0)] == [[], ["no answer for 60 s: reading a"], []]
 
 
 came = threading.Event()
@@ -176,9 +162,10 @@ class Listening(Display):
             came.set()
 
 
-def test_function_that_does_not_return_is_named_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_that_does_not_return_is_named_with_its_row(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lazyshard.stream.waiting.NO_ANSWER_S", 0.05)
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(
         sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
@@ -217,29 +204,9 @@ def test_positions_are_pinned_and_survive_json() -> None:
         assert source_names(value) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(None, {"version": 1}, {"version": 2, "sources": []}, {"version": 1, "sources": [{"path": "a"}]}),
-        *(ENCODED | {"skip": -1}, ENCODED | {"skip": 0}, ENCODED | {"unit": [0, 0]}, ENCODED | {"unit": [3, -1]}),
-        *(ENCODED | {"rows": True}, ENCODED | {"drawn": [1]}, ENCODED | {"finished": [0, 1]}),
-        *(ENCODED | {"skipped": ""}, ENCODED | {"recipe": []}),
-    ],
-)
-def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
-    raised(StreamMismatch, decode_position, value, "out")
-
-
-def test_resume_starts_appended_sources_at_their_beginning() -> None:
-    assert resume(PLAIN, ["a", "b"], ["a", "b", "c"]) == replace(PLAIN, sources=(A, None, None))
-    mixed = resume(MIXED, ["a", "b"], ["a", "b", "c"])
-    assert (mixed.drawn, mixed.finished, mixed.unit) == ((4, 1, 0), (False, True, False), (3, 0, 0))
-    assert resume(RunPosition(sources=()), [], ["b"]) == RunPosition(sources=(None,))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected", "actual"), [(["b", "a"], "a", "b"), (["a"], "b", "missing"), (["a", "c"], "b", "c")]
-)
-def test_resume_refuses_another_order(given: list[str], expected: str, actual: str) -> None:
-    refused = raised(SourceRefused, resume, PLAIN, ["a", "b"], given)
-    assert (refused.expected, refused.actual) == (expected, actual)
+def test_a_value_that_is_no_position_is_refused() -> None:
+    wrong: list[Any] = [None, {"version": 1}, {"version": 2, "sources": []}, {"version": 1, "sources": [{"path": "a"}]}]
+    wrong += [ENCODED | {"skip": -1}, ENCODED | {"skip": 0}, ENCODED | {"unit": [0, 0]}, ENCODED | {"unit": [3, -1]}]
+    wrong += [ENCODED | {"rows": True}, ENCODED | {"drawn": [1]}, ENCODED | {"finished": [0, 1]}]
+    for value in (*wrong, ENCODED | {"skipped": ""}, ENCODED | {"recipe": []}):
+        raised(StreamMismatch, decode_position, value, "out")

@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -20,30 +18,20 @@ from lazyshard_producer.configuration.settings import Amount, Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.loop import reload_settings
 from lazyshard_producer.stop import Stop
+from tests.cli.commands import python
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.environment import environment
-from tests.harness.processes.producing import (
-    catches,
-    head,
-    ids,
-    plain_sources,
-    published,
-    rows,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.producing import head, ids, plain_sources, published, rows, run_arguments
 from tests.producer.commands import Running
+from tests.stream.streams import raising
 
 ROWS = 300
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(rows(0, ROWS))
-    return path
+def source(source: Path) -> Path:
+    source.write_bytes(rows(0, ROWS))
+    return source
 
 
 @pytest.mark.parametrize(
@@ -51,9 +39,8 @@ def source(tmp_path: Path) -> Path:
     [(signal.SIGINT, 130, "interrupted", 200), (signal.SIGTERM, 0, "terminated", 0.01)],
 )
 def test_a_signal_stops_between_rows(
-    number: signal.Signals, code: int, word: str, rate: float, source: Path, nursery: Commands, tmp_path: Path
+    number: signal.Signals, code: int, word: str, rate: float, source: Path, nursery: Commands, out: Path
 ) -> None:
-    out = tmp_path / "out"
     with Running(nursery, *run_arguments(out, [source], 10, "--rate", rate)) as run:
         run.wait_until(lambda: published(out) >= (2 if rate > 1 else 0) and head(out) != {})
         sent = time.monotonic()
@@ -72,16 +59,6 @@ def test_a_signal_stops_between_rows(
     assert ids(out) == list(range(ROWS))
 
 
-def test_a_signal_while_the_command_is_loaded(source: Path, tmp_path: Path) -> None:
-    # The first thing that the command does is to note signals; the slow imports come after.
-    process = start(*run_arguments(tmp_path / "out", [source], 10, "--rate", 0.01))
-    wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
-
-
 def test_the_second_signal_of_a_kind_ends_the_process_at_once() -> None:
     code = (
         "import os, signal; from lazyshard_producer.stop import Stop\n"
@@ -90,7 +67,7 @@ def test_the_second_signal_of_a_kind_ends_the_process_at_once() -> None:
         "    os.kill(os.getpid(), signal.SIGTERM); print(stop.requested.name, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGINT); print('still here')"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "SIGINT\nSIGINT\n", "")
 
 
@@ -104,14 +81,14 @@ def hangups() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hangups")
 def test_the_handlers_of_before_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = list(map(signal.getsignal, SIGNALS))
     for released in (False, True):
         with Stop() as stop:
             assert all(signal.getsignal(number) is not old for number, old in zip(SIGNALS, before, strict=True))
             if released:
                 stop.release()
-                assert [signal.getsignal(number) for number in SIGNALS] == before
-        assert [signal.getsignal(number) for number in SIGNALS] == before
+                assert list(map(signal.getsignal, SIGNALS)) == before
+        assert list(map(signal.getsignal, SIGNALS)) == before
         assert stop.requested is None
 
 
@@ -144,8 +121,7 @@ def asks_for_the_end(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("name", ["hangs_up", "asks_for_the_end"])
-def test_plain_files_reach_the_end(name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+def test_plain_files_reach_the_end(name: str, source: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(run_arguments(out, [source], 10, "--transform", f"{__name__}:{name}")) == 0
     assert capsys.readouterr().err.count('event=note message="SIGHUP received') == (name == "hangs_up")
     assert ids(out) == list(range(ROWS))
@@ -233,8 +209,7 @@ def test_nobody_has_opened_the_pipe(nursery: Commands, tmp_path: Path) -> None:
     assert json.loads((out / "stream.end").read_bytes())["samples"] == 0
 
 
-def test_the_published_part_of_a_pipe_is_waited_for_and_told(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_the_published_part_of_a_pipe_is_waited_for_and_told(nursery: Commands, out: Path, tmp_path: Path) -> None:
     with live_run("pipe", tmp_path, out, nursery) as run:
         run.end(signal.SIGTERM)
     arguments = run_arguments(out, [tmp_path / "pipe"], 3)
@@ -264,57 +239,22 @@ def test_sigusr1_does_not_end_the_wait_for_room(nursery: Commands, tmp_path: Pat
     assert (out / "stream.end").exists()
 
 
-def test_sighup_changes_the_cap_on_bad_rows(nursery: Commands, tmp_path: Path) -> None:
-    out, config, incoming = tmp_path / "out", tmp_path / "run.toml", tmp_path / "in"
-    incoming.mkdir()
-    text = f'out = "{out}"\nsamples_per_chunk = 3\n[[source]]\nfollow = "{incoming}"\n'
-    text += '[rows]\non_bad_row = "quarantine"\nmax_bad_rows = '
-
-    def write(name: str, first: int, last: int) -> None:
-        (incoming / ".hidden").write_bytes(b"bad\n" + rows(first, last))
-        (incoming / ".hidden").rename(incoming / name)
-
-    config.write_text(text + "1")
-    write("a.jsonl", 0, 6)
-    with Running(nursery, "run", "--config", config) as run:
-        run.wait_until(lambda: published(out) == 2 and head(out)["state"] == "waiting")
-        config.write_text(text + "2")
-        run.send(signal.SIGHUP)
-        run.wait_until(lambda: "max_bad_rows from 1 to 2" in run.said())
-        write("b.jsonl", 6, 9)
-        run.wait_until(lambda: published(out) == 3)
-        write("c.jsonl", 9, 12)
-        assert run.end()[0] == 3
-    assert ids(out) == list(range(9))
-
-
 OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
-CHANGING: Final[dict[str, Any]] = {"rate": 3.0, "max_bad_rows": 7, "limits": Limits(max_disk=10**9), "log_every_s": 5.0}
+CHANGING: Final = ("rate", "max_bad_rows", "limits", "log_every_s")
 CALLED: Final = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
 
-class Teller:
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
+def reloaded(load: Callable[[], Settings]) -> tuple[Settings, list[str], list[str]]:
+    """The settings to continue with; notes; warnings."""
+    notes, warnings = list[str](), list[str]()
+    teller: Any = SimpleNamespace(note=notes.append, warn=warnings.append)
+    return reload_settings(OLD, load, teller), notes, warnings
 
 
-def reloaded(new: Settings) -> tuple[Settings, list[str]]:
+def kept(new: Settings) -> tuple[Settings, list[str]]:
     """The settings to continue with, and the names of those that may not change."""
-    teller: Any = Teller()
-    settings = reload_settings(OLD, lambda: new, teller)
-    return settings, [text.partition(" cannot change ")[0] for text in teller.warnings]
-
-
-def test_what_may_change() -> None:
-    new = replace(OLD, **CHANGING)
-    assert reloaded(new) == (new, [])
+    settings, _, warnings = reloaded(lambda: new)
+    return settings, [text.partition(" cannot change ")[0] for text in warnings]
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings) if one.name not in CHANGING])
@@ -322,25 +262,24 @@ def test_what_may_not_change(name: str) -> None:
     # What may change does beside it.
     other: Any = "other"
     new = replace(OLD, rate=3.0, **{name: other})
-    assert reloaded(new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
+    assert kept(new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
 
 
 @pytest.mark.parametrize("policy", ["fail", "quarantine"])
 def test_the_cap_on_bad_rows_stays_where_the_policy_would_change(policy: Any) -> None:
     new = replace(OLD, on_bad_row=policy, max_bad_rows=None)
-    assert reloaded(new) == (OLD, ["on_bad_row"])
+    assert kept(new) == (OLD, ["on_bad_row"])
 
 
-def test_changes_are_told() -> None:
-    teller: Any = Teller()
+def test_what_may_change_does_and_is_told() -> None:
     ahead = Limits(max_ahead=Amount(number=64, unit="chunks"), max_disk=10**9, consumers=("train",))
-    new = replace(OLD, rate=2.5, limits=ahead, log_every_s=5.0, out="other")
-    assert reload_settings(OLD, lambda: new, teller) == replace(new, out="out")
-    (warning,), (note,) = teller.warnings, teller.notes
-    assert warning.startswith("out ")
+    new = replace(OLD, rate=2.5, max_bad_rows=7, limits=ahead, log_every_s=5.0)
+    settings, (note,), warnings = reloaded(lambda: new)
+    assert (settings, warnings) == (new, [])
     assert note.partition(": ")[2].split(", ") == [
         "rate from none to 2.5",
         "log_every_seconds from 60.0 to 5.0",
+        "max_bad_rows from 5 to 7",
         "max_ahead from none to 64 chunks",
         "max_disk from none to 1.0 GB",
         "consumers from none to train",
@@ -348,31 +287,26 @@ def test_changes_are_told() -> None:
 
 
 def test_what_changes_nothing() -> None:
-    def fail(error: Exception) -> Settings:
-        raise error
-
-    teller: Any = Teller()
-    assert reload_settings(OLD, lambda: OLD, teller) == OLD
-    assert (len(teller.notes), teller.warnings) == (1, [])
+    settings, notes, warnings = reloaded(lambda: OLD)
+    assert (settings, len(notes), warnings) == (OLD, 1, [])
     for error in (SettingInvalid("run.toml: no TOML"), OSError(5, "Input/output error")):
-        load = partial(fail, error)
-        assert reload_settings(OLD, load, teller) is OLD
-        assert str(error) in teller.warnings[-1]
-    assert len(teller.notes) == 1
+        settings, notes, (warning,) = reloaded(raising(error))
+        assert (settings, notes, str(error) in warning) == (OLD, [], True)
 
 
-def test_a_run_takes_its_new_rate(nursery: Commands, tmp_path: Path) -> None:
-    source, out, config = tmp_path / "a.jsonl", tmp_path / "out", tmp_path / "run.toml"
-    source.write_bytes(rows(0, 100))
+def test_a_run_takes_its_new_rate_and_its_new_cap_on_bad_rows(nursery: Commands, source: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", tmp_path / "run.toml"
+    source.write_bytes(b"bad\n" + rows(0, 50) + b"bad\n" + rows(50, 100) + b"bad\n")
     text = f'out = "{out}"\nsamples_per_chunk = 10\nrate = RATE\n[[source]]\npath = "{source}"\n'
-    config.write_text(text.replace("RATE", "0.001"))
+    text += '[rows]\non_bad_row = "quarantine"\nmax_bad_rows = MOST\n'
+    config.write_text(text.replace("RATE", "0.001").replace("MOST", "1"))
     with Running(nursery, "run", "--config", config) as run:
         # In the middle of a wait of 1,000 seconds.
         run.wait_until(lambda: head(out).get("state") == "waiting")
         config.write_text("rate = fast")
         run.send(signal.SIGHUP)
-        config.write_text(text.replace("RATE", "100000"))
+        config.write_text(text.replace("RATE", "100000").replace("MOST", "2"))
         status, err = run.end(signal.SIGHUP)
-    assert status == 0, err
+    assert status == 3, err
     assert ids(out) == list(range(100))
-    assert "rate from 0.001 to 100000.0" in err
+    assert "rate from 0.001 to 100000.0" in err and "max_bad_rows from 1 to 2" in err

@@ -1,6 +1,8 @@
 """Several named writers of one stream: runs, limits of the whole stream, `sequence` and `end`."""
 
 import json
+import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -8,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format.state import Cursor
-from lazyshard.stream import write_cursor
+from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
+from lazyshard.stream import ChunkWriter, share
+from lazyshard.stream.sequencer import Gate
+from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import assert_one_line, ids, rows, run_arguments
-from tests.producer.commands import Running
+from tests.harness.processes.producing import ids, rows, run_arguments
+from tests.producer.commands import Fails, Running, commit
+from tests.stream.streams import add, raised, refusal_of, wait_until
 
 SIZE = 4
 
@@ -31,8 +36,7 @@ def head(out: Path, name: str | None = None) -> dict[str, Any]:
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
-def test_runs_end_the_stream_together_and_may_be_killed(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_runs_end_the_stream_together_and_may_be_killed(nursery: Commands, out: Path, fails: Fails) -> None:
     slow = arguments(out, "b", 100, 130, "--writers", 2, "--rate", 40)
     with Running(nursery, *slow) as killed:
         killed.wait_until(lambda: head(out, "b").get("chunks") == 2)
@@ -47,14 +51,11 @@ def test_runs_end_the_stream_together_and_may_be_killed(nursery: Commands, tmp_p
     status, said = nursery.run(*arguments(out, "a", 0, 10))
     assert status == 0
     assert said == f"already ended: {out}/.writers/a holds 10 samples in 3 chunks; nothing to do\n"
-    status, said = nursery.run(*arguments(out, "a", 0, 12))
-    assert status == 5
-    assert_one_line(said, "these rows are not in it: ", "a.jsonl (52 bytes behind byte ")
+    fails(arguments(out, "a", 0, 12), 5, "these rows are not in it: ", "a.jsonl (52 bytes behind byte ")
 
 
 @pytest.mark.full  # A waiting run reports its reason every 5 s.
-def test_a_limit_holds_back_all_writers(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_limit_holds_back_all_writers(nursery: Commands, out: Path) -> None:
     limits = ("--max-ahead", 3, "--retain", "consumed", "--consumers", "trainer")
     with (
         Running(nursery, *arguments(out, "a", 0, 100, *limits)) as a,
@@ -67,17 +68,14 @@ def test_a_limit_holds_back_all_writers(nursery: Commands, tmp_path: Path) -> No
 
         a.wait_until(held)
         a.wait_until(lambda: all("--max-ahead 3 chunks" in head(out, name).get("note", "") for name in "ab"))
-        manifest = json.loads((out / "stream.json").read_bytes())
-        plan = {"dp_size": 1, "batch_size": 1, "unit": SIZE, "window": SIZE, "seed": 0}
-        write_cursor(out, Cursor("trainer", manifest["stream_id"], 2 * SIZE, 2, plan, time.time()))
+        commit(out, 2, SIZE)
         a.wait_until(lambda: head(out)["chunks"] == 5 and not (out / "chunk_00001.jsonl").exists())
         assert (out / "chunk_00002.jsonl").exists()
         assert [one.end(signal.SIGTERM)[0] for one in (a, b)] == [0, 0]
     assert {head(out, name)["state"] for name in "ab"} == {"idle"}
 
 
-def test_a_signal_ends_the_wait_for_the_last_numbers(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_signal_ends_the_wait_for_the_last_numbers(nursery: Commands, out: Path) -> None:
     held = arguments(out, "a", 0, 3 * SIZE, "--writers", 1, "--max-ahead", 1)
     for _ in range(2):  # The second run finds that its own stream has ended.
         with Running(nursery, *held) as run:
@@ -91,8 +89,7 @@ def test_a_signal_ends_the_wait_for_the_last_numbers(nursery: Commands, tmp_path
     assert (out / "stream.end").exists()
 
 
-def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, out: Path) -> None:
     with Running(nursery, "sequence", out) as early:
         with Running(nursery, "sequence", out, "--max-ahead", 1) as limited:
             run = Running(nursery, *arguments(out, "a", 0, 100, "--max-ahead", 1))
@@ -108,21 +105,16 @@ def test_sequence_numbers_what_a_killed_writer_has_left(nursery: Commands, tmp_p
     assert ids(out) == list(range(SIZE * head(out)["chunks"]))
 
 
-def test_end_leaves_out_what_was_not_published(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_end_leaves_out_what_was_not_published(nursery: Commands, out: Path, fails: Fails) -> None:
     assert nursery.run(*arguments(out, "a", 0, 6))[0] == 0
     with Running(nursery, *arguments(out, "b", 100, 200, "--rate", 30)) as b:
         b.wait_until(lambda: head(out, "b").get("chunks", 0) >= 1)
-        status, said = nursery.run("end", out)
-        assert status == 6
-        assert_one_line(said, f"writer 'b' still runs (pid {b.pid} on ")
+        fails(["end", str(out)], 6, f"writer 'b' still runs (pid {b.pid} on ")
         assert not (out / ".writers" / "end.json").exists()
         b.end(signal.SIGKILL)
     published = head(out, "b")["chunks"] * SIZE
     # What it has not published would be left out for good.
-    status, said = nursery.run("end", out)
-    assert status == 6
-    assert_one_line(said, f"writer 'b' was killed after {published} rows, before its end; ")
+    fails(["end", str(out)], 6, f"writer 'b' was killed after {published} rows, before its end; ")
     for force in (["--force"], []):  # A second `end` says the same.
         status, said = nursery.run("end", out, "--no-progress", *force)
         assert status == 0
@@ -132,13 +124,10 @@ def test_end_leaves_out_what_was_not_published(nursery: Commands, tmp_path: Path
             f"  b: {published} rows; it has not ended, and rows that it had not published are left out",
         ]
     assert sorted(ids(out)) == [*range(6), *range(100, 100 + published)]
-    status, said = nursery.run(*arguments(out, "b", 100, 200))
-    assert status == 5
-    assert_one_line(said, "rows of writer 'b' that are not in it")
+    fails(arguments(out, "b", 100, 200), 5, "rows of writer 'b' that are not in it")
 
 
-def test_end_by_force_while_a_writer_runs(nursery: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_end_by_force_while_a_writer_runs(nursery: Commands, out: Path) -> None:
     with Running(nursery, *arguments(out, "b", 100, 200, "--rate", 20)) as b:
         b.wait_until(lambda: head(out, "b").get("chunks", 0) >= 1)
         assert nursery.run("end", out, "--force")[0] == 0
@@ -149,18 +138,14 @@ def test_end_by_force_while_a_writer_runs(nursery: Commands, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["sequence", "end"])
-def test_stream_without_writers_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_without_writers_is_refused(command: str, out: Path, tmp_path: Path, fails: Fails) -> None:
     (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
-    out = tmp_path / "out"
     assert main(run_arguments(out, [tmp_path / "a.jsonl"])) == 0
-    capsys.readouterr()
-    assert main([command, str(out)]) == 5
-    assert_one_line(capsys.readouterr().err, "has one producer without a name")
+    fails([command, str(out)], 5, "has one producer without a name")
     assert main(["end", str(tmp_path / "nowhere")]) == 7
 
 
-def test_check_shows_where_a_writer_would_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+def test_check_shows_where_a_writer_would_continue(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = arguments(out, "a", 0, 6)
     assert main(given) == 0
     assert main(["check", *arguments(out, "b", 50, 60)[1:], "--rows", "1"]) == 0
@@ -171,15 +156,123 @@ def test_check_shows_where_a_writer_would_continue(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize(("declared", "missing"), [("3", "1 of 3 writers not begun"), ("a,b,c", "'c' has not begun")])
 def test_end_refuses_while_a_declared_writer_has_not_begun(
-    declared: str, missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    declared: str, missing: str, out: Path, fails: Fails
 ) -> None:
-    out = tmp_path / "out"
     for name, first in (("a", 0), ("b", 10)):
         assert main(arguments(out, name, first, first + 5, "--writers", declared, "--no-progress")) == 0
-    capsys.readouterr()
-    assert main(["end", str(out), "--no-progress"]) == 6
-    assert_one_line(capsys.readouterr().err, missing)
+    fails(["end", str(out), "--no-progress"], 6, missing)
     assert not (out / "stream.end").exists()
     assert main(arguments(out, "c", 20, 25, "--no-progress")) == 0
     assert main(["end", str(out), "--no-progress"]) == 0
     assert sorted(ids(out)) == [*range(5), *range(10, 15), *range(20, 25)]
+
+
+NO_NAMES = ["", ".a", "a/b", "../a", "a b", "é", "a" * 65]
+
+
+class Closed(Gate):
+    closed = True
+
+    def __call__(self, writer: ChunkWriter) -> Gate:
+        return self
+
+    def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
+        return "closed by the test" if self.closed else None
+
+    def fits(self, published_chunks: int, more: int) -> bool:
+        return not self.closed
+
+    def after_publish(self, published_chunks: int) -> None:
+        pass
+
+
+def leave_two_pieces(out: Path) -> Path:
+    """Writer `a` stops with two chunks that have no number in the stream; returns its folder."""
+    with pytest.raises(KeyboardInterrupt), ChunkWriter(out, SIZE, writer="a", gate=Closed()) as writer:
+        add(writer, 0, 2 * SIZE)
+        assert (writer.held() or "").startswith("chunks of writer 'a' wait for ")
+        raise KeyboardInterrupt
+    return out / ".writers" / "a"
+
+
+def end(out: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert main(["end", str(out), "--no-progress", "--force"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def write_b(out: Path) -> None:
+    with ChunkWriter(out, SIZE, writer="b") as writer:
+        add(writer, 100, 100 + 2 * SIZE)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--writers", "3"), "--writers: requires --writer"),
+        (("--writer", "a", "--writers", "-1"), "--writers: expected N|NAME,..."),
+        (("--writer", "a", "--writers", "a,b/c"), "--writers: expected N|NAME,..."),
+        *((("--writer", name), f"--writer: expected NAME, got '{name[:8]}") for name in NO_NAMES),
+        (("--writer", "a", "--out", "gs://bucket/x"), "--writer: several writers need a store with conditional puts"),
+    ],
+)
+def test_options_that_cannot_be(given: tuple[str, ...], words: str, tmp_path: Path, fails: Fails) -> None:
+    (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
+    out = [] if "--out" in given else ["--out", str(tmp_path / "out")]
+    fails(["run", "--source", str(tmp_path / "a.jsonl"), "--samples-per-chunk", "3", *out, *given], 2, words)
+
+
+def test_a_piece_that_was_damaged_meanwhile_is_refused_to_its_writer(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "REFUSED_S", 0.0)
+    gate, folder = Closed(), out / ".writers" / "a"
+    with pytest.raises(WriterFailed) as refused, ChunkWriter(out, SIZE, writer="a", gate=gate) as writer:
+        add(writer, 0, 2 * SIZE)
+        os.truncate(folder / "chunk_00000.jsonl", 5)
+        gate.closed = False
+        wait_until(lambda: writer.held() is None, "the damage is noticed")
+    assert refused.value.directory == str(folder)
+
+
+@pytest.mark.parametrize("suffix", ["", ".completed"])
+def test_cut_piece_is_left_out_by_the_end(suffix: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    piece = leave_two_pieces(out) / f"chunk_00001.jsonl{suffix}"
+    os.truncate(piece, piece.stat().st_size // 2)
+    refused = raised(LazyShardError, ChunkWriter, out, SIZE, writer="a")
+    assert str(piece) in str(refused)
+    write_b(out)
+    first, last = end(out, capsys)
+    assert first.startswith(f"  a: {SIZE} rows; left out {SIZE} published rows: {piece}: ")
+    assert last == f"  b: {2 * SIZE} rows"
+    assert sorted(ids(out)) == [*range(SIZE), *range(100, 100 + 2 * SIZE)]
+
+
+def test_a_piece_without_a_seal_is_not_published(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = leave_two_pieces(out)
+    shutil.copy(folder / "chunk_00001.jsonl", folder / "chunk_00002.jsonl")
+    more = "it has not ended, and rows that it had not published are left out"
+    assert end(out, capsys) == [f"  a: {2 * SIZE} rows; {more}"]
+    assert ids(out) == list(range(2 * SIZE))
+    raised(StreamEnded, ChunkWriter, out, SIZE, writer="a")
+
+
+def test_the_folder_of_another_stream_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    folder = leave_two_pieces(other)
+    write_b(out)
+    shutil.copytree(folder, out / ".writers" / "a")
+    refused = refusal_of((StreamInvalid, StreamMismatch), r"/\.writers/a: ", ChunkWriter, out, SIZE, writer="a")
+    assert refused.directory == str(out / ".writers" / "a")
+    end(out, capsys)
+    assert ids(out) == list(range(100, 100 + 2 * SIZE))
+
+
+def test_a_second_sequencer_is_refused(out: Path) -> None:
+    with ChunkWriter(out, 1, writer="a") as writer:
+        add(writer, 0, 1)
+        wait_until(lambda: head(out).get("chunks"), "the first chunk")
+        refused = raised(ProducerFenced, open_sequenced, out, time.time, False, None)
+        assert refused.directory == str(out)
+        add(writer, 1, 2)
+    assert ids(out) == [0, 1]

@@ -1,6 +1,8 @@
-"""The configuration file, alone and under flags."""
+"""The configuration file, alone and under flags; `init` and docs/producer.md: examples that are right."""
 
+import contextlib
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from lazyshard_producer.configuration.given import Given, assemble, read_config, sort_arguments, sort_config
-from lazyshard_producer.configuration.settings import BY_NAME, Amount, Limits, Settings, SourceSettings
+from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.given import Given, assemble, example, read_config, sort_arguments, sort_config
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Amount, Limits, Settings, SourceSettings
+from lazyshard_producer.display import Metrics
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
-from tests.harness.processes.producing import plain_sources
+from tests.harness.processes.environment import ROOT
+from tests.harness.processes.producing import plain_sources, rows
+from tests.producer.commands import Fails
+from tests.producer.display.test_display import scrape
 from tests.stream.streams import raised, refusal_of
 
 FULL = """
@@ -54,6 +61,10 @@ min_free_disk = 1000
 retain = "last 100"
 consumers = ["train", "eval"]
 """
+ALL = (*SOURCE_OPTIONS, *OPTIONS)
+LISTS = {option.name for option in ALL if option.repeat}
+DOCS = (ROOT / "docs" / "producer.md").read_text("utf-8")
+pytestmark = pytest.mark.usefixtures("here")
 LEAST = "--source a --out o --samples-per-chunk 3"
 ARGUMENTS = (
     "--source a b --weight 3 --follow d --weight 1 --source - --weight 1 --pattern p* --finished-by marker "
@@ -61,11 +72,6 @@ ARGUMENTS = (
     "--metrics-port 9464 --columns new=old,same --on-bad-row quarantine --max-bad-rows 5 --encode swift --model /m "
     "--max-ahead 20GB --max-disk 1TB --min-free-disk 1000 --retain 100 --consumers train,eval"
 )
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def config(text: str) -> Given:
@@ -78,11 +84,10 @@ def flags(line: str) -> Given:
     found = sort_arguments(["run", *shlex.split(line)])
     names = [flag.removeprefix("--").replace("-", "_") for flag in found.rest[1::2]]
     values = zip(names, found.rest[2::2], strict=True)
-    return found.with_values({name: [value] if BY_NAME[name].repeat else value for name, value in values})
+    return found.with_values({name: [value] if name in LISTS else value for name, value in values})
 
 
 def problems(given: Given, file: Given | None = None) -> list[tuple[str, str]]:
-    """What is refused: options, and why."""
     error = raised(SettingsInvalid, assemble, given, file)
     return [(problem.option, problem.text) for problem in error.problems]
 
@@ -115,14 +120,14 @@ def test_the_least_that_is_needed_and_none_in_a_file() -> None:
     assert assemble(flags(LEAST), None) == expected
     text = 'out = "o"\nsamples_per_chunk = 3\nrate = "none"\n[[source]]\npath = "a"\n'
     none = "".join(f'{name} = "none"\n' for name in ("max_ahead", "max_disk", "min_free_disk"))
-    assert assemble(Given(), config(f"{text}[limits]\n{none}")) == expected
+    # A byte order mark is no part of the file.
+    assert assemble(Given(), config(f"\ufeff{text}[limits]\n{none}")) == expected
 
 
 def test_flags_come_before_the_file() -> None:
     settings = assemble(flags("--rate 7 --retain all --pattern q*"), config(FULL))
     assert (settings.rate, settings.limits.retain, settings.limits.max_disk) == (7.0, "all", 10**12)
     assert [source.pattern for source in settings.sources] == ["*.jsonl", "*.jsonl", "q*", "*.jsonl"]
-    # Sources take the place of those of the file.
     assert assemble(flags("--source z"), config(FULL)).sources == (SourceSettings(path="z"),)
     none = "--rate none --metrics-port none --max-bad-rows none --max-ahead none --max-disk none --min-free-disk none"
     settings = assemble(flags(none), config(FULL))
@@ -178,7 +183,6 @@ def test_a_default_that_is_given_is_refused_where_another_value_would_be(line: s
     ):
         ((option, text),) = problems(given, file)
         assert option == called and says in text
-    # Nobody has asked for it, and it is what it is by default.
     assemble(flags(run), None)
 
 
@@ -228,13 +232,6 @@ def test_names_that_nobody_knows(document: dict[str, Any], option: str, hint: st
     assert hint in found.text
 
 
-@pytest.mark.parametrize("path", [[], [1], 1, {"a": 1}, None])
-def test_a_path_that_is_none_or_no_source_at_all(path: Any) -> None:
-    sources = [] if path is None else [{"path": path}]
-    file = sort_config("x", {"out": "o", "samples_per_chunk": 3, "source": sources})
-    assert [option for option, _ in problems(Given(), file)] == ["x: [[source]] 1: path" if sources else "--source"]
-
-
 @pytest.mark.parametrize(
     ("data", "hint"),
     [
@@ -254,5 +251,69 @@ def test_a_file_that_cannot_be_read(data: bytes | None, hint: str) -> None:
     assert error.option == "--config"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
-    assert config("\ufeffrate = 3\n").values == {"rate": 3}
+def test_what_is_written_is_accepted_by_check_and_sets_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.jsonl").write_bytes(rows(0, 3))
+    assert main(["init"]) == 0
+    assert "check lazyshard-producer.toml" in capsys.readouterr().out
+    assert main(["check", "lazyshard-producer.toml", "--out", "out"]) == 0
+    assert '"id":2' in capsys.readouterr().out
+    expected = Settings(sources=plain_sources(["data.jsonl"]), out="/shared/stream", samples_per_chunk=1000)
+    assert assemble(Given(), read_config("lazyshard-producer.toml")) == expected
+
+
+def test_every_setting_is_in_it_once() -> None:
+    found = re.findall(r"^(?:# )?(\w+) = ", example(), re.MULTILINE)
+    assert sorted(found) == sorted(["path", "follow", *(option.name for option in ALL)])
+
+
+@pytest.mark.parametrize("name", [one.name for one in ALL if one.name not in ("out", "samples_per_chunk")])
+def test_every_example_of_a_setting_can_be_read_where_it_stands(name: str) -> None:
+    text = example().replace(f"\n# {name} = ", f"\n{name} = ")
+    assert text != example()
+    Path("x.toml").write_text(text)
+    file = read_config("x.toml")
+    assert file.problems == ()
+    try:
+        assemble(Given(), file)
+    except SettingsInvalid as error:
+        # Some of them need another one; what they are is right.
+        assert not any("expected" in problem.text and ": should be " in problem.text for problem in error.problems)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link to nothing"])
+def test_a_file_that_cannot_be_made_is_refused_and_what_is_there_left(kind: str, fails: Fails) -> None:
+    path = Path("x.toml")
+    if kind == "file":
+        path.write_bytes(b"precious")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    fails(["init", "x.toml"], 2, "x.toml: ")
+    fails(["init", "nowhere/x.toml"], 7, "nowhere/x.toml: No such file or directory")
+    assert kind != "file" or path.read_bytes() == b"precious"
+    assert os.listdir() == ["x.toml"]
+
+
+@pytest.mark.parametrize("flag", ["--source", "--follow", *(option.flag for option in ALL)])
+def test_the_page_names_every_option(flag: str) -> None:
+    assert re.search(rf"`{flag}[ `]|{flag} ", DOCS)
+
+
+def test_the_page_shows_a_configuration_file_with_known_keys_only() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+    Path("run.toml").write_text(block)
+    file = read_config("run.toml")
+    assert (file.problems, len(file.sources)) == ((), 2)
+    for table in {option.table for option in OPTIONS if option.table}:
+        (comment,) = re.findall(rf"^\[{table}\] +# (.*)$", block, re.MULTILINE)
+        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.table == table)
+
+
+def test_the_page_names_the_metrics_that_are_served() -> None:
+    with contextlib.closing(Metrics("127.0.0.1", 0)) as metrics:
+        metrics.taken("a", 1)
+        metrics.consumers({"train": 1}, 1)
+        served = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in scrape(metrics)}
+    rows = re.findall(r"^\| (`.*?) \|", DOCS[DOCS.index("| metric, without") :], re.MULTILINE)
+    assert {re.sub(r"\{.*", "", name) for row in rows for name in re.findall(r"`(.*?)`", row)} == served

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,17 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.given import Given, assemble, expand_path, parse_blend, sort_arguments
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS
 from lazyshard_producer.errors import SettingsInvalid
+from tests.cli.commands import python
 from tests.conversion import megatron_core
-from tests.harness.processes.environment import environment
-from tests.harness.processes.producing import assert_one_line, ids, rows, run, run_arguments
-from tests.stream.streams import refusal_of
+from tests.harness.processes.producing import ids, rows, run, run_arguments
+from tests.producer.commands import Fails
+from tests.stream.streams import raised, raising, refusal_of
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(rows(0, 30))
-    return path
-
-
-def python(code: str, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+def source(source: Path) -> Path:
+    source.write_bytes(rows(0, 30))
+    return source
 
 
 def shown(text: str) -> list[tuple[int, str]]:
@@ -54,20 +47,23 @@ def test_help_of_run_names_all_flags_and_exit_codes() -> None:
     assert len(remedies) == len(table)
 
 
-def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_no_command_and_all_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"lazyshard-producer {lazyshard.__version__}\n", "")
     assert main([]) == 2
     assert "Usage: " in capsys.readouterr().out
+    assert main(["run"]) == 2
+    told = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["--out:", "--samples-per-chunk:", "--source:"]
 
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [("typer", ["--help"]), ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"])],
 )
-def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: list[str], tmp_path: Path) -> None:
+def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: list[str]) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from lazyshard_producer.cli import main; sys.exit(main())"
-    done = python(code, *arguments, cwd=tmp_path)
+    done = python("-c", code, *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"needs {module}," in done.stderr and "'lazyshard[producer]'" in done.stderr
 
@@ -75,14 +71,13 @@ def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: 
 def test_what_is_imported() -> None:
     code = "import sys, lazyshard_producer.cli; print('lazyshard' in sys.modules, 'typer' in sys.modules); "
     code += "import lazyshard_producer.command; print('torch' in sys.modules)"
-    assert python(code).stdout == "False False\nFalse\n"
+    assert python("-c", code).stdout == "False False\nFalse\n"
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (["--rate", "0"], "--rate: "),
-        (["--out", "x" * 300], "a name of 300 characters is too long"),
         (["--source", "a\0b"], "NUL"),
         (["--nonsense"], "(see `lazyshard-producer run --help`)"),
         (["--no-progress", "stray"], "did you mean --source stray?"),
@@ -91,34 +86,41 @@ def test_what_is_imported() -> None:
     ],
 )
 def test_usage_errors_are_one_line(
-    more: list[str] | None, says: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str] | None, says: str, source: Path, tmp_path: Path, fails: Fails
 ) -> None:
-    assert main(["walk"] if more is None else [*run_arguments(tmp_path / "out", [source]), *more]) == 2
-    captured = capsys.readouterr()
-    assert (captured.err.count("\n"), captured.out) == (1, "")
-    assert_one_line(captured.err, says)
+    arguments = ["walk"] if more is None else [*run_arguments(tmp_path / "out", [source]), *more]
+    assert fails(arguments, 2, says).count("\n") == 1
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
-def test_all_that_is_missing_is_said_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run"]) == 2
-    told = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
-    assert told == ["--out:", "--samples-per-chunk:", "--source:"]
-
-
-def test_directory_that_no_stream_can_be_in(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(run_arguments(out, [source])) == 0
-    (out / "stream.end").unlink()
-    (out / "stream.json").unlink()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "chunk_00000.jsonl").write_bytes(rows(0, 3))
-    (tmp_path / "loop").symlink_to("loop")
-    capsys.readouterr()
-    refused = {"out": "stream.json is missing", "foreign": f"run --source {tmp_path}/foreign`", "loop": "loop"}
-    for name, says in refused.items():
-        assert main(run_arguments(tmp_path / name, [source])) == 5
-        assert_one_line(capsys.readouterr().err, says)
+def test_path_that_no_stream_can_be_in(here: Path, source: Path, fails: Fails) -> None:
+    for name in ("in", "foreign"):
+        Path(name).mkdir()
+    source.rename("in/a.jsonl")
+    Path("foreign/chunk_00000.jsonl").write_bytes(rows(0, 3))
+    Path("loop").symlink_to("loop")
+    Path("link").symlink_to("nothing")
+    assert main(run_arguments(Path("out"), [Path("in/a.jsonl")])) == 0
+    for name in ("stream.end", "stream.json"):
+        Path("out", name).unlink()
+    before = sorted(Path().rglob("*"))
+    for path, code, says in (
+        ("", 2, ""),
+        ("a\0b", 2, ""),
+        ("x" * 300, 2, "a name of 300 characters is too long"),
+        ("a/b/" + "x" * 300, 2, ""),
+        ("/x" * 3000 + "/", 2, ""),
+        (".", 4, ""),  # above the source
+        ("in/a.jsonl", 5, ""),
+        ("in/a.jsonl/x", 5, ""),
+        ("/dev/null", 5, ""),
+        ("link", 5, ""),
+        ("loop", 5, "loop"),
+        ("out", 5, "stream.json is missing"),
+        ("foreign", 5, "run --source foreign`"),
+    ):
+        fails(run_arguments(Path("out"), [Path("in/a.jsonl")], 10, "--out", path), code, says)
+        assert sorted(Path().rglob("*")) == before
 
 
 def test_sources_patterns_and_a_configuration_file_on_one_command_line(tmp_path: Path) -> None:
@@ -132,17 +134,11 @@ def test_sources_patterns_and_a_configuration_file_on_one_command_line(tmp_path:
 
 
 def test_unexpected_error_is_one_line_and_debug_shows_it(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, out: Path, fails: Fails, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object, **more: object) -> None:
-        raise KeyError("oops\nnext line")
-
-    monkeypatch.setattr("lazyshard_producer.command.run", fail)
-    arguments = run_arguments(tmp_path / "out", [source])
-    assert main(arguments) == 70
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert_one_line(err, "unexpected KeyError: ", "--debug")
+    monkeypatch.setattr("lazyshard_producer.command.run", raising(KeyError("oops\nnext line")))
+    arguments = run_arguments(out, [source])
+    assert fails(arguments, 70, "unexpected KeyError: ", "--debug").count("\n") == 1
     assert main([*arguments, "--debug"]) == 70
     assert "Traceback" in capsys.readouterr().err
 
@@ -182,9 +178,9 @@ def test_sources_are_taken_out(line: str, rest: str, sources: list[dict[str, Any
     ],
 )
 def test_sources_that_cannot_be(line: str, option: str) -> None:
-    with pytest.raises(SettingsInvalid) as error:
-        assemble(sort_arguments(["run", *line.split()]), Given(values={"out": "o", "samples_per_chunk": 3}, file="x"))
-    assert [found.option for found in error.value.problems] == [option]
+    file = Given(values={"out": "o", "samples_per_chunk": 3}, file="x")
+    error = raised(SettingsInvalid, assemble, sort_arguments(["run", *line.split()]), file)
+    assert [found.option for found in error.problems] == [option]
 
 
 @given(st.lists(st.sampled_from(["--source", "--source=a", "--weight", "--weight=1", "--out", "a", "-", "--", "b"])))
@@ -207,8 +203,7 @@ def test_no_command_line_breaks_it_and_no_argument_comes_twice(arguments: list[s
         *((path, [path]) for path in ("nothing*", "a\0*", "", "-")),
     ],
 )
-def test_patterns_and_their_files(path: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_patterns_and_their_files(path: str, files: list[str], here: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "part-10", "part-2", ".hidden.jsonl", "x[1].jsonl", "deep/er/c.jsonl"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()

@@ -46,17 +46,14 @@ def test_what_is_read(parse: Callable[[str], Any], text: str, value: Any) -> Non
     assert parse(text) == value
 
 
-@pytest.mark.parametrize(
-    ("parse", "texts"),
-    [
+def test_what_cannot_be_read() -> None:
+    for parse, texts in (
         (parse_bytes, ["", "-1", *NO_SIZES]),
         (parse_amount, ["", "-1", "1.5 chunks", "0.5", "64 rows", "chunks"]),
         (parse_retain, ["", "-1", "none", "last", "last -1", "ALL", "1.5"]),
-    ],
-)
-def test_what_cannot_be_read(parse: Callable[[str], Any], texts: list[str]) -> None:
-    for text in texts:
-        raised(ValueError, parse, text)
+    ):
+        for text in texts:
+            raised(ValueError, parse, text)
 
 
 @given(st.integers(0, 10**18 - 1), st.sampled_from(["chunks", "samples", "bytes"]))
@@ -75,19 +72,15 @@ def test_quantities_for_people() -> None:
 
 def of_flags(name: str, *texts: str) -> Any:
     value = texts if BY_NAME[name].repeat else texts[-1]
-    return _value(name, assemble(Given([{"path": ["a"]}], {name: value}), _file({})))
+    return BY_NAME[name].of(assemble(Given([{"path": ["a"]}], {name: value}), _file({})))
 
 
 def of_toml(name: str, value: Any) -> Any:
-    return _value(name, assemble(Given(), _file({name: value})))
+    return BY_NAME[name].of(assemble(Given(), _file({name: value})))
 
 
 def _file(more: dict[str, Any]) -> Given:
     return Given(({"path": "a"},), NEEDED | more, file="x")
-
-
-def _value(name: str, settings: Any) -> Any:
-    return BY_NAME[name].of(settings)
 
 
 @pytest.mark.parametrize(
@@ -142,30 +135,23 @@ def test_what_is_of_another_kind(name: str, texts: list[str], values: list[Any])
         assert [problem.option.replace(".", " ").split()[-1] for problem in error.problems] == [name]
 
 
-def refusal(*sources: dict[str, Any], **values: Any) -> SettingsInvalid | None:
-    """What is said of a file with these values."""
+def refused(*sources: dict[str, Any], **values: Any) -> list[str]:
+    """The keys of what is refused in a file with these values."""
     file = Given(sources or ({"path": "a"},), {"out": "out", "samples_per_chunk": 10} | values, file="x")
     try:
         assemble(Given(), file)
     except SettingsInvalid as error:
-        return error
-    return None
-
-
-def refused(*sources: dict[str, Any], **values: Any) -> list[str]:
-    """Returns the keys of what is refused."""
-    error = refusal(*sources, **values)
-    names = [] if error is None else [problem.option.replace(".", " ").split()[-1] for problem in error.problems]
-    # What is missing in the file is called by its flag.
-    return [name.removeprefix("--").replace("-", "_") for name in names]
+        names = [problem.option.replace(".", " ").split()[-1] for problem in error.problems]
+        # What is missing in the file is called by its flag.
+        return [name.removeprefix("--").replace("-", "_") for name in names]
+    return []
 
 
 def test_every_problem_is_found_at_once_and_survives_pickling() -> None:
     found = refused(out="", samples_per_chunk=0, rate=0.0, max_disk=0)
     assert found == ["samples_per_chunk", "rate", "max_disk", "out"]
-    error = refusal(out="", shuffle=-1)
+    error = raised(SettingsInvalid, assemble, Given(), _file({"out": "", "shuffle": -1}))
     again = pickle.loads(pickle.dumps(error))
-    assert error is not None
     assert (again.problems, str(again)) == (error.problems, str(error))
     assert (again.option, len(again.problems)) == ("x: rows.shuffle", 2)
     assert isinstance(again, SettingInvalid) and isinstance(again, ValueError)
@@ -229,38 +215,26 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize(("option", "values"), [(option, one) for option, some in REFUSED.items() for one in some])
-def test_what_cannot_be_is_the_only_problem(option: str, values: dict[str, Any]) -> None:
-    assert refused(**values) == [option]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"samples_per_chunk": 10**8, "rate": 1e-9, "seed": 2**63 - 1, "metrics_port": 65535, "max_ahead": 0},
-        {"pack": 2**32 - 1, "pack_buffer": 10**9, "length_field": "tokens"},
-        {"pack": 8, "columns": {"length": "tokens", "text": "text"}},
-        {"pack": 8, "columns": {"text": "text"}, "transform": "m:f"},
-        {"split": 2**24, "split_bos": 0, "split_eos": 2**31 - 1, "split_overlap": 1, "shuffle": 5},
-        {"split": 3, "split_every_bos": 1, "split_every_eos": 2, "columns": {"input_ids": "tokens"}},
-        {"split_bos": "none", "split_every_bos": "none", "split_every_eos": "none", "metrics_port": 0},
-        {"pad": 8, "pad_token": 5, "shuffle": 5, "columns": {"text": "text"}, "encode": "m:f", "workers": 2},
-        {"workers": 1024, "transform": "my.rows:Cleaner.clean", "columns": {"a": "b", "b": "a"}},
-        {"balance": 1, "micro_batch_size": 10, "length_field": "n", "cost_per_token": 0.0, "where": "modül:función"},
-        {"pack": 8, "balance": 2, "encode": "m:f", "cost_per_token_squared": 0.0, "pack_buffer_bytes": 1},
-        {"balance": 2, "max_disk": 1, "min_free_disk": 0, "retain": 1, **RLHF},
-        {"on_bad_row": "skip", "max_bad_rows": 0, "retain": "consumed", "consumers": ["train"]},
-    ],
-)
-def test_what_can_be(values: dict[str, Any]) -> None:
-    assert refused(**values) == []
-
-
+CAN_BE: Final[list[dict[str, Any]]] = [
+    {"samples_per_chunk": 10**8, "rate": 1e-9, "seed": 2**63 - 1, "metrics_port": 65535, "max_ahead": 0},
+    {"pack": 2**32 - 1, "pack_buffer": 10**9, "length_field": "tokens"},
+    {"pack": 8, "columns": {"length": "tokens", "text": "text"}},
+    {"pack": 8, "columns": {"text": "text"}, "transform": "m:f"},
+    {"split": 2**24, "split_bos": 0, "split_eos": 2**31 - 1, "split_overlap": 1, "shuffle": 5},
+    {"split": 3, "split_every_bos": 1, "split_every_eos": 2, "columns": {"input_ids": "tokens"}},
+    {"split_bos": "none", "split_every_bos": "none", "split_every_eos": "none", "metrics_port": 0},
+    {"pad": 8, "pad_token": 5, "shuffle": 5, "columns": {"text": "text"}, "encode": "m:f", "workers": 2},
+    {"workers": 1024, "transform": "my.rows:Cleaner.clean", "columns": {"a": "b", "b": "a"}},
+    {"balance": 1, "micro_batch_size": 10, "length_field": "n", "cost_per_token": 0.0, "where": "modül:función"},
+    {"pack": 8, "balance": 2, "encode": "m:f", "cost_per_token_squared": 0.0, "pack_buffer_bytes": 1},
+    {"balance": 2, "max_disk": 1, "min_free_disk": 0, "retain": 1, **RLHF},
+    {"on_bad_row": "skip", "max_bad_rows": 0, "retain": "consumed", "consumers": ["train"]},
+]
 FOLLOWED: Final = {"follow": "d"}
 MARKED: Final = {"follow": "d", "finished_by": "marker"}
 IDLE: Final = {"follow": "d", "finished_by": "idle"}
 REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
-    "path": [{"path": path} for path in ("", "a\0", "python:", "python:m")],
+    "path": [{"path": path} for path in ("", "a\0", "python:", "python:m", [], [1], 1, {"a": 1})],
     "follow": [{"follow": path} for path in ("", "-", "python:m:f")],
     "weight": [{"path": "a", "weight": weight} for weight in (-1.0, math.nan, math.inf)],
     "pattern": [{"path": "a", "pattern": "*.json"}, FOLLOWED | {"pattern": ""}, FOLLOWED | {"pattern": "a/*.jsonl"}],
@@ -279,40 +253,39 @@ REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("option", "source"), [(option, one) for option, some in REFUSED_SOURCES.items() for one in some]
-)
-def test_a_source_that_cannot_be(option: str, source: dict[str, Any]) -> None:
-    assert refused(source) == [option]
+SOURCES_THAT_CAN_BE: Final[list[dict[str, Any]]] = [
+    {"path": "-", "resume": "append"},
+    {"path": "a", "resume": "append", "weight": 0.1},  # may be a named pipe: that takes a look at it
+    {"path": "python:my.rows:generate"},
+    MARKED | {"pattern": "part-*", "marker": ".{name}.ok", "end_marker": "END"},
+    IDLE | {"idle_seconds": 0.5},
+    # The defaults.
+    {"path": "a", "pattern": "*.jsonl", "finished_by": "rename", "marker": "{name}.done", "idle_seconds": 60},
+]
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("option", "source", "values"),
     [
-        {"path": "-", "resume": "append"},
-        {"path": "a", "resume": "append", "weight": 0.1},  # may be a named pipe: that takes a look at it
-        {"path": "python:my.rows:generate"},
-        MARKED | {"pattern": "part-*", "marker": ".{name}.ok", "end_marker": "END"},
-        IDLE | {"idle_seconds": 0.5},
-        # The defaults.
-        {"path": "a", "pattern": "*.jsonl", "finished_by": "rename", "marker": "{name}.done", "idle_seconds": 60},
+        *((option, {"path": "a"}, one) for option, some in REFUSED.items() for one in some),
+        *((option, one, {}) for option, some in REFUSED_SOURCES.items() for one in some),
+        *((None, {"path": "a"}, one) for one in CAN_BE),
+        *((None, one, {}) for one in SOURCES_THAT_CAN_BE),
     ],
 )
-def test_a_source_that_can_be(source: dict[str, Any]) -> None:
-    assert refused(source) == []
+def test_what_cannot_be_is_the_only_problem(option: str | None, source: dict[str, Any], values: dict[str, Any]) -> None:
+    assert refused(source, **values) == ([] if option is None else [option])
 
 
-def test_weights_are_given_to_all_or_none_and_standard_input_once() -> None:
-    assert refused({"path": "a", "weight": 1}, {"path": "b"}, {"path": "c"}) == ["weight", "weight"]
-    assert refused({"path": "-", "weight": 1}, {"path": "-", "weight": 1}) == ["source"]
-
-
-@pytest.mark.parametrize("live", [{"path": "-"}, {"path": "python:m:f"}, {"follow": "d"}])
-def test_a_live_source_comes_last_or_all_are_mixed(live: dict[str, Any]) -> None:
+def test_sources_that_cannot_be_together() -> None:
     plain = {"path": "a"}
-    assert refused(live, plain) == list(live)
-    assert refused(plain, live) == []
-    assert refused({**live, "weight": 1}, {**plain, "weight": 2}) == []
+    assert refused(plain | {"weight": 1}, {"path": "b"}, {"path": "c"}) == ["weight", "weight"]
+    assert refused({"path": "-", "weight": 1}, {"path": "-", "weight": 1}) == ["source"]
+    # One that is live comes last, or all are mixed.
+    for live in ({"path": "-"}, {"path": "python:m:f"}, {"follow": "d"}):
+        assert refused(live, plain) == list(live)
+        assert refused(plain, live) == []
+        assert refused({**live, "weight": 1}, {**plain, "weight": 2}) == []
 
 
 def test_an_option_of_swift_is_given_once() -> None:

@@ -1,8 +1,8 @@
 """A directory to follow, and who follows it."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +16,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def path(directory: Path) -> Path:
+    return directory / "a.jsonl"
+
+
+@pytest.fixture
 def follow(directory: Path, tmp_path: Path) -> Iterator[Follow]:
     """Begins to follow the directory, with these settings; journals are in `out` beside it."""
     (tmp_path / "out").mkdir()
-    made: list[Follower] = []
-
-    def make(**settings: Any) -> Follower:
-        made.append(Follower(directory, tmp_path / "out", **settings))
-        return made[-1]
-
-    yield make
-    for follower in made:
-        follower.close()
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(closing(Follower(directory, tmp_path / "out", **settings)))

@@ -19,10 +19,10 @@ class Follower:
         due: those of them that this life must read first.
     """
 
-    def __init__(self, directory: Path, out: Path | None = None, limit: int = 100_000, **settings: Any) -> None:
+    def __init__(self, directory: Path, out: Path | None = None, **settings: Any) -> None:
         self.directory = directory
         self.settings = SourceSettings(path=str(directory), follow=True, **settings)
-        self.context = Context(out or directory.parent, limit)
+        self.context = Context(out or directory.parent, 100_000)
         self.now = 1000.0
         self.published: list[Line] = []
         self.places: list[RowOrigin] = []
@@ -31,7 +31,6 @@ class Follower:
         self.open()
 
     def open(self) -> None:
-        """Begins a life at the last published position."""
         self.source = FollowedDirectory(self.settings, self.position, self.context, clock=lambda: self.now)
         self.due = list(self.bound)
         self.mark = self.source.start
@@ -72,13 +71,11 @@ class Follower:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The last position that was published."""
         assert self.position is not None
         return self.position
 
     @property
     def journal(self) -> Path:
-        """The journal that it names."""
         name: str = self.entry["journal"]
         assert name
         return self.context.out / ".producer.sources" / name
@@ -89,7 +86,6 @@ class Follower:
         self.open()
 
     def close(self) -> None:
-        """Ends this life."""
         self.source.close()
 
 

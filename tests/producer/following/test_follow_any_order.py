@@ -3,6 +3,7 @@
 import gzip
 import os
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,7 @@ def test_each_row_once_whatever_is_killed(long_bytes: int, finished_by: Any, ste
         directory = Path(folder) / "in"
         directory.mkdir()
         writers = [Writer(directory, number, finished_by) for number in range(5)]
-        follower = Follower(directory, finished_by=finished_by)
-        try:
+        with closing(Follower(directory, finished_by=finished_by)) as follower:
             for step, first, second in steps:
                 if step == "write":
                     writers[first].write(second)
@@ -148,8 +148,6 @@ def test_each_row_once_whatever_is_killed(long_bytes: int, finished_by: Any, ste
                 follower.take(100)
             assert follower.ended
             follower.publish()
-        finally:
-            follower.close()
         rows = rows_of(follower.published)
         assert sorted(rows) == sorted(row for writer in writers for row in writer.rows)
         for writer in writers:

@@ -15,7 +15,7 @@ from lazyshard_producer.following import journal as journals
 from lazyshard_producer.loop import clear_journals
 from tests.producer.following.followed import Follow, Follower, append
 from tests.producer.sources.reading import refusal
-from tests.stream.streams import raised, refusal_of
+from tests.stream.streams import raised, raising, refusal_of
 
 digest = xxhash.xxh3_64_hexdigest
 
@@ -34,9 +34,8 @@ def halfway(follow: Follow, directory: Path, **settings: Any) -> Follower:
 
 
 @pytest.mark.parametrize("size", [3, 30])
-def test_a_file_that_was_truncated_replaced_or_changed_is_refused(size: int, follow: Follow, directory: Path) -> None:
+def test_a_file_that_was_truncated_replaced_or_changed_is_refused(size: int, follow: Follow, path: Path) -> None:
     follower = follow(finished_by="marker")
-    path = directory / "a.jsonl"
     whole = long_lines(10, 10 + size)
     path.write_bytes(whole + b"rest")
     assert len(follower.take()) == size
@@ -57,21 +56,14 @@ def test_a_file_that_was_truncated_replaced_or_changed_is_refused(size: int, fol
     assert follower.take() == [b"other\n"]
 
 
-def test_a_file_that_is_changed_while_it_is_read_is_refused(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="idle")
-    path = directory / "a.jsonl"
-    path.write_bytes(long_lines(10, 20))
-    follower.take()
-    for text, expected in ((long_lines(30, 41), "XXH3 "), (b"", "at least the 6010 bytes")):
-        path.write_bytes(text)
-        assert str(refusal(follower.take).expected).startswith(expected)
-
-
-def test_an_incomplete_line_may_change_until_it_is_complete(follow: Follow, directory: Path) -> None:
+def test_only_an_incomplete_line_may_change_while_a_file_is_read(follow: Follow, path: Path) -> None:
     follower = follow(finished_by="idle")
     for text, rows in ((b"1\n2222", [b"1\n"]), (b"1\n3", []), (b"1\n3\n", [b"3\n"])):
-        (directory / "a.jsonl").write_bytes(text)
+        path.write_bytes(text)
         assert follower.take() == rows
+    for text, expected in ((long_lines(30, 41), "XXH3 "), (b"", "at least the 4 bytes")):
+        path.write_bytes(text)
+        assert str(refusal(follower.take).expected).startswith(expected)
 
 
 def test_files_that_were_read_to_their_end_may_be_deleted_and_come_back(follow: Follow, directory: Path) -> None:
@@ -91,9 +83,10 @@ def test_files_that_were_read_to_their_end_may_be_deleted_and_come_back(follow: 
     assert follower.take() == []
 
 
-def test_unread_files_must_stay_or_be_marked(follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_files_must_stay_or_be_marked(
+    follow: Follow, path: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     follower = follow(finished_by="marker")
-    path = directory / "a.jsonl"
     path.write_bytes(b"1\n2")
     assert follower.take() == [b"1\n"]
     follower.publish()
@@ -180,9 +173,8 @@ def test_what_was_mended_or_cut_behind_what_is_published_is_taken_as_it_is(
 
 
 @pytest.mark.parametrize("finished_by", ["rename", "idle", "marker"])
-def test_a_last_line_that_became_shorter_is_taken_as_it_is(finished_by: str, follow: Follow, directory: Path) -> None:
+def test_a_last_line_that_became_shorter_is_taken_as_it_is(finished_by: str, follow: Follow, path: Path) -> None:
     follower = follow(finished_by=finished_by, idle_s=60)
-    path = directory / "a.jsonl"
     path.write_bytes(b"1\n2222")
     assert follower.take() == [b"1\n"]
     follower.publish()
@@ -197,17 +189,16 @@ def test_a_last_line_that_became_shorter_is_taken_as_it_is(finished_by: str, fol
     assert taken + follower.take(61) + follower.take(61) == [b"3"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_position_of_another_kind_is_refused(follow: Follow, directory: Path) -> None:
+    follower = halfway(follow, directory)
+    position = follower.entry
+    wrong: dict[str, Any]
+    for wrong in (
         *({"kind": "jsonl"}, {"bytes": -1}, {"read": None}, {"digest": 1}, {"at": []}, {"at": {}}),
         *({"journal": "../x"}, {"journal": "x.jsonl", "bytes": 0, "digest": digest(b"")}),
-    ],
-)
-def test_a_position_of_another_kind_is_refused(wrong: dict[str, Any], follow: Follow, directory: Path) -> None:
-    follower = halfway(follow, directory)
-    follower.position = follower.entry | wrong
-    assert refusal(follower.kill).file == str(directory)
+    ):
+        follower.position = position | wrong
+        assert refusal(follower.kill).file == str(directory)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "link", "pipe"])
@@ -320,10 +311,7 @@ def test_unwritable_journal(step: str, follow: Follow, directory: Path, monkeypa
     append(directory / "a.jsonl", b"3\n")
     follower.take()
 
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(journals, step, fail)
+    monkeypatch.setattr(journals, step, raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     for _ in range(2):
         refusal_of(OSError, "No space left", follower.source.entry, follower.source.reached)
     monkeypatch.undo()
@@ -338,13 +326,10 @@ def test_unwritable_journal(step: str, follow: Follow, directory: Path, monkeypa
 
 
 def test_producer_that_wakes_late_deletes_no_journal_of_its_successor(follow: Follow, directory: Path) -> None:
-    def check_owner() -> None:
-        raise ProducerFenced("another producer has the stream")
-
     second = halfway(follow, directory, finished_by="marker")
     # It read the last seal before the second one published.
     first = follow(finished_by="marker")
-    first.context = first.context._replace(check_owner=check_owner)
+    first.context = first.context._replace(check_owner=raising(ProducerFenced("another producer has the stream")))
     first.kill()
     first.take()
     raised(ProducerFenced, first.publish, 1)

@@ -38,11 +38,6 @@ class Reader:
     needs: int | None = None
 
     @property
-    def room(self) -> int:
-        """The formula of docs/retention.md, in chunks."""
-        return self.keeps * self.every + 2 * self.window
-
-    @property
     def cursor(self) -> int | None:
         return self.checkpoints[-self.keeps :][0] // self.window * self.window if self.checkpoints else None
 
@@ -73,14 +68,9 @@ class World:
         self.first = 0
         self.published = 0
         self.ended = False
-        self.holds: list[Hold] = []
-        self.limit(limits)
-
-    def limit(self, limits: Limits) -> None:
-        """Begins a run with these limits."""
         self.limits = limits
         self.hold: Hold | None = None
-        self.holds.clear()
+        self.holds: list[Hold] = []
         self.holdback = Holdback(limits, Disk(self), SAMPLES_PER_CHUNK, clock=lambda: self.now, wall_clock=lambda: 0.0)
 
     @property
@@ -188,40 +178,22 @@ def readers(draw: st.DrawFn) -> list[Reader]:
 
 
 @settings(PROPERTY, max_examples=300)
-@given(
-    kind=st.sampled_from(["ahead", "disk", "free"]),
-    who=readers(),
-    ahead=amounts,
-    both=st.booleans(),
-    retain=retention,
-    sizes=sizes,
-    turns=turns,
-    size=st.integers(1, 2000),
-    spare=st.integers(0, 200),
-    named=st.booleans(),
-)
-def test_limits_are_kept_and_a_deadlock_is_told_from_a_wait(
-    kind: str,
-    who: list[Reader],
-    ahead: Amount,
-    both: bool,
-    retain: Any,
-    sizes: list[int],
-    turns: list[int],
-    size: int,
-    spare: int,
-    named: bool,
-) -> None:
+@given(st.data())
+def test_limits_are_kept_and_a_deadlock_is_told_from_a_wait(data: st.DataObject) -> None:
     """That nothing is published after a deadlock was told, and nothing beyond a limit, is checked at each step."""
+    kind, who = data.draw(st.sampled_from(["ahead", "disk", "free"])), data.draw(readers())
+    both, named = data.draw(st.booleans()), data.draw(st.booleans())
+    size, spare = data.draw(st.integers(1, 2000)), data.draw(st.integers(0, 200))
+    ahead = data.draw(amounts)
     limits = Limits(
         max_ahead=ahead if both or kind == "ahead" else None,
         max_disk=size if kind == "disk" else None,
         min_free_disk=spare if kind == "free" else None,
-        retain=retain,
+        retain=data.draw(retention),
         consumers=tuple(reader.name for reader in who) if named else (),
     )
-    world = World(limits, who, sizes, capacity=200 + size)
-    world.run(turns)
+    world = World(limits, who, data.draw(sizes), capacity=200 + size)
+    world.run(data.draw(turns))
     if world.finished:
         assert kind != "ahead" or not any(hold.deadlock for hold in world.holds)
         return

@@ -48,7 +48,6 @@ def ids_of_which_the_last_wait(path: Path) -> Dataset:
 
 
 def refusal(dataset: Dataset, sink: LazyShardSink) -> list[str]:
-    """Why this is not written."""
     try:
         dataset.write_datasink(sink)
     except Exception as error:

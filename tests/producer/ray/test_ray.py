@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,9 +37,8 @@ SCENARIOS: Final = (
 @pytest.fixture(scope="module")
 def temporary() -> Iterator[str]:
     """A short path: names of sockets have about a hundred characters at the most."""
-    path = tempfile.mkdtemp(prefix="ray")
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as path:
+        yield path
 
 
 def start(directory: Path, temporary: str, scenarios: Sequence[str]) -> "subprocess.Popen[str]":
@@ -53,7 +51,6 @@ def start(directory: Path, temporary: str, scenarios: Sequence[str]) -> "subproc
 
 
 def finish(process: "subprocess.Popen[str]", directory: Path) -> dict[str, Any]:
-    """What each scenario has said."""
     out, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, (directory / "errors").read_text()[-5000:]
     return {name: said for line in out.splitlines() if line[:1] == "{" for name, said in json.loads(line).items()}
@@ -114,27 +111,24 @@ def assert_ended(out: Path, expected: range) -> None:
 
 
 def test_rows_come_once_each_when_workers_die_before_and_after_they_have_written(streams: Streams) -> None:
-    directory = streams.directory
-    assert sorted(os.listdir(directory / "killed_workers.flags")) == ["1", "2"]
-    assert_ended(directory / "killed_workers", range(60))
+    assert sorted(os.listdir(streams.directory / "killed_workers.flags")) == ["1", "2"]
+    assert_ended(streams.directory / "killed_workers", range(60))
 
 
 def test_the_order_is_that_of_the_blocks_whichever_is_finished_first_unless_there_is_none(streams: Streams) -> None:
-    directory = streams.directory
-    assert (directory / "finished_out_of_order.died").exists()
-    assert_ended(directory / "finished_out_of_order", range(40))
-    assert sorted(ids(directory / "in_any_order")) == list(range(40))
-    assert "set execution_options.preserve_order = True" in (directory / "errors").read_text()
+    assert (streams.directory / "finished_out_of_order.died").exists()
+    assert_ended(streams.directory / "finished_out_of_order", range(40))
+    assert sorted(ids(streams.directory / "in_any_order")) == list(range(40))
+    assert "set execution_options.preserve_order = True" in (streams.directory / "errors").read_text()
 
 
 def test_a_refused_row_is_named_and_what_was_published_while_its_task_still_ran_stays(streams: Streams) -> None:
-    directory, said = streams.directory, streams.said
     # The last task has waited for the first chunk.
-    _, refused, state = said["refused_and_mended"]
+    _, refused, state = streams.said["refused_and_mended"]
     assert state == "failed"
     assert "task 3, row 8: column 'x': NaN" in refused
-    assert_ended(directory / "refused_and_mended", range(40))
-    found = [row["x"] for row in rows(directory / "refused_and_mended")[36:39]]
+    assert_ended(streams.directory / "refused_and_mended", range(40))
+    found = [row["x"] for row in rows(streams.directory / "refused_and_mended")[36:39]]
     assert found == [1.0, 0.0, 1.0]
 
 
@@ -143,21 +137,19 @@ def test_a_data_set_without_rows(streams: Streams) -> None:
 
 
 def test_a_sink_is_for_one_write_and_a_stream_that_has_ended_for_none(streams: Streams) -> None:
-    directory, said = streams.directory, streams.said
-    assert said["used_twice"] == ["RuntimeError", "StreamEnded"]
-    assert_ended(directory / "used_twice", range(3))
+    assert streams.said["used_twice"] == ["RuntimeError", "StreamEnded"]
+    assert_ended(streams.directory / "used_twice", range(3))
 
 
 def test_what_columns_become(streams: Streams) -> None:
-    directory, said = streams.directory, streams.said
-    assert rows(directory / "tensors") == [
+    assert rows(streams.directory / "tensors") == [
         {"id": 1, "v": [[0.0, 0.0]], "data": [[0, 1], [2, 3]]},
         {"id": 2, "v": [[0.0, 0.0], [0.0, 0.0]], "data": [[4, 5], [6, 7]]},
     ]
-    (row,) = rows(directory / "pandas_and_bytes")
+    (row,) = rows(streams.directory / "pandas_and_bytes")
     assert row.pop("at").startswith("2026-01-02T00:00:00")
     assert row == {"image": "iVBORw==", "tags": [1, 2]}
-    assert "task 0, row 1: column 'v': Python objects" in said["python_objects"][1]
+    assert "task 0, row 1: column 'v': Python objects" in streams.said["python_objects"][1]
 
 
 def test_a_driver_that_was_killed_is_gone_on_with(streams: Streams) -> None:

@@ -2,8 +2,8 @@
 
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,12 @@ from lazyshard.stream import ChunkWriter
 from lazyshard_producer import ray_pieces
 from lazyshard_producer.ray_pieces import Committer, durable_keys, piece_path, write_piece
 from tests.harness.processes.producing import ids, published, seal
-from tests.stream.streams import raised, refusal_of
-
-DEADLINE_S = 60.0
-LINES = [b'{"id":%d}\n' % number for number in range(5)]
+from tests.stream.streams import produce, raised, raising, refusal_of, wait_until
 
 
-def write(folder: Path, task: int, first: int, last: int) -> None:
-    write_piece(folder, task, (b'{"id":%d}\n' % number for number in range(first, last)), 4)
+def write(folder: Path, task: int, first: int, last: int, *, keyed: bool = False) -> None:
+    lines = (b'{"id":%d}\n' % number for number in range(first, last))
+    write_piece(folder, task, lines, 4, list(range(first, last)) if keyed else None)
 
 
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
@@ -32,6 +30,7 @@ def write_all(folder: Path, sizes: Sequence[int]) -> None:
 
 
 _number = count()
+wait = partial(wait_until, what="the committer")
 
 
 def begin(out: Path, *, ordered: bool = True, key: str | None = None) -> tuple[Committer, Path]:
@@ -43,13 +42,6 @@ def begin(out: Path, *, ordered: bool = True, key: str | None = None) -> tuple[C
         writer.close(end=False)
         raise
     return committer, folder
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def begin_anew(out: Path, rows: int) -> tuple[Committer, Path]:
@@ -123,11 +115,7 @@ def test_other_rows_are_refused(tmp_path: Path, given: list[tuple[int, int]], ex
 
 
 def test_a_stream_of_another_program(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 4) as writer:
-        for number in range(4):
-            writer.write({"id": number})
-        writer.close(end=False)
-    raised(StreamMismatch, begin, tmp_path)
+    raised(StreamMismatch, begin, produce(tmp_path, 4, 4, end=False))
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +166,8 @@ def test_damaged_piece_stops_the_write(tmp_path: Path, spoil: Any, error: type[E
 def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committer, folder = begin(tmp_path)
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lazyshard.stream.publishing.sync_directory", refuse)
+    full = raising(OSError(28, "No space left on device"))
+    monkeypatch.setattr("lazyshard.stream.publishing.sync_directory", full)
     write(folder, 0, 0, 9)
     refusal_of(WriterFailed, "No space left", committer.finish, [0])
     monkeypatch.undo()
@@ -193,7 +179,7 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_piece_that_is_not_complete_is_not_seen(tmp_path: Path) -> None:
     def broken_off() -> Iterator[bytes]:
-        yield from LINES
+        yield from (b'{"id":%d}\n' % number for number in range(5))
         assert not piece_path(tmp_path, 1).exists()
         assert list(tmp_path.iterdir()) != []
         raise ValueError("no more")
@@ -237,34 +223,29 @@ def test_whole_chunks_are_linked(tmp_path: Path, ordered: bool, expected: list[i
     assert {at: written.index(one) for at, one in enumerate(chunks) if one in written} == linked
 
 
-def keyed(folder: Path, task: int, first: int, last: int) -> None:
-    lines = (b'{"id":%d}\n' % number for number in range(first, last))
-    write_piece(folder, task, lines, 4, list(range(first, last)))
-
-
 def restarted_with_a_key(out: Path) -> tuple[Committer, Path]:
     """After a write of two tasks, of which 9 and 2 rows are durable and 8 published, and one that was not complete."""
     committer, folder = begin(out, key="id")
-    keyed(folder, 0, 0, 9)
+    write(folder, 0, 0, 9, keyed=True)
     wait(lambda: published(out) == 2)
-    keyed(folder, 1, 9, 11)
+    write(folder, 1, 9, 11, keyed=True)
     (folder / ".unfinished").mkdir()
     committer.stop()
     committer, again = begin(out, key="id")
     assert (sorted(durable_keys(again)), folder.exists()) == (list(range(11)), False)
-    refusal_of(WriterFailed, "no longer publishes", keyed, folder, 2, 11, 15)
+    refusal_of(WriterFailed, "no longer publishes", write, folder, 2, 11, 15, keyed=True)
     return committer, again
 
 
 def test_with_a_key_a_restart_continues_with_the_pieces_that_are_durable(tmp_path: Path) -> None:
     committer, folder = restarted_with_a_key(tmp_path)
-    keyed(folder, 0, 11, 12)
+    write(folder, 0, 11, 12, keyed=True)
     wait(lambda: published(tmp_path) == 3)
     # The pieces of the first write, of which no row waits any more, are only known by their keys.
     committer.stop()
     committer, folder = begin(tmp_path, key="id")
     assert sorted(durable_keys(folder)) == list(range(12))
-    keyed(folder, 0, 12, 13)
+    write(folder, 0, 12, 13, keyed=True)
     committer.finish([0])
     assert ids(tmp_path) == list(range(13))
     assert not (tmp_path / ".ray").exists()
@@ -272,12 +253,12 @@ def test_with_a_key_a_restart_continues_with_the_pieces_that_are_durable(tmp_pat
 
 def test_with_a_key_the_seal_says_which_rows_of_the_pieces_are_published(tmp_path: Path) -> None:
     committer, folder = begin(tmp_path, key="id")
-    keyed(folder, 0, 0, 6)
+    write(folder, 0, 0, 6, keyed=True)
     wait(lambda: published(tmp_path) == 1)
     first = piece_path(folder, 0).name
     assert seal(tmp_path, 0)["source"] == {"kind": "ray", "rows": 4, "key": "id", "taken": {first: 4}}
     shutil.copytree(piece_path(folder, 0), tmp_path / "copy")
-    keyed(folder, 1, 6, 9)
+    write(folder, 1, 6, 9, keyed=True)
     wait(lambda: published(tmp_path) == 2)
     wait(lambda: not piece_path(folder, 0).exists())
     second = piece_path(folder, 1).name
@@ -305,7 +286,7 @@ def test_another_key_and_a_piece_that_is_gone_are_refused(tmp_path: Path) -> Non
 
 def test_a_driver_that_is_fenced_says_so_and_leaves_the_pieces_to_the_other(tmp_path: Path) -> None:
     committer, folder = begin(tmp_path, key="id")
-    keyed(folder, 0, 0, 3)
+    write(folder, 0, 0, 3, keyed=True)
     # What a driver on another machine does.
     (tmp_path / ".tmp").rename(tmp_path / "taken")
     folder.rename(folder.with_name("other"))
@@ -320,7 +301,7 @@ def test_two_data_sets_are_written_to_one_stream(tmp_path: Path) -> None:
         writer = ChunkWriter(stream, 4, writer=name, writers=2)
         folder = stream / ".writers" / name / ".ray" / "write"
         committers[name] = Committer(writer, folder, key="id")
-        keyed(folder, 0, 100 * at, 100 * at + 6)
+        write(folder, 0, 100 * at, 100 * at + 6, keyed=True)
     threads = [threading.Thread(target=one.finish, args=([0],)) for one in committers.values()]
     for thread in threads:
         thread.start()

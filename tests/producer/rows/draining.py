@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +67,7 @@ def making(**options: Any) -> Settings:
 def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None) -> Iterator[Taken]:
     """Yields the rows as the loop would, from a stream of so many samples on, refusing what is no row."""
     warn = (lambda text: None) if warnings is None else warnings.append
-    pipeline = Pipeline(settings, start, samples=samples, warn=warn)
-    try:
+    with closing(Pipeline(settings, start, samples=samples, warn=warn)) as pipeline:
         while (batch := pipeline.read()) is not None:
             if not batch.lines:
                 pipeline.mixer.wait(1.0)
@@ -82,8 +82,6 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
                 assert isinstance(line, EncodedRow) == (settings.encode is not None)
                 position = json.loads(json.dumps(batch.position(index).encode(pipeline.mixer.names)))
                 yield Taken(made.line, made.arrays, None if batch.tokens is None else batch.tokens[index], position)
-    finally:
-        pipeline.close()
 
 
 def samples(taken: Sequence[Taken]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.rows.encoding import load_counter
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
 from tests.producer.rows.draining import making
-from tests.stream.streams import produce, raised, seal
+from tests.stream.streams import raised, seal, sealed
 
 HERE = "tests.producer.recipes"
 ROWS = 60
@@ -69,36 +69,24 @@ def test_lengths_that_are_not_told_are_not_in_the_seals(source: Path, tmp_path: 
     assert seal(tmp_path / "out", 0).tokens is None
 
 
-def test_bad_row_ends_a_run_or_is_quarantined(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert encode(source) == 3
-    assert_one_line(capsys.readouterr().err, f"{source}:8: --encode raised ValueError")
-    assert encode(source, "--on-bad-row", "quarantine") == 0
-    assert [one["line"] for one in refused(tmp_path / "out")] == [8, 18, 28, 38, 48, 58]
-    assert json.loads(refused(tmp_path / "out")[0]["row"])["id"] == 7
-
-
-def test_going_on_with_another_encoder_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_row_ends_a_run_which_only_the_same_encoder_may_continue(
+    source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Row 7 ends it, behind the first chunk.
     assert encode(source) == 3
-    arguments = run_arguments(source.parent / "out", [source], PER_CHUNK)
-    capsys.readouterr()
+    assert_one_line(capsys.readouterr().err, f"{source}:8: --encode raised ValueError")
     assert encode(source, name="otherwise") == 5
     assert_one_line(capsys.readouterr().err, "size is 256 there and 512 here")
+    arguments = run_arguments(out, [source], PER_CHUNK)
     assert main([*arguments, "--no-progress"]) == 5
     assert main(["check", *arguments[1:], "--encode", f"{HERE}:otherwise"]) == 5
-    assert encode(source, *SKIP) == 0
-
-
-WORDS = ("one", "two", "three", "four")
+    assert encode(source, "--on-bad-row", "quarantine") == 0
+    assert [one["line"] for one in refused(out)] == [8, 18, 28, 38, 48, 58]
+    assert json.loads(refused(out)[0]["row"])["id"] == 7
 
 
 def tenfold(row: dict[str, Any]) -> int:
     return 10 * int(row["id"]) + 1
-
-
-def in_another_process(row: dict[str, Any]) -> int:
-    """The number of the process that measures."""
-    return os.getpid()
 
 
 def odd(row: dict[str, Any]) -> Any:
@@ -118,23 +106,19 @@ def publish(out: Path, ten: Path, measure: object, *more: object) -> int:
 
 @pytest.fixture
 def ten(tmp_path: Path) -> Path:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(rows(0, 10))
-    return path
+    (tmp_path / "a.jsonl").write_bytes(rows(0, 10))
+    return tmp_path / "a.jsonl"
 
 
-def test_function_measures_rows_that_stay_as_they_are(ten: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_function_measures_rows_that_stay_as_they_are(ten: Path, out: Path) -> None:
     assert publish(out, ten, "tenfold") == 0
     assert b"".join(path.read_bytes() for path in sorted(out.glob("chunk_*.jsonl"))) == rows(0, 10)
     assert lengths(out) == list(range(1, 101, 10))
 
 
-def test_stream_is_measured_anew(tmp_path: Path) -> None:
+def test_stream_is_measured_anew(out: Path, tmp_path: Path) -> None:
     """The lengths that were sealed count no longer."""
-    old, out = produce(tmp_path / "old", 5), tmp_path / "out"
-    assert publish(tmp_path / "first", old, "in_another_process") == 0
-    assert publish(out, tmp_path / "first", "tenfold", "--shuffle", 3) == 0
+    assert publish(out, sealed(tmp_path / "old", [7] * 5), "tenfold", "--shuffle", 3) == 0
     assert lengths(out) == [10 * row["id"] + 1 for row in StreamReader(out)]
 
 
@@ -147,8 +131,7 @@ def test_measured_lengths_make_packs_and_stripes(ten: Path, tmp_path: Path) -> N
     assert lengths(tmp_path / "dealt") == [10 * row["id"] + 1 for row in StreamReader(tmp_path / "dealt")]
 
 
-def test_rows_without_a_length_are_bad_rows(ten: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+def test_rows_without_a_length_are_bad_rows(ten: Path, out: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert publish(out, ten, "odd") == 3
     assert_one_line(capfd.readouterr().err, f"{ten}:2", "too long")
     assert publish(out, ten, "odd", "--on-bad-row", "quarantine") == 0
@@ -158,8 +141,7 @@ def test_rows_without_a_length_are_bad_rows(ten: Path, tmp_path: Path, capfd: py
     assert all("--measure returned" in reason for reason in reasons[2:]) and len(reasons) == 7
 
 
-def test_going_on_with_another_measure(ten: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_going_on_with_another_measure(ten: Path, out: Path) -> None:
     assert publish(out, ten, "odd") == 3
     assert publish(out, ten, "tenfold") == 0
     assert publish(out, ten, "odd") == 2
@@ -170,7 +152,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of four words, in whose chat template each message begins with a token of its own."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = {word: number for number, word in enumerate((*WORDS, "<m>", "<unk>"))}
+    words = {word: number for number, word in enumerate(("one", "two", "three", "four", "<m>", "<unk>"))}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")

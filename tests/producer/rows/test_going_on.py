@@ -37,26 +37,13 @@ FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
 
 @pytest.mark.timeout(400)  # 140 whole runs, each of which is continued after every row
 @hypothesis_settings(max_examples=140, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    files=st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=3),
-    form=st.sampled_from(FORMS),
-    weighted=st.booleans(),
-    encoded=st.booleans(),
-    transform=st.sampled_from([None, "twice", "some", "none", "five"]),
-    bad=st.booleans(),
-    seed=st.integers(0, 3),
-)
-def test_going_on_after_any_row(
-    tmp_path_factory: pytest.TempPathFactory,
-    files: list[list[int]],
-    form: dict[str, Any],
-    weighted: bool,
-    encoded: bool,
-    transform: str | None,
-    bad: bool,
-    seed: int,
-) -> None:
+@given(st.data())
+def test_going_on_after_any_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("run")
+    files = data.draw(st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=3))
+    form = data.draw(st.sampled_from(FORMS))
+    weighted, encoded, bad = (data.draw(st.booleans()) for _ in range(3))
+    transform = data.draw(st.sampled_from([None, "twice", "some", "none", "five"]))
     settings = make(
         directory / "out",
         write(directory, *files, bad=bad),
@@ -64,7 +51,7 @@ def test_going_on_after_any_row(
         encode=ENCODE if encoded else None,
         transform=transform and f"{RECIPES}:{transform}",
         on_bad_row="skip",
-        seed=seed,
+        seed=data.draw(st.integers(0, 3)),
         **form,
     )
     whole = list(take(settings))
@@ -113,7 +100,7 @@ def test_shuffled_order_is_pinned(tmp_path: Path) -> None:
     assert numbers(list(take(settings))) == [3, 1, 4, 0, 2, 8, 6, 5, 7, 9]
 
 
-def within(settings: Settings) -> tuple[Any, int]:
+def begun(settings: Settings) -> tuple[Any, int]:
     """The last position in the middle of rows that are made together, and the rows before it."""
     whole = list(take(settings))
     number = max(number for number, taken in enumerate(whole, 1) if taken.position["skip"])
@@ -121,24 +108,34 @@ def within(settings: Settings) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize(
-    ("before", "changes"),
+    ("before", "in_the_middle", "changes"),
     [
-        (TWICE, [{"transform": None}]),
-        ({"shuffle": 8}, [{"shuffle": 9}, {"seed": 1}, {"where": f"{RECIPES}:even"}]),
-        ({"pack": 10}, [{"pack": 11}, {"pack_buffer": 4}, {"pack_buffer_bytes": 99}, {"pack": 0}]),
-        (DEALT, [{"balance": 4}, {"micro_batch_size": 1}, {"cost_per_token_squared": 1.0}, {"seed": 1}]),
-        ({"pack": 10, "balance": 2}, [{"pack": 11}, {"balance": None}]),
-        ({"split": 5}, [{"split": 7}, {"split_eos": 0}, {"split_overlap": 1}, {"shuffle": 2}, {"split": 0}]),
+        (TWICE, True, [{"transform": None}]),
+        ({"shuffle": 8}, True, [{"shuffle": 9}, {"seed": 1}, {"where": f"{RECIPES}:even"}]),
+        ({"pack": 10}, True, [{"pack": 11}, {"pack_buffer": 4}, {"pack_buffer_bytes": 99}, {"pack": 0}]),
+        (DEALT, True, [{"balance": 4}, {"micro_batch_size": 1}, {"cost_per_token_squared": 1.0}, {"seed": 1}]),
+        ({"pack": 10, "balance": 2}, True, [{"pack": 11}, {"balance": None}]),
+        ({"split": 5}, True, [{"split": 7}, {"split_eos": 0}, {"split_overlap": 1}, {"shuffle": 2}, {"split": 0}]),
+        # Rows of one kind do not follow those of another one anywhere.
+        ({"split": 6}, False, [{"split": 0}, {"split": 0, "pad": 9}]),
+        ({"where": f"{RECIPES}:even"}, False, [{"split": 6, "where": None}]),
+        ({"pad": 9}, False, [{"pad": 0}]),
+        ({"pack": 10}, False, [{"pack": 0}]),
+        ({}, False, [{"pack": 10}]),
     ],
 )
-def test_what_is_begun_is_not_changed(tmp_path: Path, before: dict[str, Any], changes: list[dict[str, Any]]) -> None:
+def test_what_may_not_change(
+    tmp_path: Path, before: dict[str, Any], in_the_middle: bool, changes: list[dict[str, Any]]
+) -> None:
     paths = write(tmp_path, *FILES)
-    position, rows = within(make(tmp_path / "out", paths, **before))
+    settings = make(tmp_path / "out", paths, **before)
+    whole = list(take(settings))
+    position, rows = begun(settings) if in_the_middle else (whole[-1].position, len(whole))
     for changed in changes:
-        with pytest.raises(SettingInvalid) as refused:
-            list(take(make(tmp_path / "out", paths, **{**before, **changed}), position, rows))
-        (name,) = changed
-        assert refused.value.option == ("--split" if name.startswith("split") else f"--{name.replace('_', '-')}")
+        after = make(tmp_path / "out", paths, **{**before, **changed})
+        refused = raised(SettingInvalid, list, take(after, position, rows))
+        name = next(iter(changed))
+        assert refused.option == ("--split" if name.startswith("split") else f"--{name.replace('_', '-')}")
 
 
 def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: Path) -> None:
@@ -150,24 +147,6 @@ def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: P
             raised(SettingInvalid, list, rest)
         else:
             assert len(list(rest)) == 13
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "option"),
-    [
-        ({"split": 6}, {}, "--split"),
-        ({"where": f"{RECIPES}:even"}, {"split": 6}, "--split"),
-        ({"split": 6}, {"pad": 9}, "--split"),
-        ({"pad": 9}, {}, "--pad"),
-        ({"pack": 10}, {}, "--pack"),
-        ({}, {"pack": 10}, "--pack"),
-    ],
-)
-def test_rows_are_of_one_kind(tmp_path: Path, before: dict[str, Any], after: dict[str, Any], option: str) -> None:
-    paths = write(tmp_path, [6, 6])
-    *_, last = take(make(tmp_path / "out", paths, **before))
-    refused = raised(SettingInvalid, lambda: list(take(make(tmp_path / "out", paths, **after), last.position, 2)))
-    assert refused.option == option
 
 
 @pytest.mark.parametrize(
@@ -201,7 +180,7 @@ MADE_TOGETHER: list[dict[str, Any]] = [
 def test_rows_changed_since_they_were_begun_are_refused(tmp_path: Path, form: dict[str, Any], change: str) -> None:
     (path,) = write(tmp_path, [3, 6, 5, 4, 2, 7])
     settings = make(tmp_path / "out", [path], **form)
-    position, rows = within(settings)
+    position, rows = begun(settings)
     text = path.read_bytes()
     if change == "cut":
         path.write_bytes(text.splitlines(keepends=True)[0])
@@ -240,25 +219,19 @@ def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Pat
     assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]
 
 
-HERE = "tests.producer.recipes"
-
-
 def test_a_worker_that_is_killed_ends_the_run() -> None:
-    workers = Workers(making(transform=f"{HERE}:dies"), 1)
-    try:
+    with contextlib.closing(Workers(making(transform=f"{RECIPES}:dies"), 1)) as workers:
         work = workers.submit([b"{}"], 0)
         with pytest.raises(WorkerFailed) as failed:
             while workers.result(work, 1.0) is None:
                 pass
         assert exit_code(failed.value) == 8
         raised(WorkerFailed, workers.submit, [b"{}"], 1)
-    finally:
-        workers.close()
 
 
 def test_closing_in_the_middle_of_what_workers_send_leaves_no_thread() -> None:
     before = threading.enumerate()
-    workers = Workers(making(transform=f"{HERE}:large"), 2)
+    workers = Workers(making(transform=f"{RECIPES}:large"), 2)
     under_way = [workers.submit([b"{}"] * 4, 4 * index) for index in range(8)]
     while workers.result(under_way[0], 1.0) is None:
         pass

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.source import Context, Line, Position, Rows, Source
+from tests.stream.streams import raised
 
 BOM: Final = b"\xef\xbb\xbf"
 TEXT: Final = BOM + b"\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"
@@ -61,13 +60,4 @@ def position_after(source: Source, taken: list[tuple[Line, Rows, int]]) -> Posit
 
 def refusal(call: Callable[..., object], *arguments: object) -> SourceRefused:
     """The error that refuses a source."""
-    with pytest.raises(SourceRefused) as found:
-        call(*arguments)
-    return found.value
-
-
-def plain_lines(text: bytes) -> list[bytes]:
-    """What the text's rows are, in the plainest way."""
-    split = [line + b"\n" for line in text.removeprefix(BOM).split(b"\n")]
-    split[-1] = split[-1][:-1]
-    return [line for line in split if line.strip(b"\r\n")]
+    return raised(SourceRefused, call, *arguments)

@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazyshard import StreamReader
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources import indexed as indexed_source
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
 from tests.conversion.megatron_core import corpora, write
-from tests.harness.processes.producing import assert_one_line, run_arguments, seal
+from tests.harness.processes.producing import run_arguments, seal
+from tests.producer.commands import Fails
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
@@ -40,11 +42,6 @@ def values(source: IndexedSource) -> list[Any]:
 def prefix(tmp_path: Path) -> Path:
     write(tmp_path / "a", "uint16", DOCUMENTS)
     return tmp_path / "a"
-
-
-def published(out: Path) -> list[Any]:
-    chunks = sorted(path for path in out.glob("chunk_*.jsonl"))
-    return [json.loads(line) for path in chunks for line in path.read_bytes().splitlines()]
 
 
 def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> None:
@@ -134,14 +131,6 @@ def test_floats_that_are_no_numbers_refuse_their_row(tmp_path: Path) -> None:
     assert "token 1 is NaN" in nan and "token 0 is an infinity" in infinity
 
 
-def damaged(prefix: Path, at: int, data: bytes) -> None:
-    """Changes the index."""
-    path = Path(f"{prefix}.idx")
-    content = bytearray(path.read_bytes())
-    content[at : at + len(data)] = data
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("at", "data", "says"),
     [
@@ -153,12 +142,12 @@ def damaged(prefix: Path, at: int, data: bytes) -> None:
         (34 + 4 * 4 + 2 * 8, np.array([8], "<i8").tobytes(), "sequence 2, in document 2"),  # pointer of a sequence
     ],
 )
-def test_a_damaged_index(
-    at: int, data: bytes, says: str, prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged(prefix, at, data)
-    assert main(run_arguments(tmp_path / "out", [Path(f"{prefix}.idx")])) == 4
-    assert_one_line(capsys.readouterr().err, f"{prefix}.idx: expected ", says)
+def test_a_damaged_index(at: int, data: bytes, says: str, prefix: Path, tmp_path: Path, fails: Fails) -> None:
+    path = Path(f"{prefix}.idx")
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+    fails(run_arguments(tmp_path / "out", [path]), 4, f"{path}: expected ", says)
 
 
 def test_files_that_are_not_there_or_cut(prefix: Path, tmp_path: Path) -> None:
@@ -207,8 +196,7 @@ def test_what_was_read_by_an_earlier_run_must_stay_and_be_read_in_the_same_way(p
     assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5
 
 
-def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_prefixes_and_blend_files_on_the_command_line(here: Path) -> None:
     for name, token in (("a", 1), ("b", 2), ("c", 3)):
         write(Path(name), "uint8", [[[token]]] * 40)
     Path("blend.txt").write_text("3 a\n1 b\n")
@@ -224,7 +212,7 @@ def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatc
     found = {}
     for name, source in arguments.items():
         assert main(run_arguments(Path(name), [], 40, "--source", *source)) == 0
-        found[name] = [row["input_ids"][0] for row in published(Path(name))]
+        found[name] = [row["input_ids"][0] for row in StreamReader(Path(name))]
     assert found["one"] == [1] * 40
     assert found["plain"] == [1] * 40 + [2] * 40 + [3] * 40
     assert found["text"] == found["json"]
@@ -234,7 +222,7 @@ def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatc
     assert [entry["path"] for entry in seal(Path("both"), 0)["source"]["sources"]] == ["a.idx", "b.idx", "c.idx"]
 
 
-def test_refused_arguments(prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_arguments(prefix: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
     monkeypatch.chdir(prefix.parent)
     Path("bad.txt").write_text("0 a 1 b")
     Path("good.txt").write_text("1 a 1 b")
@@ -249,6 +237,5 @@ def test_refused_arguments(prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys
         ("a.idx megatron:a", 4, "a.idx: expected every source once"),
         ("megatron:b", 4, "b.idx: expected a readable file"),
     ):
-        assert main(run_arguments(Path("out"), [], 4, "--source", *source.split())) == code
-        assert_one_line(capsys.readouterr().err, f"error: {says}")
+        fails(run_arguments(Path("out"), [], 4, "--source", *source.split()), code, f"error: {says}")
     assert not Path("out").exists()

@@ -20,12 +20,14 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import assert_one_line, refused, run_arguments, seal
-from tests.producer.commands import Running
+from tests.harness.processes.producing import refused, run_arguments, seal
+from tests.producer.commands import Fails, Running
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, put, stream
-from tests.stream.streams import foreign, head, produce, rows, seal_rows
+from tests.stream.streams import add, foreign, head, produce, seal_rows
 from tests.stream.streams import seal as read_seal
+
+RECIPES = "tests.producer.recipes"
 
 
 def row_lines(*groups: Sequence[int]) -> list[bytes]:
@@ -50,25 +52,8 @@ def open_source(path: Path, position: Any = None) -> Any:
     return open_kind(StreamSource, path, position)
 
 
-def position_of(path: Path, count: int) -> Any:
-    """The position after so many rows, as a seal has it."""
-    source = open_source(path)
-    return json.loads(json.dumps(source.entry(position_after(source, take(source, count)))))
-
-
-def encoded(row: dict[str, Any]) -> dict[str, Any]:
-    return {"id": row["id"], "length": 1, "input_ids": np.array([row["id"]], np.int32)}
-
-
-encoded.fingerprint = {"version": 3}  # type: ignore[attr-defined]
-
-
 def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"text": str(row["mel"].sum())}
-
-
-def is_odd(row: dict[str, Any]) -> bool:
-    return bool(row["id"] % 2)
 
 
 @settings(max_examples=8, deadline=None)
@@ -92,7 +77,7 @@ def test_bytes_of_the_rows_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "chunk_00000.jsonl").read_bytes() == b"".join(odd) + b'{"id":2}\n'
 
 
-@pytest.mark.parametrize("more", [(), ("--shuffle", "2"), ("--where", f"{__name__}:is_odd")], ids=" ".join)
+@pytest.mark.parametrize("more", [(), ("--shuffle", "2"), ("--where", f"{RECIPES}:even")], ids=" ".join)
 def test_lengths_are_kept_where_all_rows_of_a_chunk_have_them(more: tuple[str, ...], tmp_path: Path) -> None:
     with ChunkWriter(tmp_path / "old", 2) as writer:
         for number in range(10):
@@ -125,7 +110,7 @@ def with_arrays(directory: Path, samples: int = 9, **facts: Any) -> Path:
     [
         ((), True),
         (("--shuffle", "3"), True),
-        (("--where", f"{__name__}:is_odd"), True),
+        (("--where", f"{RECIPES}:even"), True),
         (("--transform", f"{__name__}:with_text"), False),
         (("--columns", "id,mel"), False),
     ],
@@ -137,7 +122,7 @@ def test_arrays_are_kept_and_given_to_functions(more: tuple[str, ...], kept: boo
     assert reader.arrays
     assert reader.encoding == ({"kind": "function", "function": "m:f"} if kept else None)
     read = sorted(reader, key=lambda row: row["id"])
-    assert [row["id"] for row in read] == (list(range(9)) if "--where" not in more else [1, 3, 5, 7])
+    assert [row["id"] for row in read] == (list(range(9)) if "--where" not in more else [0, 2, 4, 6, 8])
     for row in read:
         assert row["mel"].dtype == np.float16 and row["mel"].tolist() == mel(row["id"]).tolist()
         assert ("text" in row) == ("--transform" in more)
@@ -159,22 +144,22 @@ def test_arrays_beside_rows_that_have_none(more: tuple[str, ...], tmp_path: Path
     assert "mel" not in read[101]
 
 
-def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, fails: Fails) -> None:
     one, other = with_arrays(tmp_path / "one", kind="a"), with_arrays(tmp_path / "other", kind="b")
     plain = produce(tmp_path / "plain", 5)
-    encodes = ("--encode", f"{__name__}:encoded")
+    encodes = ("--encode", f"{RECIPES}:without_length")
     for sources, more in (([one, other], ()), ([one, plain], ()), ([plain, other], ()), ([one], encodes)):
-        assert publish(tmp_path / "new", sources, 4, *more) == 2
-        assert_one_line(capfd.readouterr().err, "already encoded" if more else "different encodings")
+        says = "already encoded" if more else "different encodings"
+        fails(run_arguments(tmp_path / "new", sources, 4, *more), 2, says)
     assert not (tmp_path / "new").exists()
 
 
 def test_stream_is_encoded(tmp_path: Path) -> None:
-    more = ("--encode", f"{__name__}:encoded")
+    more = ("--encode", f"{RECIPES}:without_length")
     assert publish(tmp_path / "new", [stream(tmp_path / "old")], 3, *more) == 0
     reader = StreamReader(tmp_path / "new")
-    assert reader.encoding is not None and reader.encoding["version"] == 3
-    assert [row["input_ids"].tolist() for row in reader] == [[0], [1], [2], [3], [4]]
+    assert reader.encoding == {"kind": "function", "function": more[1]}
+    assert [row["input_ids"].tolist() for row in reader] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_foreign_directory(tmp_path: Path) -> None:
@@ -257,8 +242,7 @@ def test_a_file_that_appears_late_is_waited_for(ours: bool, missing: str, tmp_pa
 def test_stream_that_is_still_produced(nursery: Commands, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     with ChunkWriter(old, 2) as writer, Running(nursery, *run_arguments(new, [old], 3)) as run:
-        for row in rows(0, 4):
-            writer.write(row)
+        add(writer, 0, 4)
         run.wait_until(lambda: (new / "head.json").exists() and head(new).samples == 3)
         run.wait_until(lambda: head(new).state == "waiting")
         assert head(new).note.startswith(f"sample 4 of {old}: 4 samples are published")
@@ -266,23 +250,21 @@ def test_stream_that_is_still_produced(nursery: Commands, tmp_path: Path) -> Non
         assert chunks(new) == row_lines([0, 1, 2], [3])
         # Looked at and not waited for, whether there is more.
         assert publish(new, [old], 3) == 0
-        for row in rows(4, 6):
-            writer.write(row)
+        add(writer, 4, 6)
     assert publish(new, [old], 3) == 5
 
 
-def test_the_streams_own_directory_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_streams_own_directory_is_refused(tmp_path: Path, fails: Fails) -> None:
     before = contents(stream(tmp_path / "old"))
     (tmp_path / "link").symlink_to("old")
     for command, target in (("run", "old"), ("run", "old/inner"), ("check", "link"), ("run", "link/inner")):
-        assert main([command, *run_arguments(tmp_path / target, [tmp_path / "old"], 2)[1:]]) == 4
-        assert_one_line(capfd.readouterr().err, "other than --out")
+        fails([command, *run_arguments(tmp_path / target, [tmp_path / "old"], 2)[1:]], 4, "other than --out")
     assert contents(tmp_path / "old") == before
     assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
 
 
 @pytest.mark.parametrize("what", ["no marker", "lost manifest", "other numbers of rows", "empty", "deleted", "twice"])
-def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, fails: Fails) -> None:
     old, more = tmp_path / "old", list[Path]()
     if what == "no marker":
         (foreign(old, *row_lines([0, 1])) / "chunk_00000.jsonl.completed").unlink()
@@ -298,8 +280,8 @@ def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, capfd:
         stream(old, 6, end=False)
         retire(old, 2, 3)
         produce(old, 7)
-    assert publish(tmp_path / "new", [old, *more], 2) == 4
-    assert_one_line(capfd.readouterr().err, str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
+    says = (str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
+    fails(run_arguments(tmp_path / "new", [old, *more], 2), 4, *says)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +298,7 @@ def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, capfd:
 )
 def test_another_stream_is_not_gone_on_with(made: Callable[[Path], Path], change: Damage, tmp_path: Path) -> None:
     old = made(tmp_path / "old")
-    position = position_of(old, 3)
+    source = open_source(old)
+    position = json.loads(json.dumps(source.entry(position_after(source, take(source, 3)))))
     change(old)
     assert refusal(lambda: lines(open_source(old, position))).file == str(old)

@@ -19,8 +19,8 @@ from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TableSource, find_data_files, is_hugging_face
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import assert_one_line, ids, run_arguments
-from tests.producer.commands import peak_growth
+from tests.harness.processes.producing import ids, run_arguments
+from tests.producer.commands import Fails, peak_growth
 from tests.producer.sources.reading import lines, parsed, refusal, take
 from tests.stream.streams import raised, refusal_of
 
@@ -104,14 +104,13 @@ def test_files_with_other_columns_keep_their_own_and_an_image_is_base64(tmp_path
     assert values(tmp_path) == [{"x": 1}, {"y": "2", "x": None}, image, {"image": None}]
 
 
-def test_refused_rows_keep_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_rows_keep_their_places(tmp_path: Path, fails: Fails) -> None:
     path = tmp_path / "a.parquet"
     write(path, pa.table({"id": [0, 1, 2], "price": [None, decimal.Decimal("1.5"), None]}))
     first, reason, last = values(path)
     assert (first["id"], last["id"]) == (0, 2)
     assert reason.startswith("column 'price': ")
-    assert main(run_arguments(tmp_path / "out", [path], 2)) == 3
-    assert_one_line(capsys.readouterr().err, f"{path}:2: {reason}")
+    fails(run_arguments(tmp_path / "out", [path], 2), 3, f"{path}:2: {reason}")
     assert main(run_arguments(tmp_path / "out", [path], 2, "--on-bad-row", "skip")) == 0
     assert ids(tmp_path / "out") == [0, 2]
 
@@ -174,15 +173,12 @@ def test_damage_within_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.stream"
     write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
     good, bad = (b"".join(number.to_bytes(4, "little") for number in (0, end, 8, 12)) for end in (4, 2**30))
-    assert path.read_bytes().count(good) == 1
-    path.write_bytes(path.read_bytes().replace(good, bad))
+    whole = path.read_bytes()
+    assert whole.count(good) == 1
+    path.write_bytes(whole.replace(good, bad))
     assert refusal(values, path).file == str(path)
-
-
-def test_text_that_is_not_utf8_refuses_its_row_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.stream"
-    write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
-    path.write_bytes(path.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    # Text that is not UTF-8 refuses its row alone.
+    path.write_bytes(whole.replace(b"bbbb", b"b\xffbb"))
     first, reason, third = values(path)
     assert (first, third) == ({"text": "aaaa"}, {"text": "cccc"})
     assert "byte 0xff at 1" in reason
@@ -245,20 +241,12 @@ def test_what_is_begun_must_stay_as_it_was(change: Callable[[Path], Any], file: 
     assert refusal_of(SourceRefused, says, opened, tmp_path, position).file == str(tmp_path / file)
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("kind", ["arrow"]),
-        ("path", ["elsewhere"]),
-        ("files", [-1]),
-        ("row", [None, True, 0]),  # at row 0 no fingerprint of a second file is expected
-        ("xxh3", ["AAA", "AAAA", 7]),
-    ],
-)
-def test_a_position_that_is_none_of_this_source(field: str, wrong: list[Any], tmp_path: Path) -> None:
+def test_a_position_that_is_none_of_this_source(tmp_path: Path) -> None:
     position = read_up_to(tmp_path, 3)
-    for value in wrong:
-        assert "no position to continue from" in str(refusal(opened, tmp_path, position | {field: value}))
+    wrong: dict[str, list[Any]] = {"kind": ["arrow"], "path": ["elsewhere"], "files": [-1], "xxh3": ["AAA", "AAAA", 7]}
+    wrong["row"] = [None, True, 0]  # at row 0 no fingerprint of a second file is expected
+    for change in ({field: value} for field, values in wrong.items() for value in values):
+        assert "no position to continue from" in str(refusal(opened, tmp_path, position | change))
 
 
 def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -> None:

@@ -9,23 +9,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
-from lazyshard_producer.sources.source import Line, RowOrigin, Rows
-from tests.producer.sources.reading import BOM, TEXT, Kind, lines, open_kind, plain_lines, position_after, refusal, take
+from lazyshard_producer.sources.source import Line, RowOrigin
+from tests.producer.sources.reading import BOM, TEXT, Kind, lines, open_kind, position_after, refusal, take
 from tests.stream.streams import raised
 
-KINDS: Final[dict[str, tuple[Kind, Callable[[bytes], bytes]]]] = {
+Pack = Callable[[bytes], bytes]
+KINDS: Final[dict[str, tuple[Kind, Pack]]] = {
     "plain": (JsonLinesFile, lambda text: text),
     "gzip": (CompressedJsonLines, gzip.compress),
     "zstd": (CompressedJsonLines, zstandard.ZstdCompressor(write_checksum=True).compress),
@@ -34,8 +34,6 @@ KINDS: Final[dict[str, tuple[Kind, Callable[[bytes], bytes]]]] = {
 
 
 class TextSource:
-    """A text as a source of one kind."""
-
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.path = folder / "a"
@@ -55,7 +53,6 @@ class TextSource:
             yield source
 
     def position(self, text: bytes, count: int) -> dict[str, Any]:
-        """The position after so many rows of a text."""
         with self.opened(text) as source:
             entry: dict[str, Any] = source.entry(position_after(source, take(source, count)))
             return entry
@@ -64,6 +61,23 @@ class TextSource:
 @pytest.fixture(params=KINDS)
 def origin(request: pytest.FixtureRequest, tmp_path: Path) -> TextSource:
     return TextSource(request.param, tmp_path)
+
+
+def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
+    """(line, or None for one too long; its number from 1; its offset) of each row, in the plainest way."""
+    found: list[tuple[bytes | None, int, int]] = []
+    offset = 0
+    for number, line in enumerate(text.split(b"\n"), 1):
+        ended = line + b"\n" if offset + len(line) < len(text) else line
+        row = ended.removeprefix(BOM) if offset == 0 else ended
+        if row.strip(b"\r\n"):
+            found.append((None if len(row.rstrip(b"\r\n")) > limit else row, number, offset))
+        offset += len(ended)
+    return found
+
+
+def plain_lines(text: bytes) -> list[bytes]:
+    return [line for line, _, _ in reference(text, limit=1 << 20) if line is not None]
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", BOM, b"1\n2\n", b"1\r\n\r\n2", b"1\r2\n", b"{}\n" + bytes(5000), TEXT])
@@ -123,13 +137,6 @@ def test_a_last_line_without_newline_gets_it_later_and_nothing_else(origin: Text
     assert (error.value.file, error.value.expected) == (str(origin.path), "a line end")
 
 
-def test_a_line_that_is_too_long_is_passed_over(origin: TextSource) -> None:
-    with origin.opened(b"1\n" + b"x" * 900_000 + b"\n2\n", limit=1000) as source:
-        first, error, last = lines(source)
-    assert (first, last) == (b"1\n", b"2\n")
-    assert isinstance(error, RowInvalid)
-
-
 def test_what_cannot_be_opened_or_gone_on_with_is_refused(origin: TextSource, tmp_path: Path) -> None:
     position = origin.position(b"1\n", 0)
     changes: list[dict[str, Any]] = [{"kind": "parquet"}, {"offset": -1}, {"line": True}]
@@ -141,15 +148,7 @@ def test_what_cannot_be_opened_or_gone_on_with_is_refused(origin: TextSource, tm
         assert refusal(open_kind, origin.opens, path).file == str(path)
 
 
-Pack = Callable[[bytes], bytes]
-
-
-def zstd(text: bytes) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=True).compress(text)
-
-
-PACKERS: list[Pack] = [gzip.compress, zstd]
-both = pytest.mark.parametrize("pack", PACKERS, ids=["gz", "zst"])
+both = pytest.mark.parametrize("pack", [KINDS[kind][1] for kind in ("gzip", "zstd")], ids=["gz", "zst"])
 
 
 @pytest.fixture
@@ -167,16 +166,12 @@ def read_all(path: Path) -> list[Line]:
 
 
 def read_until_refused(path: Path) -> tuple[list[Line], SourceRefused | None]:
-    """The rows that a file gives, and why it gives no more, None at its end. Refusing is for good."""
+    """The rows that a file gives, and why it gives no more, None at its end."""
     found: list[Line] = []
     try:
         with open_at(path) as source:
-            try:
-                while (rows := source.read()) is not None:
-                    found += rows.lines
-            except SourceRefused as error:
-                refusal(source.read)
-                return found, error
+            while (rows := source.read()) is not None:
+                found += rows.lines
     except SourceRefused as error:
         return found, error
     return found, None
@@ -233,7 +228,7 @@ def test_a_damaged_byte_is_never_taken_for_text_in_order(pack: Pack, path: Path)
 
 def test_zstd_without_its_package_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    path.write_bytes(zstd(b"1\n"))
+    path.write_bytes(KINDS["zstd"][1](b"1\n"))
     assert raised(ExtraMissing, open_at, path).package == "zstandard"
 
 
@@ -258,58 +253,25 @@ def test_a_large_file_is_decompressed_in_a_thread_that_ends(pack: Pack, path: Pa
             assert "an intact" in str(refusal(lines, source).expected)
 
 
-NAME = "a.jsonl"
+Row = tuple[bytes | None, RowOrigin, FilePosition]
+"""A line, or None for one too long; its place; the position after it."""
 
 
-class Row(NamedTuple):
-    line: bytes | None  # None: too long
-    place: RowOrigin
-    position: FilePosition
-
-
-def rows_of(found: Rows) -> list[Row]:
-    return [
-        Row(line if isinstance(line, bytes) else None, found.place(index), found.position(index))
-        for index, line in enumerate(found.lines)
-    ]
-
-
-def split(blocks: list[bytes], limit: int = 100, start: FilePosition | None = None) -> tuple[list[Row], FilePosition]:
-    splitter = LineSplitter(NAME, limit, start)
-    rows = [row for block in blocks for row in rows_of(splitter.feed(block))]
-    rows += rows_of(splitter.finish())
+def split(blocks: list[bytes], limit: int, start: FilePosition | None = None) -> tuple[list[Row], FilePosition]:
+    splitter = LineSplitter("a.jsonl", limit, start)
+    found = [*map(splitter.feed, blocks), splitter.finish()]
     assert splitter.pending == 0
+    rows = [
+        (line if isinstance(line, bytes) else None, piece.place(index), piece.position(index))
+        for piece in found
+        for index, line in enumerate(piece.lines)
+    ]
     return rows, splitter.position
 
 
 def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     ends = sorted({end % (len(text) + 1) for end in cuts})
     return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-
-
-def test_places_and_marks_count_blank_lines_and_bytes() -> None:
-    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=FilePosition(100, 10, 3))
-    assert rows == [
-        Row(b"5\n", RowOrigin(NAME, 11, 100), FilePosition(102, 11, 3)),
-        # The last row of a block takes the blank lines after it along.
-        Row(b"66\n", RowOrigin(NAME, 12, 102), FilePosition(106, 13, 4)),
-        Row(b"7\n", RowOrigin(NAME, 14, 106), FilePosition(110, 15, 5)),
-        Row(b"8", RowOrigin(NAME, 16, 110), FilePosition(111, 16, 5, True)),
-    ]
-    assert mark == rows[-1].position
-
-
-def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
-    """(line, or None for one too long; its number from 1; its offset) of each row, in the plainest way."""
-    found: list[tuple[bytes | None, int, int]] = []
-    offset = 0
-    for number, line in enumerate(text.split(b"\n"), 1):
-        ended = line + b"\n" if offset + len(line) < len(text) else line
-        row = ended.removeprefix(BOM) if offset == 0 else ended
-        if row.strip(b"\r\n"):
-            found.append((None if len(row.rstrip(b"\r\n")) > limit else row, number, offset))
-        offset += len(ended)
-    return found
 
 
 @given(
@@ -322,34 +284,16 @@ def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
 def test_rows_do_not_depend_on_cuts_of_blocks_nor_on_restarts(parts: list[bytes], cuts: list[int], taken: int) -> None:
     text = b"".join(parts)
     rows, mark = split(cut(text, cuts), limit=12)
-    assert [(row.line, row.place.line, row.place.byte) for row in rows] == reference(text, limit=12)
+    assert [(line, place.line, place.byte) for line, place, _ in rows] == reference(text, limit=12)
     assert mark.offset == len(text)
     assert mark.line == text.count(b"\n") + (text not in (b"", BOM) and not text.endswith(b"\n"))
     assert mark.blank == mark.line - len(rows)
     taken = min(taken, len(rows))
-    start = rows[taken - 1].position if taken else FilePosition(0, 0, 0)
+    start = rows[taken - 1][2] if taken else FilePosition(0, 0, 0)
     rest, end = split([text[start.offset :]], limit=12, start=start)
-    assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
+    assert [row[:2] for row in rest] == [row[:2] for row in rows[taken:]]
     if rest:
         assert end == mark
-
-
-@pytest.mark.parametrize(
-    ("part", "hint"), [(b"\0", "NUL bytes"), (b"{}\r", "carriage returns"), (b"x", "--max-row-bytes")]
-)
-def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: bytes, hint: str) -> None:
-    splitter = LineSplitter(NAME, 10_000)
-    block = part * 5000
-    for _ in range(20):
-        assert not splitter.feed(block).lines
-        assert len(splitter._held) <= 10_005
-    assert splitter.pending == 20 * len(block)
-    rows = splitter.feed(b"\n{}\n")
-    error, good = rows.lines
-    assert isinstance(error, RowInvalid)
-    assert "10000 bytes" in str(error) and hint in str(error)
-    assert (error.byte, good) == (0, b"{}\n")
-    assert rows.place(1) == RowOrigin(NAME, 2, 20 * len(block) + 1)
 
 
 def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
         (cut(C1, 10), "size", C1, "18 bytes as sealed", "10 bytes"),
         (put(C2, b'{"id":4}\n{"id":5}\n'), "size", C2, "9 bytes as sealed", "18 bytes"),
         (cut(S1, 0), "invalid", S1, "a JSON object", "b'' (Input is a zero-length, empty document: line 1 "),
-        (edit(S1, format=3), "version", S1, "format 2", "format 3"),
+        (edit(S1, format=4), "version", S1, "format 3", "format 4"),
         (edit(S1, samples=1), "invalid", f"{S1} offsets", "2 numbers of 8 bytes", "24 bytes"),
         (edit(S1, bytes=7), "invalid", f"{S1} bytes", "18, where the last row ends", "7"),
         (delete(C1), "data-missing", C1, "the rows of the chunk", "no such file although a seal exists"),

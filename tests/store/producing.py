@@ -16,10 +16,12 @@ import xxhash
 from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import UrlPath
-from lazyshard_producer.shipping.store import StreamStore, next_owner
+from lazyshard_producer.shipping.shipper import Shipper
+from lazyshard_producer.shipping.store import Spool, StreamStore, next_owner, read_stream
+from lazyshard_producer.stop import Stop
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
-from tests.store.server import Server
+from tests.store.server import BUSY, Server
 
 LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}  # what an ended stream has besides its chunks
 CHANGES = ("PUT", "DELETE", "POST")
@@ -80,9 +82,19 @@ class Run:
         with watched(self.server, fault or self.note):
             return self.nursery.wait(self.start(*options, **more))
 
+    def ends(self, code: int, *options: object, **more: Any) -> str:
+        """Runs up to this exit code."""
+        found, said = self.run(*options, **more)
+        assert found == code, said
+        return said
+
     def finish(self, *options: object, **more: Any) -> str:
-        code, said = self.run(*options, **more)
-        assert code == 0, said
+        return self.ends(0, *options, **more)
+
+    def wait(self, pid: int, code: int = 0, words: str = "") -> str:
+        """Waits for a command that ends with this exit code and says this; returns all that it said."""
+        found, said = self.nursery.wait(pid)
+        assert (found, words in said) == (code, True), said
         return said
 
     def note(self, method: str, key: str) -> None:
@@ -122,8 +134,10 @@ class Run:
         except FileNotFoundError:
             return b""
 
+    def record(self, name: str) -> dict[str, Any]:
+        return dict(json.loads(self.read(name) or b"{}"))
+
     def objects(self) -> dict[str, bytes]:
-        """All objects of the stream, by name."""
         return objects(self.url)
 
 
@@ -135,6 +149,11 @@ def watched(server: Server, fault: Fault) -> Iterator[None]:
         yield
     finally:
         server.fault = before
+
+
+def refusing(part: str = "chunk_") -> Fault:
+    """A store that takes no object with this in its name."""
+    return lambda method, key: (503, BUSY) if method in CHANGES and part in key else None
 
 
 def objects(url: UrlPath, folder: str = "") -> dict[str, bytes]:
@@ -176,9 +195,20 @@ def check_ended(found: dict[str, bytes], rows: int, per_chunk: int, *more: str) 
     assert (head["chunks"], head["samples"], head["ended"], head["state"]) == (chunks, rows, True, "finished")
 
 
-def taken(url: UrlPath, patience_s: float = 0.0) -> StreamStore:
+class Shipping:
+    """What puts a spool to the store, and deletes there, without a command."""
+
+    def __init__(self, url: UrlPath, folder: Path) -> None:
+        self.url, self.store, self.spool = url, taken(url), Spool(folder, str(url))
+        self.shelf = Shipper(self.store, self.spool, read_stream(self.store, None), 1 << 30, Stop(), print)
+
+    def left(self) -> set[str]:
+        return {name for name in objects(self.url) if name.startswith("chunk_")}
+
+
+def taken(url: UrlPath) -> StreamStore:
     """Returns a stream's store, of which this process has become the owner."""
-    store = StreamStore(str(url), patience_s, "", pause=lambda seconds: False)
+    store = StreamStore(str(url), 0.0, "", pause=lambda seconds: False)
     before, tag = store.find_owner()
     store.take(next_owner(before), tag)
     return store

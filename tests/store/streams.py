@@ -38,6 +38,11 @@ def publish(folder: Path, url: UrlPath, samples: int, per_chunk: int = 2, *, end
     return folder
 
 
+def copies(cache: Path) -> list[str]:
+    """What lies in a cache, locks apart."""
+    return sorted(path.name for path in cache.glob("*/*"))
+
+
 SIZE = 3
 APART = 1000  # ids of the second writer begin here, of the third one at twice that, and so on
 STREAM_ID = "7" * 32

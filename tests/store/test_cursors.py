@@ -2,12 +2,10 @@
 
 import logging
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from lazyshard.cli.main import main
 from lazyshard.errors import CursorTaken, StoreUnavailable
 from lazyshard.format.records import CURSORS, chunk_name, seal_name
 from lazyshard.format.state import Cursor, ReadingHint, cursor_name
-from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, stream_path
+from lazyshard.store.files import FOLDER_VARIABLE, UrlPath
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
 from tests.store.server import BROKEN, BUSY, Server
@@ -208,40 +206,3 @@ def test_nothing_there_and_no_answer_are_told(
         code, text = run(capsys, command, bucket)
         assert code == 7
         assert "Traceback" not in text
-
-
-PROGRAM: Final = """
-from torch.utils.data import DataLoader
-
-import lazyshard
-
-if __name__ == "__main__":
-    for rank in range(2):
-        dataset = lazyshard.LazyShardedDataset(
-            "s3://training/chat", dp_rank=rank, dp_size=2, batch_size=4, consumer="sft"
-        )
-        loader = DataLoader(dataset, 4, sampler=dataset.rank_indices, num_workers=2, collate_fn=list)
-        ids = [row["id"] for batch in loader for row in batch]
-        print(f"rank {rank}: {len(ids)} samples, the first {ids[:3]}")
-    dataset = lazyshard.LazyShardedDataset("s3://training/chat", dp_rank=0, dp_size=2, batch_size=4, consumer="sft")
-    dataset.commit(1000, last_epoch=True)
-"""
-
-PRINTED: Final = """\
-rank 0: 500 samples, the first [0, 1, 2]
-rank 1: 500 samples, the first [50, 51, 52]
-"""
-
-
-@pytest.mark.full
-def test_program_reads_as_two_ranks_and_commits(tmp_path: Path, server: Server) -> None:
-    url = stream_path("s3://training/chat")
-    assert isinstance(url, UrlPath)
-    server.make_bucket("training")
-    publish(tmp_path / "local", url, 1000, 50)
-    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, PRINTED, "")
-    cursor = read_cursor(url, "sft")
-    assert cursor is not None
-    assert (cursor.consumed, cursor.chunks_before) == (1000, 20)

@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, cache_folder
 from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next, number_of
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from tests.store.server import Gate, Server
-from tests.store.streams import publish
-from tests.stream.streams import collect_garbage, raising, reap, refusal_of, rows, wait_until
+from tests.store.streams import copies, publish
+from tests.stream.streams import collect_garbage, raising, refusal_of, rows, running, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.full
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def copies(cache: Path) -> list[str]:
-    """Returns what lies in the cache, locks apart."""
-    return sorted(path.name for path in cache.glob("*/*"))
 
 
 def taken(cache: Path) -> int:
@@ -47,20 +41,8 @@ def taken(cache: Path) -> int:
     return size
 
 
-@contextlib.contextmanager
-def reading(url: UrlPath) -> Iterator[int]:
-    """A process that reads a stream; yields its id, and kills it in the end."""
-    pid = os.fork()
-    if not pid:
-        try:
-            list(StreamReader(url))
-        finally:
-            os._exit(0)
-    try:
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        reap(pid)
+def read_all(url: UrlPath) -> None:
+    list(StreamReader(url))
 
 
 def test_the_cache_keeps_to_its_bound(
@@ -145,7 +127,7 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
     gate = Gate()
     server.fault = lambda method, key: gate.hold if method == "GET" and key.endswith(chunk_name(1)) else None
-    with reading(bucket):
+    with running(read_all, bucket):
         gate.wait()
         assert f".{chunk_name(1)}.part" in copies(cache)
     gate.open()
@@ -166,7 +148,7 @@ def test_stopped_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeyp
     gate = Gate()
     holds = {("GET", f"{bucket.key}/{chunk_name(1)}"): gate.hold}
     server.fault = lambda method, key: holds.pop((method, key), None)
-    with reading(bucket) as pid:
+    with running(read_all, bucket) as pid:
         gate.wait()
         os.kill(pid, signal.SIGSTOP)
         assert StreamReader(bucket).read(4) == {"id": 4}
@@ -181,13 +163,9 @@ def test_read_ahead_and_open_files_end_with_their_reader(tmp_path: Path, bucket:
         gc.collect()
         return sum(thread.name == "lazyshard-read-ahead" for thread in set(threading.enumerate()) - before)
 
-    def links() -> list[str]:
+    def links() -> list[Path]:
         """Files of the cache that this process has open. Connections to the store come and go."""
-        found = []
-        for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        return [link for link in found if link.startswith(str(cache))]
+        return [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd).startswith(str(cache))]
 
     collect_garbage()
     reader = StreamReader(bucket)

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format.records import chunk_name
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.format.state import ReadingHint
 from lazyshard.store.files import UrlPath
 from lazyshard.stream import StreamReader
 from lazyshard.stream.cursor import write_reading
-from lazyshard_producer.shipping.shipper import Shipper
-from lazyshard_producer.shipping.store import Spool, read_stream
-from lazyshard_producer.stop import Stop
+from lazyshard_producer.shipping.store import Spool
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import rows
-from tests.store.producing import LASTING, Run, chunk_names, objects, taken, until
+from tests.store.producing import CHANGES, LASTING, Run, Shipping, chunk_names, until
 from tests.store.server import Server
 from tests.store.streams import publish
 from tests.stream.streams import cursor
@@ -35,8 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def stream_id(url: UrlPath) -> str:
-    found: str = json.loads(url.store.get(f"{url.key}/stream.json"))["stream_id"]
-    return found
+    return str(json.loads(url.store.get(f"{url.key}/stream.json"))["stream_id"])
 
 
 def commit(url: UrlPath, chunks: int, name: str = "train") -> None:
@@ -44,8 +41,7 @@ def commit(url: UrlPath, chunks: int, name: str = "train") -> None:
 
 
 def published(run: Run) -> int:
-    head = run.read("head.json")
-    return int(json.loads(head)["chunks"]) if head else 0
+    return int(run.record("head.json").get("chunks", 0))
 
 
 def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) -> None:
@@ -63,8 +59,7 @@ def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) ->
             gone = chunk_name(chunk)
             until(lambda gone=gone: not run.read(gone))  # type: ignore[misc]
     assert seen == list(range(CHUNKS * PER_CHUNK))
-    code, said = run.nursery.wait(pid)
-    assert code == 0, said
+    run.wait(pid)
     found = run.objects()
     left = chunk_names(CHUNKS) - chunk_names(2)
     assert set(found) == LASTING | left | {"retired.json", "cursors/train.json", "cursors/train.reading.json"}
@@ -92,26 +87,17 @@ def test_killed_as_it_deletes(run: Run, source: Path) -> None:
         pytest.fail("the run never ended by itself")
 
 
-class Deleting:
-    """The deletion of a producer whose stream of four chunks is in a bucket."""
-
-    def __init__(self, url: UrlPath, folder: Path) -> None:
-        spool = Spool(folder, str(url))
-        publish(spool.stream, url, 4 * PER_CHUNK, PER_CHUNK, end=False)
-        self.url = url
-        self.store = store = taken(url)
-        self.shelf = Shipper(store, spool, read_stream(store, PER_CHUNK), 1 << 30, Stop(), print)
-
-    def want(self, chunks: int) -> None:
-        self.shelf.retire(chunks, self.shelf.announced, lambda: None)
-
-    def left(self) -> set[str]:
-        return {name for name in objects(self.url) if name.startswith("chunk_")}
-
-
 @pytest.fixture
-def deleting(bucket: UrlPath, tmp_path: Path) -> Deleting:
-    return Deleting(bucket, tmp_path)
+def deleting(bucket: UrlPath, tmp_path: Path) -> Shipping:
+    """Of a stream of four chunks in a bucket."""
+    spool = Spool(tmp_path, str(bucket))
+    publish(spool.stream, bucket, 4 * PER_CHUNK, PER_CHUNK, end=False)
+    spool.close()
+    return Shipping(bucket, tmp_path)
+
+
+def want(deleting: Shipping, chunks: int) -> None:
+    deleting.shelf.retire(chunks, deleting.shelf.announced, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +112,14 @@ def deleting(bucket: UrlPath, tmp_path: Path) -> Deleting:
     ids=["nobody has come", "the newest chunk", "one comes at the last moment", "a cursor that cannot be used"],
 )
 def test_chunks_that_anybody_may_need_and_the_newest_one_stay(
-    consumers: dict[str, int | None], late: int | None, asked: int, first: int, deleting: Deleting
+    consumers: dict[str, int | None], late: int | None, asked: int, first: int, deleting: Shipping
 ) -> None:
     for name, chunks in consumers.items():
         if chunks is None:
             deleting.store.put(f"cursors/{name}.json", b"{")
         else:
             commit(deleting.url, chunks, name)
-    deleting.want(asked)
+    want(deleting, asked)
     if late is not None:
         commit(deleting.url, late, "late")
     deleting.shelf.finish()
@@ -141,10 +127,10 @@ def test_chunks_that_anybody_may_need_and_the_newest_one_stay(
     assert deleting.shelf.first() == first
 
 
-def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Deleting) -> None:
+def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Shipping) -> None:
     # A reader finds the seal before the producer knows that it is in the store: its cursor counts a moment later.
     commit(deleting.url, 5)
-    deleting.want(2)
+    want(deleting, 2)
     deleting.shelf.go_on()
     assert deleting.left() == chunk_names(4)
     deleting.shelf.announced = deleting.shelf.shipped = 5
@@ -152,22 +138,17 @@ def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_
     assert deleting.left() == chunk_names(4) - chunk_names(2)
 
 
-def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: Server) -> None:
+def test_the_mark_is_put_before_the_first_deletion(deleting: Shipping, server: Server) -> None:
     commit(deleting.url, 2)
-    asked: list[str] = []
-
-    def note(method: str, key: str) -> None:
-        if method in ("PUT", "DELETE"):
-            asked.append(f"{method} {key.rpartition('/')[2]}")
-
-    server.fault = note
-    deleting.want(2)
+    server.asked.clear()
+    want(deleting, 2)
     deleting.shelf.finish()
-    gone = [f"DELETE chunk_0000{number}.jsonl{end}" for number in (0, 1) for end in (".completed", "")]
-    assert asked == ["PUT retired.json", *gone]
+    asked = [(method, key.rpartition("/")[2]) for method, key in server.asked if method in CHANGES]
+    gone = [("DELETE", name(number)) for number in (0, 1) for name in (seal_name, chunk_name)]
+    assert asked == [("PUT", "retired.json"), *gone]
 
 
-def test_what_a_killed_run_has_not_deleted_does_not_hold_up_the_next_chunks(deleting: Deleting, server: Server) -> None:
+def test_what_a_killed_run_has_not_deleted_does_not_hold_up_the_next_chunks(deleting: Shipping, server: Server) -> None:
     left = [chunk_name(number) for number in range(100, 140)]
     deleting.shelf._leftovers = list(left)
     deleted: list[str] = []
@@ -178,7 +159,7 @@ def test_what_a_killed_run_has_not_deleted_does_not_hold_up_the_next_chunks(dele
     assert deleted == left
 
 
-def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting) -> None:
+def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Shipping) -> None:
     commit(deleting.url, 1, "gone")
     commit(deleting.url, 3, "there")
     deleting.shelf.pull()

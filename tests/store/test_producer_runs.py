@@ -1,20 +1,25 @@
-"""Whole runs of the real command into a bucket: the same objects as files of a run into a directory."""
+"""Runs of the real command into a bucket: the same objects as files, also of a store that fails or is away a while."""
 
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard.errors import StreamInvalid
+from lazyshard.errors import StoreUnavailable, StreamInvalid
 from lazyshard.format.records import seal_name
 from lazyshard.store.files import UrlPath
-from lazyshard_producer.shipping.store import read_stream
+from lazyshard_producer.shipping.store import StreamStore, read_stream
+from lazyshard_producer.stop import GivenUp
 from tests.harness.processes.producing import assert_one_line, rows
-from tests.store.producing import Run, check_ended, chunk_names, ids, objects, taken, until
+from tests.store.producing import HASTE, Run, check_ended, chunk_names, ids, objects, refusing, taken, until, watched
+from tests.store.server import BROKEN, BUSY
 from tests.store.streams import publish
+from tests.stream.streams import raised, refusal_of
 
 pytestmark = pytest.mark.full
 TIMES = {"sealed_at", "created_at", "updated_at", "at", "rate", "pid", "process", "since", "token", "stream_id"}
@@ -64,7 +69,7 @@ def test_order_in_which_objects_are_put_and_of_an_ended_stream_nothing_is_change
         file.write(b"{}\n")
     assert (run.run()[0], run.changes) == (5, [])
     run.move()
-    assert run.run("--samples-per-chunk", 4)[0] == 5
+    run.ends(5, "--samples-per-chunk", 4)
     assert run.objects() == before
 
 
@@ -104,23 +109,20 @@ def test_refused_rows_and_journals_come(run: Run, tmp_path: Path) -> None:
     assert "already ended" in run.finish()
     (incoming / "d.jsonl").write_bytes(rows(7, 8))
     run.move()
-    code, said = run.run()
-    assert (code, run.changes) == (5, [])
-    assert_one_line(said, str(incoming / "d.jsonl"))
+    assert_one_line(run.ends(5), str(incoming / "d.jsonl"))
+    assert run.changes == []
     assert [line["row"] for line in timeless(found["quarantine.jsonl"])] == ["no row"]
 
 
 def test_what_is_missing_or_somebody_elses_is_said_before_another_producer_is_fenced(run: Run, source: Path) -> None:
     store, key = run.url.store, f"{run.url.key}/chunk_00000.jsonl"
     store.put(key, b'{"id":0}\n')
-    code, said = run.run()
-    assert (code, run.changes) == (5, [])
-    assert_one_line(said)
+    assert_one_line(run.ends(5))
+    assert run.changes == []
     store.delete(key)
     source.unlink()
-    code, said = run.run()
-    assert (code, run.changes) == (4, [])
-    assert_one_line(said, "in.jsonl")
+    assert_one_line(run.ends(4), "in.jsonl")
+    assert run.changes == []
 
 
 def test_a_run_that_fails_tells_the_readers_why(run: Run, source: Path) -> None:
@@ -137,9 +139,8 @@ def test_a_gap_is_refused(bucket: UrlPath, tmp_path: Path) -> None:
     publish(tmp_path / "local", bucket, 9, 3)
     store = taken(bucket)
     store.delete(seal_name(1))
-    with pytest.raises(StreamInvalid, match=seal_name(1)) as caught:
-        read_stream(store, 3)
-    assert (caught.value.directory, caught.value.chunk) == (str(bucket), 1)
+    caught = refusal_of(StreamInvalid, seal_name(1), read_stream, store, 3)
+    assert (caught.directory, caught.chunk) == (str(bucket), 1)
 
 
 def test_the_head_never_names_a_chunk_that_is_not_there_yet(run: Run) -> None:
@@ -163,3 +164,127 @@ def test_the_head_never_names_a_chunk_that_is_not_there_yet(run: Run) -> None:
 
     run.finish(prepare=["tests.store.producer_haste:talkative"], fault=look)
     assert wrong == []
+
+
+@pytest.fixture
+def longer(run: Run, source: Path) -> Run:
+    """One of 15 rows."""
+    source.write_bytes(rows(0, 15))
+    return run
+
+
+def waiting(run: Run) -> int:
+    """Chunks that lie in the spool."""
+    return len(list(run.spool.rglob("stream/*.completed")))
+
+
+def note(run: Run) -> str:
+    """What the run waits for, as the head in the spool has it."""
+    return "".join(json.loads(head.read_bytes()).get("note", "") for head in run.spool.rglob("stream/head.json"))
+
+
+def test_failing_requests_lose_and_double_nothing(longer: Run) -> None:
+    turns = most = 0
+
+    def cut(body: bytes) -> Any:
+        raise RuntimeError("made so")
+
+    def every_third(method: str, key: str) -> Any:
+        nonlocal turns, most
+        turns += 1
+        if method == "PUT" and key.endswith(".completed"):
+            most = max(most, waiting(longer))
+        # At the start the store is away for a while.
+        if turns > 5 and turns % 3:
+            return None
+        # Half of them are done all the same, and only the answer is a failure: a PUT that is repeated is refused then.
+        return [(503, BUSY), cut, (500, BROKEN), cut][turns // 3 % 4]
+
+    longer.finish("--max-spool", 2000, fault=every_third)
+    # Three fit into the bound. The one that is put last stays until the next one is there.
+    assert 1 <= most <= 4
+    check_ended(longer.objects(), 15, 3)
+
+
+# Rows that fit into the spool are all published there, and the command is through but for the store.
+@pytest.mark.parametrize(("options", "chunks"), [(("--max-spool", 2000), 3), ((), 5)])
+def test_the_run_says_why_it_waits(options: tuple[object, ...], chunks: int, longer: Run) -> None:
+    with watched(longer.server, refusing()):
+        pid = longer.start(*options, prepare=HASTE)
+        until(lambda: "event=waiting" in longer.nursery.said(pid))
+        if options:
+            until(lambda: "SlowDown" in note(longer))
+            # A chunk with its seal has some 650 bytes.
+            assert waiting(longer) == 3
+            assert "--max-spool 2.0 kB: 3 chunks" in note(longer) and str(longer.url) in note(longer)
+    said = longer.wait(pid)
+    line, *_ = [line for line in said.splitlines() if "event=waiting" in line]
+    assert f"{chunks} chunks" in line
+    assert not options or "event=resumed" in said
+    check_ended(longer.objects(), 15, 3)
+
+
+def test_past_its_patience_the_run_fails_with_7_and_keeps_what_is_not_put(longer: Run) -> None:
+    said = longer.ends(7, "--store-patience-seconds", 1, fault=refusing("chunk_00002"))
+    assert_one_line(said, "--store-patience-seconds", "SlowDown")
+    assert ids(longer.objects()) == list(range(6))
+    assert waiting(longer) > 1
+    assert "is discarded" not in longer.finish()
+    check_ended(longer.objects(), 15, 3)
+
+
+def test_signal_while_the_store_is_away_leaves_the_rest_for_the_next_start(longer: Run) -> None:
+    with watched(longer.server, refusing()):
+        pid = longer.start("--max-spool", 2000, prepare=HASTE)
+        until(lambda: note(longer).startswith("--max-spool"))
+        os.kill(pid, signal.SIGINT)
+        longer.wait(pid, 130)
+    assert waiting(longer) == 3
+    longer.move()
+    longer.finish()
+    check_ended(longer.objects(), 15, 3)
+
+
+def test_a_signal_while_the_store_is_waited_for_at_the_start_ends_the_run(run: Run) -> None:
+    with watched(run.server, lambda method, key: (503, BUSY)):
+        code, said = run.stopped(lambda: run.server.asked.total() > 2, by=signal.SIGTERM)
+    assert code == 0
+    assert "result=terminated" in said
+
+
+def store_that_fails(monkeypatch: pytest.MonkeyPatch, times: int, pause: Callable[[float], bool]) -> StreamStore:
+    """A store that refuses so many connections; each pause takes 10 s."""
+    now, store = [0.0], StreamStore("s3://a/b", 35.0, "It is kept", pause=lambda seconds: pause(now[0]))
+
+    def refuse() -> tuple[Any, str]:
+        nonlocal times
+        times -= 1
+        if times < 0:
+            return None, ""
+        now[0] += 10.0
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(store, "_system", refuse)
+    return store
+
+
+def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_comes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str | None] = []
+
+    def pause(now: float) -> bool:
+        said.append(store.trouble)
+        return False
+
+    store = store_that_fails(monkeypatch, 3, pause)
+    assert store.request("", "reading", lambda fs, path: "done") == "done"
+    assert store.trouble is None
+    assert said == [f"the store has not responded for {10 * n} s (connection refused)" for n in range(1, 4)]
+
+
+def test_tries_end_with_patience_or_by_being_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnavailable, match=r"40 s: connection refused.* It is kept; --store-patience-seconds 35 "):
+        store_that_fails(monkeypatch, 100, lambda now: False).get("a")
+    raised(GivenUp, store_that_fails(monkeypatch, 100, lambda now: now >= 20).get, "a")

@@ -25,15 +25,14 @@ from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream import CursorOwner, listing
 from lazyshard.stream import reader as reading
 from lazyshard_producer.limits import Shelf
-from lazyshard_producer.shipping.shipper import Shipper, put_chunk
-from lazyshard_producer.shipping.store import Spool, read_stream, restore
-from lazyshard_producer.stop import Stop
+from lazyshard_producer.shipping.shipper import put_chunk
+from lazyshard_producer.shipping.store import read_stream, restore
 from tests.cli.commands import lazyshard
 from tests.data.options import grouped
 from tests.packaging.guide_programs import blocks
-from tests.store.producing import taken
+from tests.store.producing import Shipping
 from tests.store.server import BUSY, Gate, Server
-from tests.store.streams import publish, put, upload
+from tests.store.streams import copies, publish, put, upload
 from tests.stream.arrays import expected, values
 from tests.stream.arrays import produce as produce_arrays
 from tests.stream.damage import cut, delete, each, flip
@@ -252,10 +251,6 @@ def read(url: UrlPath) -> list[Any]:
     return [values(row) for row in StreamReader(url, max_wait=0)]
 
 
-def copies(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "cache").glob("*/*"))
-
-
 def test_side_file_got_once(server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
     upload(produce_arrays(tmp_path / "stream", 6), bucket)
@@ -263,7 +258,7 @@ def test_side_file_got_once(server: Server, bucket: UrlPath, tmp_path: Path, mon
     assert read(bucket) == read(bucket) == expected(0, 6)
     fetched = [key.rpartition("/")[2] for method, key in server.asked if method == "GET" and ".arrays" in key]
     assert sorted(fetched) == [arrays_name(number) for number in range(3)]
-    assert copies(tmp_path) == [chunk_name(number) for number in range(3)]
+    assert copies(tmp_path / "cache") == [chunk_name(number) for number in range(3)]
     dataset = LazyShardedDataset(bucket, dp_rank=0, dp_size=1, order=Order(shuffle_window=4))
     assert sorted(values(dataset[index]) for index in range(6)) == expected(0, 6)
     assert not verify(bucket).findings
@@ -291,7 +286,7 @@ def test_damaged_and_lost_side_files_are_fetched_again(server: Server, bucket: U
     assert [values(reader.read(sample)) for sample in range(3)] == expected(0, 3)
     for sample, error in ((3, ChunkCorrupt), (4, ChunkCorrupt), (6, ChunkMissing)):
         refusal_of(error, f"{bucket}/{arrays_name(sample // 2)}", reader.read, sample)
-        assert chunk_name(sample // 2) not in copies(tmp_path)
+        assert chunk_name(sample // 2) not in copies(tmp_path / "cache")
     upload(tmp_path / "whole", bucket)
     assert read(bucket) == expected(0, 8)
     # A copy that is lost or cut is fetched again as well.
@@ -300,18 +295,6 @@ def test_damaged_and_lost_side_files_are_fetched_again(server: Server, bucket: U
     assert read(bucket) == expected(0, 8)
     os.truncate(path, 3)
     assert read(bucket) == expected(0, 8)
-
-
-class Shipping:
-    """What puts a spool to the store, without the command whose rows hold no arrays."""
-
-    def __init__(self, url: UrlPath, root: Path) -> None:
-        self.store = taken(url, 5.0)
-        self.spool = Spool(root, self.store.url)
-        self.shelf = Shipper(self.store, self.spool, read_stream(self.store, None), 1 << 30, Stop(), print)
-
-    def ship(self, chunks: int) -> None:
-        assert self.shelf.settle(chunks, lambda text: None)
 
 
 @pytest.fixture
@@ -323,7 +306,7 @@ def test_side_file_is_put_and_deleted_with_its_chunk(server: Server, bucket: Url
     produce_arrays(shipping.spool.stream, 8, end=False)
     stream_id = StreamReader(shipping.spool.stream).stream_id
     used = sum(map(Shelf(shipping.spool.stream).chunk_size, range(4)))
-    shipping.ship(4)
+    assert shipping.shelf.settle(4, print)
     put = [key.rpartition("/")[2] for method, key in server.asked if method == "PUT"]
     chunks = [name for name in put if name.startswith("chunk_")]
     assert chunks == [name(number) for number in range(4) for name in (arrays_name, chunk_name, seal_name)]
@@ -334,13 +317,12 @@ def test_side_file_is_put_and_deleted_with_its_chunk(server: Server, bucket: Url
     cursor(bucket, "run", consumed=6, chunks_before=3, stream_id=stream_id)
     shipping.shelf.retire(3, 4, lambda: None)
     shipping.shelf.finish()
-    kept = [name for name in shipping.store.list() if name.startswith("chunk_")]
-    assert sorted(kept) == sorted([arrays_name(3), chunk_name(3), seal_name(3)])
+    assert shipping.left() == {arrays_name(3), chunk_name(3), seal_name(3)}
 
 
 def test_spool_is_made_of_the_store_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
     produce_arrays(shipping.spool.stream, 4, end=False)
-    shipping.ship(2)
+    assert shipping.shelf.settle(2, print)
     found = read_stream(shipping.store, 2)
     assert not found.unsealed
     restore(shipping.store, found, tmp_path / "restored")

@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from fsspec.config import conf
 from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable
 from lazyshard.store.files import UrlPath, is_folder, is_url, stream_name, stream_path
 from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
-from tests.harness.processes.environment import environment
+from tests.harness.processes.environment import environment, run_command
 from tests.store.server import BROKEN, BUSY, Gate, Server, mute
 from tests.stream.streams import forked, raised, refusal_of
 
@@ -215,7 +214,6 @@ def test_a_local_stream_needs_neither_fsspec_nor_s3fs(tmp_path: Path) -> None:
         "try: StreamReader('s3://bucket/a')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    command = [sys.executable, "-c", source, str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    done = run_command(sys.executable, "-c", source, tmp_path, env=environment())
     assert done.stdout.splitlines()[-1].startswith("AccessRefused s3://bucket/a/stream.json: ")
     assert "pip install 'lazyshard[objects]'" in done.stdout

@@ -1,5 +1,6 @@
 """Small streams, children and waits that the tests of storage share."""
 
+import contextlib
 import gc
 import itertools
 import json
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -86,6 +87,12 @@ def head(directory: Path) -> Head:
 
 def seal(directory: Path, chunk: int) -> Seal:
     return Seal.decode((directory / seal_name(chunk)).read_bytes(), chunk)
+
+
+def tokens(directory: Path, chunks: int) -> list[list[int] | None]:
+    """The lengths in each of so many seals."""
+    found = [seal(directory, chunk).tokens for chunk in range(chunks)]
+    return [None if one is None else one.tolist() for one in found]
 
 
 def collect_garbage() -> None:
@@ -183,6 +190,33 @@ def fork(work: Callable[..., object], *arguments: object, expected: type[BaseExc
 def forked(work: Callable[[], object]) -> int:
     """Runs `work` in a fork and returns its exit code: 0 when it returned, 1 when it raised, -N killed by signal N."""
     return os.waitstatus_to_exitcode(reap(fork(work)))
+
+
+def ended_process() -> int:
+    """The number of a process that has been."""
+    pid = fork(lambda: None)
+    reap(pid)
+    return pid
+
+
+@contextlib.contextmanager
+def running(work: Callable[..., object], *arguments: object) -> Iterator[int]:
+    """Runs `work` in a fork that is killed in the end, if it was not before; yields its number once it has begun."""
+    ready, begun = os.pipe()
+
+    def begin() -> None:
+        os.write(begun, b".")
+        work(*arguments)
+
+    pid = fork(begin)
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(begun)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def reap(pid: int) -> int:

@@ -22,14 +22,9 @@ from lazyshard.stream import scattered
 from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
 from lazyshard.stream.scattered import Held, ScatteredReader
 from tests.stream.damage import flip
-from tests.stream.streams import foreign, produce, raised, seal, seal_rows
+from tests.stream.streams import foreign, forked, produce, raised, seal, seal_rows
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
-
-
-def sealed(directory: Path, lines: list[bytes]) -> Path:
-    seal_rows(directory, 0, *lines)
-    return directory / chunk_name(0)
 
 
 def opened(data: Path) -> Chunk:
@@ -41,7 +36,8 @@ def take(chunk: Chunk, first: int, stop: int, at_least: int = 1, budget: int = 1
 
 
 def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sealed(tmp_path, LINES)
+    seal_rows(tmp_path, 0, *LINES)
+    data = tmp_path / chunk_name(0)
     chunk = opened(data)
     assert [chunk.line(row) for row in range(4)] == LINES
     for first in range(4):
@@ -373,12 +369,13 @@ def test_a_fork_changes_nothing_in_its_parents_rows() -> None:
     kept = memory.take(SIZE)
     kept[:] = 1
     free = address(memory.take(SIZE))
-    child = os.fork()
-    if not child:
+
+    def child() -> None:
         data = memory.take(SIZE)
         data[:] = 2
-        os._exit(0 if address(data) == free and int(kept.max()) == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert address(data) == free and int(kept.max()) == 1
+
+    assert forked(child) == 0
     assert set(kept.tolist()) == {1}
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import filelock
 import pytest
 
+from lazyshard import StreamReader
 from lazyshard import stream as streaming
 from lazyshard.errors import CursorTaken, FileInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format.records import Manifest
 from lazyshard.format.state import Cursor, CursorToken, ReadingHint, RunState
 from lazyshard.inspection.verification_files import read_files
 from lazyshard.part import Part
@@ -21,7 +21,7 @@ from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.stream import streams
-from tests.stream.streams import foreign, forked, names, produce, raised, raising, refusal_of, wait_until
+from tests.stream.streams import forked, names, produce, raised, raising, refusal_of, wait_until
 
 
 @pytest.fixture
@@ -29,16 +29,21 @@ def stream(tmp_path: Path) -> Path:
     return produce(tmp_path / "s", 8, end=False)
 
 
-def identity(stream: Path) -> str:
-    return Manifest.decode((stream / "stream.json").read_bytes()).stream_id
+HOST = os.uname().nodename
+
+
+def at(consumed: int, *, updated_at: float = 1700000000.0) -> Cursor:
+    """The cursor of a run of one rank at that many samples."""
+    state = RunState(None, 2, 2, 0, 0, None, (Part(1, 1, consumed),), consumed)
+    return Cursor("sft", None, consumed, consumed // 2, {"dp_size": 1}, updated_at, state)
 
 
 def cursor(stream: Path, name: str = "sft", chunks: int = 2) -> Cursor:
-    return Cursor(name, identity(stream), chunks * 2, chunks, {"dp_size": 1}, 1700000000.0)
+    return Cursor(name, StreamReader(stream).stream_id, chunks * 2, chunks, {"dp_size": 1}, 1700000000.0)
 
 
 def mark(stream: Path, name: str = "sft", needs: int = 4) -> ReadingHint:
-    return ReadingHint(name, identity(stream), 2, 0, needs, 1700000000.0)
+    return ReadingHint(name, StreamReader(stream).stream_id, 2, 0, needs, 1700000000.0)
 
 
 def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> None:
@@ -62,19 +67,6 @@ def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> 
         streaming.Consumer("sft", cursor(stream), mark(stream), None),
     )
     assert [one.chunks_before for one in list_consumers(stream)] == [2, 1, 0, 2]
-
-
-@pytest.mark.parametrize("stream_id", ["f" * 32, None])
-def test_cursor_and_mark_of_another_stream_do_not_count(stream: Path, stream_id: str | None) -> None:
-    write_cursor(stream, replace(cursor(stream), stream_id=stream_id))
-    streaming.write_reading(stream, replace(mark(stream), stream_id=stream_id))
-    (found,) = list_consumers(stream)
-    assert (found.cursor, found.reading, found.chunks_before) == (None, None, 0)
-    assert found.problem is not None and identity(stream) in found.problem
-    others = foreign(stream / "foreign", b'{"id":0}\n{"id":1}\n')
-    told = Cursor("sft", None, 2, 1, {}, 1700000000.0)
-    write_cursor(others, told)
-    assert list_consumers(others) == (streaming.Consumer("sft", told, None, None),)
 
 
 def test_damaged_manifest_and_cursors_that_cannot_be_listed_are_raised_and_not_taken_for_none(stream: Path) -> None:
@@ -107,22 +99,18 @@ def test_forgotten_consumer_leaves_nothing_and_others_stay(stream: Path, monkeyp
     assert calls == ["unlink sft.reading.json", "unlink sft.json", "sync cursors"]
 
 
-OLD = Cursor("sft", None, 8, 1, {"dp_size": 2}, 1700000000.0)
-NEW = replace(OLD, consumed=16, chunks_before=2, updated_at=1700000009.0)
-
-
 def test_cursor_is_read_as_it_was_written_or_refused_by_its_name(tmp_path: Path) -> None:
     assert read_cursor(tmp_path, "sft") is None
     assert read_cursor(tmp_path / "nowhere", "sft") is None
-    caught = raised(StreamMissing, write_cursor, tmp_path / "nowhere", OLD)
+    caught = raised(StreamMissing, write_cursor, tmp_path / "nowhere", at(8))
     assert (caught.directory, names(tmp_path)) == (str(tmp_path / "nowhere"), [])
-    write_cursor(tmp_path, OLD)
-    assert read_cursor(tmp_path, "sft") == OLD
-    write_cursor(str(tmp_path), NEW)
-    assert (read_cursor(str(tmp_path), "sft"), read_cursor(tmp_path, "dpo")) == (NEW, None)
+    for told in (at(8), at(16, updated_at=1700000009.0)):
+        write_cursor(str(tmp_path), told)
+        assert read_cursor(str(tmp_path), "sft") == read_cursor(tmp_path, "sft") == told
+    assert read_cursor(tmp_path, "dpo") is None
     assert (names(tmp_path), names(tmp_path / "cursors")) == (["cursors"], ["sft.json"])
-    invalid = (b"", b"{", OLD.encode()[:-9], b"\0" * 100, OLD.encode().replace(b"sft", b"dpo"))
-    later = OLD.encode().replace(b'"format":1', b'"format":2')
+    invalid = (b"", b"{", at(8).encode()[:-9], b"\0" * 100, at(8).encode().replace(b"sft", b"dpo"))
+    later = at(8).encode().replace(b'"format":1', b'"format":2')
     cases: list[tuple[bytes, type[Exception]]] = [(later, VersionUnsupported), *((one, FileInvalid) for one in invalid)]
     path = tmp_path / "cursors" / "sft.json"
     for data, error in cases:
@@ -170,15 +158,6 @@ def test_refusing_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         assert not streaming.write_reading(place, OLD_MARK)
     assert len(caplog.records) == 2
     assert not (tmp_path / "nowhere").exists()
-
-
-HOST = os.uname().nodename
-
-
-def at(consumed: int, *, updated_at: float = 1700000000.0) -> Cursor:
-    """The cursor of a run of one rank at that many samples."""
-    state = RunState(None, 2, 2, 0, 0, None, (Part(1, 1, consumed),), consumed)
-    return Cursor("sft", None, consumed, consumed // 2, {"dp_size": 1}, updated_at, state)
 
 
 def written(directory: Path) -> int | None:

@@ -1,5 +1,6 @@
 """The folder of kept samples: bounded, read by many, changed by anybody, and never a wrong sample."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -18,7 +19,7 @@ from lazyshard.format import arrays
 from lazyshard.format.arrays import Kept, encode_sample, slot_at
 from lazyshard.store import durable
 from tests.harness.processes.kill_points import KillPoint, When
-from tests.stream.streams import forked, open_descriptors, raised, wait_until
+from tests.stream.streams import forked, open_descriptors, raised, running, wait_until
 
 ROWS: Final = 4
 LINE: Final = 99
@@ -39,10 +40,8 @@ def keep(kept: KeptSamples, chunk: int, row: int, size: int = 0) -> bool:
 
 def find(kept: KeptSamples, chunk: int, row: int) -> Any:
     found = kept.find(key(chunk), ROWS, row, LINE)
-    if found is None:
-        return None
-    assert isinstance(found, Kept)
-    return found.sample["id"]
+    assert found is None or isinstance(found, Kept)
+    return None if found is None else found.sample["id"]
 
 
 def taken(directory: Path) -> int:
@@ -300,20 +299,17 @@ def test_killed_at_any_call_the_next_process_goes_on(tmp_path: Path, when: When)
 def test_claim_is_one_process_at_a_time_and_ends_with_it(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path, PLENTY)
     assert kept.claim(key(1), 2)
-    pid = os.fork()
-    if not pid:
-        try:
-            theirs = KeptSamples(tmp_path, PLENTY)
-            claims = [theirs.claim(key(1), 2), kept.claim(key(1), 2), theirs.claim(key(1), 3)]
-            (tmp_path / "claims").write_text(str(claims))
-            signal.pause()
-        finally:
-            os._exit(1)
-    wait_until(lambda: (tmp_path / "claims").exists() and (tmp_path / "claims").read_text(), "it has tried")
-    assert (tmp_path / "claims").read_text() == "[False, False, True]"
-    assert not kept.claim(key(1), 3)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+
+    def work() -> None:
+        theirs = KeptSamples(tmp_path, PLENTY)
+        claims = [theirs.claim(key(1), 2), kept.claim(key(1), 2), theirs.claim(key(1), 3)]
+        (tmp_path / "claims").write_text(str(claims))
+        signal.pause()
+
+    with running(work):
+        wait_until(lambda: (tmp_path / "claims").exists() and (tmp_path / "claims").read_text(), "it has tried")
+        assert (tmp_path / "claims").read_text() == "[False, False, True]"
+        assert not kept.claim(key(1), 3)
     assert kept.claim(key(1), 3)
     kept.release(key(1), 2)
     assert forked(lambda: os._exit(not KeptSamples(tmp_path, PLENTY).claim(key(1), 2))) == 0
@@ -323,25 +319,16 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
     monkeypatch.setattr(durable, "LOCK_S", 0.01)
     kept = KeptSamples(tmp_path, PLENTY)
     assert keep(kept, 1, 0)
-    with durable.locked(tmp_path / FOLDER / ".room") as locked:
-        assert locked is not None
+    with contextlib.ExitStack() as until_the_end:
+        with durable.locked(tmp_path / FOLDER / ".room") as locked:
+            assert locked is not None
+            assert not keep(kept, 1, 1)
+            assert find(kept, 1, 0) == [1, 0]
+            # A fork does not keep the lock of its parent.
+            until_the_end.enter_context(running(signal.pause))
+        # For a while it does not even try, so that not each sample waits.
         assert not keep(kept, 1, 1)
-        assert find(kept, 1, 0) == [1, 0]
-        # A fork does not keep the lock of its parent.
-        ready, told = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.write(told, b".")
-            signal.pause()
-            os._exit(0)
-        assert os.read(ready, 1) == b"."
-    # For a while it does not even try, so that not each sample waits.
-    assert not keep(kept, 1, 1)
-    try:
         assert keep(KeptSamples(tmp_path, PLENTY), 1, 1)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,35 +345,20 @@ def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_device_that_refuses_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptSamples(tmp_path, PLENTY)
-    keep(kept, 1, 0)
-    size = taken(tmp_path)
+    kept, beginning = KeptSamples(tmp_path, PLENTY), arrays.encode_head(key(1), ROWS)
+    for row, fails in ((0, beginning), (1, record(1, 1)[:16])):
+        size = taken(tmp_path)
 
-    def refused(fd: int, data: bytes, offset: int) -> int:
-        if len(data) < 500:
-            return WRITE(fd, data, offset)
-        WRITE(fd, bytes(data)[:100], offset)
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(os, "pwrite", refused)
-        keep(kept, 1, 1, 600)
-    assert taken(tmp_path) == size
-    assert [find(kept, 1, 0), find(kept, 1, 1)] == [[1, 0], None]
-    assert keep(kept, 1, 1, 600)
-    assert find(KeptSamples(tmp_path, PLENTY), 1, 1) == [1, 1]
-
-
-def test_file_without_its_beginning_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptSamples(tmp_path, PLENTY)
-
-    def refused(fd: int, data: bytes, offset: int) -> int:
-        if bytes(data).startswith(arrays.encode_head(key(1), ROWS)):
+        def refused(fd: int, data: bytes, offset: int, fails: bytes = fails) -> int:
+            if not bytes(data).startswith(fails):
+                return WRITE(fd, data, offset)
+            WRITE(fd, bytes(data)[: len(data) // 2], offset)
             raise OSError(errno.ENOSPC, "no space")
-        return WRITE(fd, data, offset)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(os, "pwrite", refused)
-        keep(kept, 1, 0)
-    assert keep(kept, 1, 0)
-    assert [find(one, 1, 0) for one in (kept, KeptSamples(tmp_path, PLENTY))] == [[1, 0], [1, 0]]
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(os, "pwrite", refused)
+            keep(kept, 1, row)
+        assert not row or taken(tmp_path) == size
+        assert [find(kept, 1, one) for one in range(2)] == [[1, 0] if row else None, None]
+        assert keep(kept, 1, row)
+        assert [find(one, 1, row) for one in (kept, KeptSamples(tmp_path, PLENTY))] == [[1, row]] * 2

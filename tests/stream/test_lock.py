@@ -27,8 +27,6 @@ from tests.stream import streams
 from tests.stream.damage import edit
 from tests.stream.streams import add, fail_when, forked, go_on, head, names, produce, raised, refusal_of, rows
 
-OPEN = "import sys\nfrom lazyshard import ChunkWriter\nwriter = ChunkWriter(sys.argv[1], 2)\n"
-
 
 def owner(directory: Path) -> Owner:
     return Owner.decode((directory / "stream.owner").read_bytes())
@@ -63,8 +61,7 @@ def test_writer_whose_owners_file_is_gone_or_torn_stops_and_names_no_one(tmp_pat
     # Nor is the stream touched where it is only asked who owns it.
     writer = ChunkWriter(tmp_path / "asked", 2)
     writer.check_owner()
-    (tmp_path / "asked" / ".producer.lock").unlink()
-    with ChunkWriter(tmp_path / "asked", 2):
+    with take_over(tmp_path / "asked", writer):
         for call in (writer.check_owner, writer.close):
             raised(ProducerFenced, call)
 
@@ -146,7 +143,8 @@ def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_
 
     assert forked(child) == 0
     raised(ProducerFenced, ChunkWriter, tmp_path, 3)
-    assert streams.python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerFenced: ") == 1
+    program = "import sys\nfrom lazyshard import ChunkWriter\nChunkWriter(sys.argv[1], 3)\n"
+    assert streams.python(program, tmp_path).stderr.count("ProducerFenced: ") == 1
     add(writer, 1, 4)
     writer.close()
     assert list(StreamReader(tmp_path)) == rows(0, 4)
@@ -154,25 +152,18 @@ def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_
 
 
 def test_fork_that_lives_on_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
-    ready, go = os.pipe(), os.pipe()
-
     def parent() -> None:
-        writer = ChunkWriter(tmp_path, 2)
+        writer = ChunkWriter(tmp_path / "s", 2)
         writer.write({"id": 0})
-        if os.fork() == 0:
-            os.close(go[1])
-            os.write(ready[1], b"x")
-            os.read(go[0], 1)
-            os._exit(0)
-        os.read(ready[0], 1)
-        os.kill(os.getpid(), signal.SIGKILL)
+        with streams.running(signal.pause) as pid:
+            (tmp_path / "lives").write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
 
+    assert forked(parent) == -signal.SIGKILL
     try:
-        assert forked(parent) == -signal.SIGKILL
-        go_on(tmp_path, 2)
+        go_on(tmp_path / "s", 2)
     finally:
-        for fd in (*ready, *go):
-            os.close(fd)
+        os.kill(int((tmp_path / "lives").read_text()), signal.SIGKILL)
 
 
 TOLD: Final = Head(0, 0, False, "running", 0.0, socket.gethostname(), os.getpid(), 0.0)
@@ -182,20 +173,15 @@ TOLD: Final = Head(0, 0, False, "running", 0.0, socket.gethostname(), os.getpid(
 def child() -> Iterator[Head]:
     """A process that runs until it is killed, and is waited for only at the end; as a producer."""
     told, tells = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def work() -> None:
         os.write(tells, own_process().encode())
-        os.close(tells)
         signal.pause()
-        os._exit(0)
+
+    with streams.running(work) as pid:
+        yield replace(TOLD, pid=pid, process=os.read(told, 100).decode())
+    os.close(told)
     os.close(tells)
-    with os.fdopen(told) as end:
-        process = end.read()
-    try:
-        yield replace(TOLD, pid=pid, process=process)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_killed_process_has_ended_before_anybody_has_waited_for_it(child: Head) -> None:
@@ -208,11 +194,7 @@ def test_killed_process_has_ended_before_anybody_has_waited_for_it(child: Head) 
     assert (process_gone(child), process_ended(child)) == (True, True)
     # Its number is still taken: without more than that it may run.
     assert process_gone(replace(child, process="")) is False
-    waited_for = os.fork()
-    if waited_for == 0:
-        os._exit(0)
-    os.waitpid(waited_for, 0)
-    gone = replace(child, pid=waited_for, process="")
+    gone = replace(child, pid=streams.ended_process(), process="")
     assert (process_gone(gone), process_ended(gone)) == (True, False)
     assert process_ended(replace(gone, process=own_process())) is True
     told: list[dict[str, Any]] = [{}, {"pid": 1}, {"host": "elsewhere"}, {"pid": 0}]
@@ -277,7 +259,7 @@ def test_link_out_of_the_stream_is_refused_and_one_within_it_is_followed(tmp_pat
     (stream / "link").symlink_to("deep/data")
     (tmp_path / "alias").symlink_to(stream)
     assert read_file(stream / "link") == read_file(tmp_path / "alias" / "link") == b"data"
-    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "secret").touch()
     for number, target in enumerate([tmp_path / "secret", Path("../secret"), Path("link_0")]):
         (stream / f"link_{number}").symlink_to(target)
         refusal_of(FileRefused, "out of the stream", read_file, stream / f"link_{number}")

@@ -4,16 +4,15 @@ import contextlib
 import fcntl
 import heapq
 import itertools
-import multiprocessing
 import os
 import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.context import ForkProcess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -28,21 +27,10 @@ from lazyshard.stream.listing import Published, has_unpublished_rows
 from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name
 from tests.stream import streams
 from tests.stream.damage import edit
-from tests.stream.streams import (
-    DEADLINE_S,
-    needs_root,
-    open_descriptors,
-    produce,
-    raising,
-    rows,
-    sequence,
-    wait_until,
-    write_pieces,
-)
+from tests.stream.streams import DEADLINE_S, open_descriptors, produce, raising, rows, wait_until
 
 ID: Final = "0123456789abcdef" * 2
 NAME: Final = "f" * 32
-FORK: Final = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
@@ -199,20 +187,9 @@ def _hold_the_right_to_ask(path: Path, mark: Path) -> None:
     signal.pause()
 
 
-@contextlib.contextmanager
-def child(work: Callable[..., None], *arguments: object) -> Iterator[ForkProcess]:
-    process = FORK.Process(target=work, args=arguments, daemon=True)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
-
-
 def test_the_answer_of_another_is_waited_for_but_not_for_long(node: Node, tmp_path: Path) -> None:
     (waiter,) = node.waiters(1)
-    with child(_hold_the_right_to_ask, node.directory, tmp_path / "mark"):
+    with streams.running(_hold_the_right_to_ask, node.directory, tmp_path / "mark"):
         wait_until((tmp_path / "mark").exists, "the right is held")
         waiter.renew(5.0)
         assert waiter.asked == []
@@ -269,9 +246,9 @@ def huge(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
-    make(path)
-    os.chown(path, 12345, 12345)
+def make_anothers(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
 
 
 @pytest.mark.few(4)
@@ -286,7 +263,7 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
         ("folder", Path.touch),
         ("folder", lambda folder: folder.symlink_to(folder.parent)),
         ("folder", lambda folder: (folder.mkdir(), folder.chmod(0o777))),
-        pytest.param("folder", lambda folder: make_anothers(folder, Path.mkdir), marks=needs_root),
+        pytest.param("folder", make_anothers, marks=streams.needs_root),
         ("folder", lambda folder: folder.parent.rmdir()),
     ],
 )
@@ -340,20 +317,15 @@ def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) ->
 
 @pytest.mark.parametrize("woken", [False, True])
 def test_a_wait_begins_and_ends_by_its_own_look(woken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ages: list[float] = []
-    renew = NodePoll.renew
-
-    def noted(poll: NodePoll, slot: int, age: float, *how: Any) -> None:
-        ages.append(age)
-        renew(poll, slot, age, *how)
-
-    monkeypatch.setattr(NodePoll, "renew", noted)
+    renew = Mock(side_effect=NodePoll.renew)
+    monkeypatch.setattr(NodePoll, "renew", lambda *given: renew(*given))
     reader = StreamReader(produce(tmp_path / "s", 4, end=False), max_wait=DEADLINE_S if woken else 0.1)
     if woken:
         monkeypatch.setattr(Waker, "sleep", lambda *_: bool(produce(tmp_path / "s", 6)))
         assert reader.wait_for(5).samples == 6
     else:
         streams.raised(WaitTimeout, reader.wait_for, 5)
+    ages = [call.args[2] for call in renew.mock_calls]
     assert (ages[0], ages[-1]) == (0.0, 0.0) and max(ages) > 0
 
 
@@ -381,16 +353,13 @@ def _wait(directory: Path, log: Path, stops: bool) -> None:
 def test_all_get_the_data_although_the_one_that_looks_is_stopped(tmp_path: Path, memory: Path) -> None:
     directory, log = produce(tmp_path / "s", 4, end=False), tmp_path / "log"
     log.touch()
-    with contextlib.ExitStack() as stack:
-        stops, *others = [stack.enter_context(child(_wait, directory, log, number == 0)) for number in range(4)]
-        everybody = {process.pid for process in (stops, *others)}
-        wait_until(lambda: {int(line.split()[0]) for line in log.read_text().splitlines()} >= everybody, "all wait")
+    with streams.running(_wait, directory, log, True):
+        others = [streams.fork(_wait, directory, log, False) for _ in range(3)]
+        wait_until(lambda: len({line.split()[0] for line in log.read_text().splitlines()}) == 4, "all wait")
         wait_until(lambda: len(shared_files(memory)) == 1, "they share a file")
         wait_until(lambda: "stops" in log.read_text(), "it has stopped")
         produce(directory, 6, end=False)
-        for process in others:
-            process.join(DEADLINE_S)
-            assert process.exitcode == 0
+        assert [os.waitstatus_to_exitcode(streams.reap(pid)) for pid in others] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"1", [1]), (b"of another release", [0, 1]), (b"9" * 5000, [0, 1])])
@@ -398,15 +367,11 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path, answ
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
     reader.read(0)
     reader.read(2)
-    node = Node(tmp_path / "s")
-    node.now = 0.0
-    other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
+    other, looks = (waiter.looks for waiter in Node(tmp_path / "s").waiters())
     other.renew(waiting.RETIRED_SLOT, 1.0, lambda: answer, lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
     assert list(reader._chunks) == left
-    for one in (other, looks):
-        one.close()
 
 
 def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0, **more: Any) -> Published:
@@ -449,10 +414,7 @@ def test_producer_is_described_with_what_to_do(what: Published, now: float, part
 
 def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
     produce(tmp_path, 4, end=False)
-    killed = os.fork()
-    if killed == 0:
-        os._exit(0)
-    os.waitpid(killed, 0)
+    killed = streams.ended_process()
     beat = {"state": "running", "rate": 100.0, "host": socket.gethostname(), "updated_at": time.time() - 100}
     for pid, told in ((killed, f"pid {killed} on .* no longer runs"), (os.getpid(), "is running")):
         edit("head.json", **beat, pid=pid)(tmp_path)
@@ -479,35 +441,17 @@ def test_silent_producer_may_hold_rows(tmp_path: Path, per_chunk: int, words: st
 def test_writers_that_give_no_sign_are_named(tmp_path: Path) -> None:
     stream = tmp_path / "s"
     for name in ("done", "gone", "silent", "busy", "failed"):
-        write_pieces(stream, name, 4, end=name == "done")
+        streams.write_pieces(stream, name, 4, end=name == "done")
     (stream / ".writers" / "new").mkdir()
-    sequence(stream)
-    gone = os.fork()
-    if gone == 0:
-        os._exit(0)
-    os.waitpid(gone, 0)
-    here: dict[str, object] = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "state": "running",
-        "updated_at": time.time(),
-    }
-    here["process"] = head.own_process()
-    changes: dict[str, dict[str, object]] = {
-        "gone": {"pid": gone},
-        "silent": {"updated_at": time.time() - 100},
-        "failed": {"state": "failed"},
-    }
-    for name in ("gone", "silent", "busy", "failed"):
-        edit(f".writers/{name}/head.json", **{**here, **changes.get(name, {})})(stream)
-    told = [f"{name} (pid {pid} on {here['host']})" for name, pid in (("failed", os.getpid()), ("gone", gone))]
-    text = str(
-        streams.refusal_of(WaitTimeout, "the sequencer .* of its 6 writers", StreamReader(stream, max_wait=0).read, 99)
-    )
-    assert [told[0] + " has failed" in text, told[1] + " no longer runs" in text] == [True, True]
-    assert ("silent (pid" in text, "new has not begun" in text, "busy" in text, "done" in text) == (
-        True,
-        True,
-        False,
-        False,
-    )
+    streams.sequence(stream)
+    gone, host = streams.ended_process(), socket.gethostname()
+    changes: dict[str, dict[str, Any]] = {"gone": {"pid": gone}, "silent": {"updated_at": time.time() - 100}}
+    for name, change in {**changes, "busy": {}, "failed": {"state": "failed"}}.items():
+        here = {"host": host, "pid": os.getpid(), "state": "running", "process": head.own_process()}
+        edit(f".writers/{name}/head.json", **here | {"updated_at": time.time()} | change)(stream)
+    read = StreamReader(stream, max_wait=0).read
+    text = str(streams.refusal_of(WaitTimeout, "the sequencer .* of its 6 writers", read, 99))
+    assert f"failed (pid {os.getpid()} on {host}) has failed" in text
+    assert f"gone (pid {gone} on {host}) no longer runs" in text
+    assert [words in text for words in ("silent (pid", "new has not begun")] == [True, True]
+    assert [name in text for name in ("busy", "done")] == [False, False]

@@ -27,18 +27,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
 from lazyshard.stream.waiting import HEAD_SLOT, NodePoll, Waker
 from tests.stream.damage import edit
-from tests.stream.streams import (
-    DEADLINE_S,
-    add,
-    fork,
-    forked,
-    open_descriptors,
-    produce,
-    raised,
-    reap,
-    rows,
-    wait_until,
-)
+from tests.stream.streams import DEADLINE_S, add, forked, open_descriptors, produce, raised, rows, running, wait_until
 
 
 class Clock:
@@ -146,16 +135,12 @@ def test_one_of_the_processes_of_a_rank_warns(tmp_path: Path, clock: Clock, capl
         mark.write_text(str(poll.warns_for(os.getppid())))
         signal.pause()
 
-    other = fork(warn)
-    try:
+    with running(warn):
         wait_until(lambda: mark.exists() and mark.read_text(), "the other warns")
         with caplog.at_level(logging.DEBUG, "lazyshard"):
             raised(WaitTimeout, reader.read, 5)
             # Forks of this process are other ranks to each other.
             assert forked(lambda: os._exit(_levels(reader, caplog) != [logging.WARNING] * 2)) == 0
-    finally:
-        os.kill(other, signal.SIGKILL)
-        reap(other)
     assert (mark.read_text(), [record.levelno for record in caplog.records]) == ("True", [logging.DEBUG] * 2)
     assert _levels(reader, caplog) == [logging.WARNING] * 2
 

@@ -24,19 +24,7 @@ from lazyshard.stream.listing import list_chunks, list_kept, read_retired, retir
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream import streams
 from tests.stream.damage import found
-from tests.stream.streams import (
-    foreign,
-    head,
-    lengths_of,
-    names,
-    produce,
-    put_lengths,
-    raised,
-    raising,
-    refusal_of,
-    rows,
-    sealed,
-)
+from tests.stream.streams import names, produce, raised, raising, refusal_of, rows
 
 
 @pytest.fixture
@@ -106,7 +94,7 @@ def test_what_deletes_nothing(stream: Path, tmp_path: Path, monkeypatch: pytest.
         retire(stream, 3, 5)
     assert (chunk_files(stream), read_retired(stream)) == (files(*range(5)), 0)
     assert names(stream / ".tmp") == []
-    others = foreign(tmp_path / "f", b'{"id":0}\n', b'{"id":1}\n')
+    others = streams.foreign(tmp_path / "f", b'{"id":0}\n', b'{"id":1}\n')
     for directory in (others, tmp_path / "nowhere"):
         raised(StreamInvalid, retire, directory, 1, 2)
     assert chunk_files(others) == files(0, 1)
@@ -134,20 +122,6 @@ def test_mark_of_another_stream_deletes_no_chunk_of_this_one(stream: Path) -> No
     assert list(StreamReader(produce(stream, 12))) == rows(0, 12)
     assert retire(stream, 1, 6) == 1
     assert read_retired(stream) == 1
-
-
-def test_retired_chunks_are_left_out_of_the_listing(stream: Path) -> None:
-    everything = list_chunks(stream)
-    assert (everything.first, everything.sealed, everything.complete, everything.gap) == (0, 5, 5, None)
-    retire(stream, 2, 5)
-    (stream / seal_name(0)).write_bytes(b"back")
-    (stream / chunk_name(1)).write_bytes(b"back")
-    kept = list_kept(stream)
-    assert (kept.first, kept.sealed, kept.complete, kept.gap) == (2, 5, 5, None)
-    assert (sorted(kept.data), sorted(kept.seals)) == ([2, 3, 4], [2, 3, 4])
-    assert kept.leftovers == [seal_name(0), chunk_name(1)]
-    (stream / chunk_name(3)).unlink()
-    assert (list_kept(stream).complete, list_kept(stream).gap) == (3, 3)
 
 
 def count_calls(stream: Path, counted: Path) -> None:
@@ -184,16 +158,6 @@ def test_next_producer_goes_on_after_the_retired_chunks_and_clears_what_came_bac
     reader = StreamReader(stream)
     assert (reader.seen.chunks, reader.seen.samples, reader.seen.ended) == (7, 13, True)
     assert [reader.read(sample)["id"] for sample in (10, 11, 12)] == [10, 11, 12]
-
-
-def test_partial_last_chunk_without_an_end_is_ended_above_retired_ones(tmp_path: Path) -> None:
-    stream = produce(tmp_path, 9)
-    retire(stream, 10, 5)
-    (stream / "stream.end").unlink()
-    (stream / "head.json").unlink()
-    assert StreamReader(stream).seen.samples == 8
-    assert raised(StreamEnded, ChunkWriter, stream).samples == 9
-    assert json.loads((stream / "stream.end").read_bytes()) == {"format": 1, "chunks": 5, "samples": 9}
 
 
 @pytest.mark.parametrize("lost", [(3,), (2,), (2, 3, 4)])
@@ -255,7 +219,8 @@ def test_lost_head_of_a_retired_stream_is_made_up_for(tmp_path: Path, chunks_bef
     assert [reader.read(n)["id"] for n in range(2 * kept, samples)] == list(range(2 * kept, samples))
     with contextlib.suppress(StreamEnded):
         ChunkWriter(stream, 2).close(end=False)
-    assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (published, samples, end)
+    told = streams.head(stream)
+    assert (told.chunks, told.samples, told.ended) == (published, samples, end)
 
 
 def test_chunks_that_go_during_a_listing_make_no_gap(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,26 +251,26 @@ def tokens_files(directory: Path) -> list[str]:
 
 
 def test_lengths_are_those_of_the_seals_and_chunks_without_or_deleted_are_named(tmp_path: Path) -> None:
-    directory = sealed(tmp_path / "s", [1, 2, 3, 4, 5])
-    assert lengths_of(directory) == [1, 2, 3, 4, 5]
+    directory = streams.sealed(tmp_path / "s", [1, 2, 3, 4, 5])
+    assert streams.lengths_of(directory) == [1, 2, 3, 4, 5]
     assert mean_tokens(directory) == 3
     assert overview(directory).tokens.total == 15
-    without = put_lengths(produce(tmp_path / "without", 5), [1, 2])
-    deleted = sealed(tmp_path / "deleted", list(range(10)), end=False)
+    without = streams.put_lengths(produce(tmp_path / "without", 5), [1, 2])
+    deleted = streams.sealed(tmp_path / "deleted", list(range(10)), end=False)
     retire(deleted, 1, 5)
     for directory, chunk in ((without, 1), (deleted, 0)):
-        caught = raised(errors.LengthUnknown, lengths_of, directory)
+        caught = raised(errors.LengthUnknown, streams.lengths_of, directory)
         assert (caught.chunk, caught.directory) == (chunk, str(directory))
 
 
 def test_files_of_measured_lengths_are_passed_over(tmp_path: Path) -> None:
-    directory = leave_tokens(sealed(tmp_path / "s", [1, 2, 3, 4, 5]), 0, 1, 9)
-    assert lengths_of(directory) == [1, 2, 3, 4, 5]
+    directory = leave_tokens(streams.sealed(tmp_path / "s", [1, 2, 3, 4, 5]), 0, 1, 9)
+    assert streams.lengths_of(directory) == [1, 2, 3, 4, 5]
     assert found(directory) == found(directory, quick=True) == []
     assert take_survey(directory, 0.0).problems == ()
     assert list(StreamReader(directory)) == rows(0, 5)
     leave_tokens(produce(tmp_path / "t", 5), 0, 1, 2)
-    raised(errors.LengthUnknown, lengths_of, tmp_path / "t")
+    raised(errors.LengthUnknown, streams.lengths_of, tmp_path / "t")
 
 
 def test_they_go_with_their_chunk(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Native and foreign streams: what is published, and what is refused."""
 
 import contextlib
-import functools
 import os
 import pickle
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -20,13 +18,19 @@ from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, names_in
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream.damage import delete, each, edit
-from tests.stream.streams import fail_when, foreign, names, produce, raised, refusal_of, rows
+from tests.stream.streams import foreign, names, produce, raised, refusal_of, rows
 
 
 def native(directory: Path) -> NativeStream:
     stream = open_stream(directory, None)
     assert isinstance(stream, NativeStream)
     return stream
+
+
+def put(chunk: Path, number: int) -> None:
+    """Puts a chunk of one row, and its marker."""
+    chunk.write_bytes(b'{"id":%d}\n' % number)
+    chunk.with_name(f"{chunk.name}.completed").touch()
 
 
 def test_native_stream_is_known_by_its_head_or_else_is_listed(tmp_path: Path) -> None:
@@ -60,15 +64,6 @@ def test_head_or_end_that_contradicts_the_manifest_is_an_error(tmp_path: Path) -
         raised(FileInvalid, StreamReader, tmp_path)
 
 
-def test_manifest_that_is_not_found_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    produce(tmp_path, 4)
-    missing = FileNotFoundError(2, "a name that the filesystem remembers not to exist", "stream.json")
-    fail_when(monkeypatch, "open", lambda path, *_: str(path).endswith("stream.json"), missing)
-    assert open_stream(tmp_path, None) is None
-    monkeypatch.undo()
-    assert native(tmp_path).published().samples == 4
-
-
 def test_short_chunk_in_the_middle_is_an_error_and_no_end(tmp_path: Path) -> None:
     stream = produce(tmp_path / "stream", 6)
     for name in ("chunk_00001.jsonl", "chunk_00001.jsonl.completed"):
@@ -93,11 +88,9 @@ def test_foreign_stream_is_read_by_its_markers_whatever_the_padding_of_its_numbe
     again = StreamReader(tmp_path, 2)
     (tmp_path / "chunk_00001.jsonl").rename(tmp_path / "chunk_1.jsonl")
     assert list(again) == list(StreamReader(tmp_path, 2)) == rows(0, 5)
+    odd = foreign(tmp_path / "odd", end=True)
     for number, name in enumerate(["chunk_0", "chunk_01", "chunk_002", *(f"chunk_{n}" for n in range(3, 12))]):
-        (tmp_path / "odd").mkdir(exist_ok=True)
-        (tmp_path / "odd" / f"{name}.jsonl").write_bytes(b'{"id":%d}\n' % number)
-        (tmp_path / "odd" / f"{name}.jsonl.completed").touch()
-    (tmp_path / "odd" / "stream.end").touch()
+        put(odd / f"{name}.jsonl", number)
     assert list(StreamReader(tmp_path / "odd", 1)) == rows(0, 12)
     # Without markers, or a file, it is none.
     for path in (tmp_path / "odd").glob("*.completed"):
@@ -141,34 +134,24 @@ def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tupl
         assert scan.ours == {"stream.owner", "stream.json", "head.json"} & set(os.listdir(directory))
 
 
-@pytest.fixture
-def listings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    listed: list[Any] = []
-
-    def noted(call: Callable[[Any], Any], path: Any) -> Any:
-        listed.append(path)
-        return call(path)
-
-    for name in ("scandir", "listdir"):
-        monkeypatch.setattr(os, name, functools.partial(noted, getattr(os, name)))
-    return listed
-
-
 @pytest.mark.parametrize(("end", "many", "most"), [(True, 1000, 1), (True, 300, 0), (False, 1000, 0)])
 def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
-    end: bool, many: int, most: int, tmp_path: Path, listings: list[Any], monkeypatch: pytest.MonkeyPatch
+    end: bool, many: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign_streams, "_MANY", many)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
+    scan, listing = Mock(wraps=os.scandir), Mock(wraps=os.listdir)
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(os, "listdir", listing)
     reader = StreamReader(tmp_path, 1)
     assert (reader.seen.chunks, reader.seen.ended) == (300, end)
     assert [reader.read(number)["id"] for number in (0, 298, 150)] == [0, 298, 150]
     sent = pickle.dumps(reader)
     assert len(sent) < 4096
     assert pickle.loads(sent).read(7) == {"id": 7}
-    assert len(listings) == most
+    assert scan.call_count + listing.call_count == most
     assert reader.read(299) == {"id": 299}
-    assert len(listings) == int(end)
+    assert scan.call_count + listing.call_count == int(end)
     with pytest.raises(FileNotFoundError):
         open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
 
@@ -187,18 +170,6 @@ def test_rows_past_an_end(gap: int, missing: str, behind: str, tmp_path: Path, m
     assert isinstance(caught, StreamInvalid | ChunkMissing) and caught.chunk == gap
 
 
-def test_foreign_chunks_are_counted_by_lookups(tmp_path: Path, listings: list[Any]) -> None:
-    for chunks in (1, 2, 3, 7, 8, 100):
-        directory = foreign(tmp_path / str(chunks), *[b'{"id":0}\n'] * chunks)
-        reader = StreamReader(directory, 1)
-        assert reader.seen.chunks == chunks
-        for number in range(chunks, chunks + 3):
-            (directory / f"chunk_{number:05d}.jsonl").write_bytes(b"{}\n")
-            (directory / f"chunk_{number:05d}.jsonl.completed").touch()
-            assert reader.refresh().chunks == number + 1
-    assert not listings
-
-
 def test_foreign_directory_is_listed_for_waits_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign(tmp_path, b'{"id":0}\n')
     clock, listed = [100.0], []
@@ -213,9 +184,8 @@ def test_foreign_directory_is_listed_for_waits_and_at_the_end(tmp_path: Path, mo
     reader = StreamReader(tmp_path, 1)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)))
     # Of what is out of order, or otherwise named, a listing tells; until then it is waited for.
-    for name in ("chunk_00005.jsonl", "chunk_4.jsonl"):
-        (tmp_path / name).write_bytes(b'{"id":%d}\n' % int(name[6:-6]))
-        (tmp_path / f"{name}.completed").touch()
+    put(tmp_path / "chunk_00005.jsonl", 5)
+    put(tmp_path / "chunk_4.jsonl", 4)
     assert (reader.refresh(4).chunks, len(listed)) == (4, 0)
     assert (reader.refresh(5).chunks, len(listed)) == (6, 1)
     clock[0] += 39.9
@@ -226,8 +196,7 @@ def test_foreign_directory_is_listed_for_waits_and_at_the_end(tmp_path: Path, mo
     (tmp_path / "stream.end").touch()
     assert (reader.refresh().chunks, reader.seen.ended, reader.seen.gap, len(listed)) == (6, False, 6, 3)
     assert (reader.refresh().chunks, len(listed)) == (6, 3)
-    (tmp_path / "chunk_00006.jsonl").write_bytes(b'{"id":6}\n')
-    (tmp_path / "chunk_00006.jsonl.completed").touch()
+    put(tmp_path / "chunk_00006.jsonl", 6)
     assert (reader.refresh().chunks, reader.seen.ended, reader.seen.gap, len(listed)) == (7, False, 7, 4)
     (tmp_path / "chunk_00007.jsonl").write_bytes(b'{"id":7}\n')
     assert (reader.refresh().ended, len(listed)) == (True, 5)

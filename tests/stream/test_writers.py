@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
-from lazyshard.format.records import END, LOCK, Encoding
+from lazyshard.format.records import END, Encoding
 from lazyshard.format.seal import SealBytes
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
 from lazyshard.store import durable
@@ -20,7 +20,9 @@ from lazyshard.stream import members, read_retired, sequencer, share
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
-from tests.stream.streams import fork, forked, head, names, raised, reap, seal, wait_until
+from tests.stream.streams import fork, forked, head, names, raised, reap, seal, tokens, wait_until
+
+FILES = (Committed.NAME, EndRequest.NAME)  # beside the folders of writers
 
 
 def add(writer: ChunkWriter, start: int, stop: int) -> None:
@@ -50,15 +52,16 @@ def of_writer(directory: Path, name: str) -> list[str]:
     return [one for one in ids(directory) if one.rstrip("0123456789") == name]
 
 
+def check_writers(directory: Path, **rows: int) -> None:
+    """Each writer has so many rows in the stream, once and in order."""
+    for name, count in rows.items():
+        assert of_writer(directory, name) == [f"{name}{number}" for number in range(count)]
+
+
 def position(directory: Path, chunk: int) -> Any:
     found = Sequenced.read_source(seal(directory, chunk).source)
     assert found is not None
     return found.taken, [(one.writer, one.first, one.count, one.source) for one in found.rows]
-
-
-def ask_end(directory: Path) -> None:
-    target = directory / WRITERS / EndRequest.NAME
-    durable.publish_bytes(EndRequest(time.time()).encode(), target, target.with_name(".end"))
 
 
 @pytest.fixture
@@ -93,36 +96,13 @@ def test_writers_of_one_process(tmp_path: Path) -> None:
             add(writer, number, min(number + 1, counts[name]))
     for writer in writers.values():
         writer.close()
-    assert {name: of_writer(tmp_path, name) for name in counts} == {
-        name: [f"{name}{number}" for number in range(count)] for name, count in counts.items()
-    }
+    check_writers(tmp_path, **counts)
     assert [one["id"] for one in StreamReader(tmp_path)] == ids(tmp_path)
     assert (len(ids(tmp_path)), head(tmp_path).ended, seal(tmp_path, 6).samples) == (14, True, 2)
     assert names(tmp_path) == sorted(
         [".producer.lock", WRITERS, "head.json", "stream.end", "stream.json", "stream.owner"]
         + [f"chunk_{number:05d}.jsonl{end}" for number in range(7) for end in ("", ".completed")]
     )
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_writers_in_processes_of_their_own_that_create_the_stream_at_once(linked: bool, tmp_path: Path) -> None:
-    ready, go = os.pipe()
-
-    def work(name: str) -> None:
-        if not linked:
-            durable.link = lambda source, target: False
-        os.read(ready, 1)
-        write(tmp_path / "stream", name, 31, 3, writers=6)
-
-    pids = [fork(work, name) for name in "abcdef"]
-    os.write(go, b"......")
-    assert [os.waitstatus_to_exitcode(reap(pid)) for pid in pids] == [0] * 6
-    for one in (ready, go):
-        os.close(one)
-    for name in "abcdef":
-        assert of_writer(tmp_path / "stream", name) == [f"{name}{number}" for number in range(31)]
-    assert head(tmp_path / "stream").samples == 6 * 31
-    assert names(tmp_path / "stream" / WRITERS) == sorted([*"abcdef", Committed.NAME, LOCK])
 
 
 def test_turn_is_fair(tmp_path: Path, by_hand: None) -> None:
@@ -180,13 +160,7 @@ def test_remainders_fill_chunks_together_and_the_last_ones_end_the_stream(tmp_pa
     assert position(tmp_path, 1) == ({"a": (3, 1), "b": (5, 1)}, [("a", 0, 3, 3), ("b", 4, 1, 7)])
     taken = {"a": (3, 1), "b": (7, 2), "c": (3, 3), "e": (1, 3)}
     assert position(tmp_path, 3) == (taken, [("c", 2, 1, 3), ("e", 0, 1, 1)])
-    found = [seal(tmp_path, chunk).tokens for chunk in range(4)]
-    assert [None if one is None else one.tolist() for one in found] == [
-        [0, 1, 2, 3],
-        [0, 1, 2, 4],
-        [5, 6, 0, 1],
-        [2, 0],
-    ]
+    assert tokens(tmp_path, 4) == [[0, 1, 2, 3], [0, 1, 2, 4], [5, 6, 0, 1], [2, 0]]
 
 
 def test_remainders_wait_until_they_fill_a_chunk(tmp_path: Path, by_hand: None) -> None:
@@ -211,24 +185,14 @@ def test_stream_ends_when_all_declared_writers_have_ended(declared: Any, tmp_pat
     assert chunks(tmp_path) == ["a0 a1", "b0 b1", "b2 b3", "a2"]
 
 
-def test_end_request_ends_the_stream_without_the_writers_that_have_not_ended(tmp_path: Path, by_hand: None) -> None:
-    write(tmp_path, "a", 3, writers=0)
-    write(tmp_path, "b", 5, end=False)
-    assert not sequence(tmp_path).ended
-    ask_end(tmp_path)
-    assert sequence(tmp_path).ended
-    assert chunks(tmp_path) == ["b0 b1", "a0 a1", "b2 b3", "a2"]
-    error = raised(errors.StreamEnded, ChunkWriter, tmp_path, 2, writer="b")
-    assert (error.directory, error.samples) == (str(tmp_path), 7)
-
-
 def test_end_request_waits_for_an_unseen_end(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a", 2, writers=0)
     work = sequencing(tmp_path)
     assert work.step() == 0.0
     monkeypatch.setattr(sequencer, "LAST_POLL_S", 1e9)
     write(tmp_path, "b", 3)
-    ask_end(tmp_path)
+    target = tmp_path / WRITERS / EndRequest.NAME
+    durable.publish_bytes(EndRequest(time.time()).encode(), target, target.with_name(".end"))
     while not work.ended:
         work.step()
     assert chunks(tmp_path) == ["a0 a1", "b0 b1", "b2"]
@@ -260,15 +224,18 @@ def test_sequencer_resumes(told: bool, tmp_path: Path, by_hand: None, monkeypatc
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_files_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     if not linked:
         monkeypatch.setattr(durable, "link", lambda source, target: False)
+    encoding: Encoding = {"tokenizer": "t", "max_length": 8}
     for name in "ab":
-        writer = ChunkWriter(tmp_path, 2, writer=name, writers=2, arrays=True)
+        writer = ChunkWriter(tmp_path, 2, writer=name, writers=2, arrays=True, encoding=encoding)
         for number in range(3):
             writer.write({"id": f"{name}{number}", "x": np.arange(number)}, tokens=10 + number)
         writer.close()
-    assert sequence(tmp_path, arrays=True).ended
+    other: dict[str, Any] = {"arrays": True, "encoding": {"tokenizer": "u"}}
+    assert raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a", **other).directory == str(tmp_path)
+    assert sequence(tmp_path, arrays=True, encoding=encoding).ended
     assert chunks(tmp_path) == ["b0 b1", "a0 a1", "a2 b2"]
     for end in ("jsonl", "arrays"):
         own = os.stat(tmp_path / WRITERS / "b" / f"chunk_00000.{end}")
@@ -276,18 +243,7 @@ def test_files_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, mon
     found = [(one["id"], one["x"].tolist()) for one in StreamReader(tmp_path)]
     assert found[:2] + found[4:] == [("b0", []), ("b1", [0]), ("a2", [0, 1]), ("b2", [0, 1])]
     assert seal(tmp_path, 0).digests.tolist() == seal(tmp_path / WRITERS / "b", 0).digests.tolist()
-    tokens = [seal(tmp_path, chunk).tokens for chunk in range(3)]
-    assert [None if one is None else one.tolist() for one in tokens] == [[10, 11], [10, 11], [12, 12]]
-
-
-def test_encoding_holds_for_all_writers(tmp_path: Path, by_hand: None) -> None:
-    encoding = {"tokenizer": "t", "max_length": 8}
-    for name in "ab":
-        write(tmp_path, name, 3, writers=2, arrays=True, encoding=encoding)
-    assert sequence(tmp_path, arrays=True, encoding=encoding).ended
-    assert len(ids(tmp_path)) == 6
-    error = raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a", arrays=True, encoding={"tokenizer": "u"})
-    assert error.directory == str(tmp_path)
+    assert tokens(tmp_path, 3) == [[10, 11], [10, 11], [12, 12]]
 
 
 def test_writer_that_has_ended_and_starts_again_is_told_so(tmp_path: Path) -> None:
@@ -317,7 +273,7 @@ def test_writer_waits_while_two_pieces_have_no_number(tmp_path: Path, monkeypatc
 def test_numbered_pieces_are_deleted_in_the_writers_folder_alone(tmp_path: Path) -> None:
     # So many that pieces are deleted twice: the first time 15 of 16, if all that are published have numbers.
     write(tmp_path, "a", 81, writers=1)
-    assert ids(tmp_path) == [f"a{number}" for number in range(81)]
+    check_writers(tmp_path, a=81)
     folder = tmp_path / WRITERS / "a"
     kept = read_retired(folder)
     assert kept >= 16
@@ -337,23 +293,6 @@ def test_fork_writes_nothing_and_leaves_the_sequencer_to_its_parent(tmp_path: Pa
     add(writer, 3, 5)
     writer.close()
     assert (ids(tmp_path), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4"], True)
-
-
-def test_exception_leaves_the_writer_resumable_and_the_stream_open(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
-        add(writer, 0, 5)
-        raise KeyError
-    assert (head(tmp_path / WRITERS / "a").state, (tmp_path / END).exists()) == ("failed", False)
-    write(tmp_path, "a", 6)
-    assert ids(tmp_path) == ["a0", "a1", "a2", "a3", "a4", "a5"]
-
-
-def test_second_process_of_one_name_is_refused(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
-        error = raised(errors.ProducerFenced, ChunkWriter, tmp_path, writer="a")
-        assert error.directory == str(tmp_path / WRITERS / "a")
-        add(writer, 0, 3)
-    assert ids(tmp_path) == ["a0", "a1", "a2"]
 
 
 @pytest.fixture
@@ -396,17 +335,17 @@ def test_named_writer_does_not_join_the_stream_of_an_unnamed_one(tmp_path: Path)
     assert (error.expected, error.actual, names(tmp_path)) == (*kinds, before)
 
 
-@pytest.mark.parametrize("name", ["", ".a", "a/b", "../a", "..", "a b", "ä", "a" * 65, 3])
-def test_what_is_no_name(name: Any, tmp_path: Path) -> None:
-    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writer=name)
-    assert not (tmp_path / "stream").exists()
-
-
-@pytest.mark.parametrize("writers", [-1, 10_001, True, [], "ab", ["a", "/"]])
-def test_what_is_no_number_of_writers(writers: Any, tmp_path: Path) -> None:
-    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writer="a", writers=writers)
-    raised(ValueError, ChunkWriter, tmp_path / "stream", 2, writers=2)
-    raised(ValueError, ChunkWriter, tmp_path / "stream", writer="a")
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"writer": name} for name in ("", ".a", "a/b", "../a", "..", "a b", "ä", "a" * 65, 3, *FILES)),
+        *({"writer": "a", "writers": writers} for writers in (-1, 10_001, True, [], "ab", ["a", "/"])),
+        {"writers": 2},
+        {"writer": "a", "samples_per_chunk": None},
+    ],
+)
+def test_what_is_no_name_and_no_number_of_writers(given: Any, tmp_path: Path) -> None:
+    raised(ValueError, ChunkWriter, tmp_path / "stream", **{"samples_per_chunk": 2, **given})
     assert not (tmp_path / "stream").exists()
 
 
@@ -447,30 +386,35 @@ def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
     damaged.write_bytes(damaged.read_bytes()[:-cut] + put)
     assert not sequence(tmp_path).ended
     assert of_writer(tmp_path, "b")[:4] == ["b0", "b1", "b2", "b3"]
-    assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(2 * chunk)]
+    check_writers(tmp_path, a=2 * chunk)
     told = Committed.decode((tmp_path / WRITERS / Committed.NAME).read_bytes())
     assert list(told.refused) == ["a"]
     assert str(damaged).removesuffix(".completed") in told.refused["a"]
     damaged.write_bytes(before[damaged.name])
     assert sequence(tmp_path).ended
-    for name in "ab":
-        assert of_writer(tmp_path, name) == [f"{name}{number}" for number in range(5)]
+    check_writers(tmp_path, a=5, b=5)
 
 
 def test_writer_whose_piece_is_damaged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(share, "REFUSED_S", 0.0)
     one, other = (ChunkWriter(tmp_path, 2, writer=name, writers=2) for name in "ab")
     add(other, 0, 3)
+    decode = SealBytes.decode
+
+    def refusing(data: bytes, chunk: int, file: str = "") -> Any:
+        if "/a/" in file:
+            raise errors.SealInvalid(f"{file}: damaged", file=file)
+        return decode(data, chunk, file)
+
     with monkeypatch.context() as patch:
-        patch.setattr(SealBytes, "decode", _refuse_of("a", SealBytes.decode))
+        patch.setattr(SealBytes, "decode", refusing)
         error = raised(errors.WriterFailed, add, one, 0, 9)
         assert error.directory == str(tmp_path / WRITERS / "a")
     one.close(end=False)
     other.close()
     monkeypatch.setattr(share, "REFUSED_S", 60.0)
     write(tmp_path, "a", 9)
-    assert of_writer(tmp_path, "a") == [f"a{number}" for number in range(9)]
-    assert of_writer(tmp_path, "b") == ["b0", "b1", "b2"]
+    check_writers(tmp_path, a=9, b=3)
 
 
 def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
@@ -515,15 +459,5 @@ def test_sequencer_that_is_stopped_is_fenced(tmp_path: Path, monkeypatch: pytest
         add(writer, 0, 9)
         os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(reap(pid)) == 0
-    for name in "ab":
-        assert of_writer(tmp_path, name) == [f"{name}{number}" for number in range(9)]
+    check_writers(tmp_path, a=9, b=9)
     assert head(tmp_path).ended
-
-
-def _refuse_of(name: str, decode: Any) -> Any:
-    def refusing(data: bytes, chunk: int, file: str = "") -> Any:
-        if f"/{name}/" in file:
-            raise errors.SealInvalid(f"{file}: damaged", file=file)
-        return decode(data, chunk, file)
-
-    return refusing

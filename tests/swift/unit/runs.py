@@ -142,10 +142,6 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     return TrainStream(run, (lambda row: row["id"],), own, lengths)
 
 
-def open_streams(args: Any, directory: Path, dp: int) -> list[TrainStream]:
-    return [open_stream(plan(args, directory, rank, dp)) for rank in range(dp)]
-
-
 class Template:
     """Stands for ms-swift's: encodes to what it was given."""
 

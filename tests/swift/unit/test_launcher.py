@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -57,20 +58,15 @@ def extended() -> Any:
 
 
 def test_without_the_flag_the_child_is_started_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, calls = extended(), []
+    module, stock = extended(), Mock(return_value="result")
     assert module.subprocess is not subprocess and module.subprocess.Popen is subprocess.Popen
-
-    def stock(*arguments: Any, **options: Any) -> str:
-        calls.append((arguments, options))
-        return "result"
-
     monkeypatch.setattr(subprocess, "run", stock)
     command = [*BEFORE, "--model", "x"]
     assert module.subprocess.run(command) == "result"
     # Nor when ms-swift calls it in a way of which we know nothing.
     on = [*command, "--sharded_lazy", "true"]
     assert module.subprocess.run(on, check=True) == "result"
-    assert calls == [((command,), {}), ((on,), {"check": True})]
+    assert stock.mock_calls == [call(command), call(on, check=True)]
 
 
 def test_module_that_starts_its_child_otherwise_is_refused() -> None:
@@ -142,13 +138,12 @@ while True:
 """
 
 
-@contextlib.contextmanager
-def command(folder: Path, *arguments: str) -> Any:
-    """`swift sft` in a process; yields that and the id of the child that it has started."""
-    (folder / "child.py").write_text(CHILD)
+@pytest.mark.parametrize("number", HANDLED)
+def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
     with subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "sft", *arguments],
-        env=environment(*PATHS, folder),
+        [sys.executable, "-c", COMMAND, "sft", *ON_LINE],
+        env=environment(*PATHS, tmp_path),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -158,22 +153,16 @@ def command(folder: Path, *arguments: str) -> Any:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("run sh: ")
             parent, child, *given = process.stdout.readline().split()
-            assert (int(parent), given) == (process.pid, list(arguments))
-            yield process, int(child)
+            assert (int(parent), given) == (process.pid, list(ON_LINE))
+            # That of the terminal comes to the child anyway.
+            send = os.killpg if number == signal.SIGINT else os.kill
+            send(process.pid, number)
+            said, _ = process.communicate(timeout=30)
+            assert (process.returncode, said) == (7, f"{number.name}\n")
+            assert not Path("/proc", child).exists()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("number", HANDLED)
-def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, number: signal.Signals) -> None:
-    with command(tmp_path, *ON_LINE) as (process, child):
-        # That of the terminal comes to the child anyway.
-        send = os.killpg if number == signal.SIGINT else os.kill
-        send(process.pid, number)
-        said, _ = process.communicate(timeout=30)
-        assert (process.returncode, said) == (7, f"{number.name}\n")
-        assert not Path("/proc", str(child)).exists()
 
 
 def test_command_of_an_ms_swift_that_is_too_old_ends_with_2_before_it_starts_anything(tmp_path: Path) -> None:

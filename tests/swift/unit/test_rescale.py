@@ -59,6 +59,7 @@ class History:
         self.kind, self.directory, self.output = kind, directory, output
         self.options = {"sharded_lazy_consumer": "run", "output_dir": str(output), **options}
         self.checkpoint: Path | None = None
+        self.step = 0
         self.trained: list[tuple[int, int]] = []  # epoch and sample, of the steps that survive
         self.plans: list[RunPlan] = []
         self.last: list[Trained] = []
@@ -71,15 +72,14 @@ class History:
 
     def start(self, shape: Shape, steps: int | None = None, **more: Any) -> bool:
         """Trains so many steps, or to the end; returns whether the run has come to its end."""
-        begun = 0 if self.checkpoint is None else step_of(self.checkpoint)
-        kill = None if steps is None else begun + steps
+        kill = None if steps is None else self.step + steps
         plans, found = train(self.kind, self.directory, self.args(shape, **more), shape.dp, kill=kill)
         self.plans, self.last = plans, found
-        saved = found[0].saved[-1] if found[0].saved else begun
-        # Of the last start nothing is lost: it is not killed.
-        self._keep(plans, found, saved if steps is not None else None)
         if found[0].saved:
-            self.checkpoint = self.output / f"checkpoint-{saved}"
+            self.step = found[0].saved[-1]
+            self.checkpoint = self.output / f"checkpoint-{self.step}"
+        # Of the last start nothing is lost: it is not killed.
+        self._keep(plans, found, self.step if steps is not None else None)
         return found[0].ended
 
     def _keep(self, plans: list[RunPlan], found: list[Trained], until: int | None) -> None:
@@ -90,12 +90,6 @@ class History:
             epochs, samples = run.course.draws(run.rank.dp_rank, places, run.total)
             assert ids == samples.tolist(), f"rank {run.rank}"
             self.trained += zip(epochs.tolist(), ids, strict=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    position = load_position(checkpoint)
-    assert position is not None
-    return position.step
 
 
 def assert_once(history: History, total: int, epochs: int, left_over: int) -> None:
@@ -144,12 +138,6 @@ def test_epochs_through_any_chain_of_starts(tmp_path_factory: Any, streams: Stre
     assert_once(history, total, epochs, max(most, shapes[-1].step if kind == "megatron" else 0))
 
 
-def steps_there(history: History, shape: Shape) -> int:
-    run = history.plan(shape)
-    left = run.course.drawable(run.streams[0].samples) - run.course.current.draws
-    return max(0, left) // (shape.batch * shape.accumulation)
-
-
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["swift", "megatron"]))
 def test_live_stream_through_any_chain_of_starts_to_its_end(tmp_path_factory: Any, seed: int, kind: str) -> None:
@@ -162,7 +150,9 @@ def test_live_stream_through_any_chain_of_starts_to_its_end(tmp_path_factory: An
         published += PER_CHUNK * choose.randint(2, 9)
         produce(directory, published, PER_CHUNK, end=False)
         shape = any_shape(choose)
-        assert not history.start(shape, min(choose.randint(0, 5), steps_there(history, shape)))
+        run = history.plan(shape)
+        left = run.course.drawable(published) - run.course.current.draws
+        assert not history.start(shape, min(choose.randint(0, 5), max(0, left) // (shape.batch * shape.accumulation)))
     published += choose.randint(30, 50)
     produce(directory, published, PER_CHUNK)
     shape = any_shape(choose)

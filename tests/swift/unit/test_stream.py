@@ -107,8 +107,8 @@ def test_resume_refuses_where_chunks_of_the_open_window_are_gone(tmp_path: Path)
 def test_checkpoint_ahead_of_an_ended_stream_is_refused(tmp_path: Path) -> None:
     directory, args = produce(tmp_path / "s", 8, 2), {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
     where = checkpoint(tmp_path / "checkpoint", plan(hugging_face(**args), directory, 0, 1).position(100, 100))
-    with pytest.raises(LazyShardError):
-        open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1)).check_resume(100, 100)
+    stream = open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1))
+    raised(LazyShardError, stream.check_resume, 100, 100)
 
 
 def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:

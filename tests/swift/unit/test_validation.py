@@ -107,15 +107,12 @@ def test_run_with_a_ratio_keeps_every_chunk_and_resumes_with_the_same_ratio(tmp_
 
 
 def test_bad_rows_are_replaced_by_rows_of_their_split(tmp_path: Path) -> None:
-    class Template:
-        packing = padding_free = False
+    def encode(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
+        if row["id"] in (2, 3, 4):
+            raise SkipSample("no")
+        return row
 
-        def encode(self, row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
-            if row["id"] in (2, 3, 4):
-                raise SkipSample("no")
-            return row
-
-    stream = opened(produce(tmp_path / "s", 40, 20), template=Template(), **RATIO)
+    stream = opened(produce(tmp_path / "s", 40, 20), template=template(encode=encode), **RATIO)
     drawn = validated(stream)
     assert (len(drawn), set(drawn) <= set(of(1, 40)), {2, 3, 4} & set(of(1, 40)) != set()) == (12, True, True)
     assert stream._dataset.stats().dropped == 0  # type: ignore[union-attr]

@@ -295,6 +295,14 @@ def test_fork_writes_nothing_and_leaves_the_sequencer_to_its_parent(tmp_path: Pa
     assert (ids(tmp_path), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4"], True)
 
 
+def test_second_process_of_one_name_is_refused(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
+        error = raised(errors.ProducerFenced, ChunkWriter, tmp_path, writer="a")
+        assert error.directory == str(tmp_path / WRITERS / "a")
+        add(writer, 0, 3)
+    assert ids(tmp_path) == ["a0", "a1", "a2"]
+
+
 @pytest.fixture
 def two(tmp_path: Path, by_hand: None) -> Path:
     write(tmp_path, "a", 3, writers=2)

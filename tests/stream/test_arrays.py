@@ -261,7 +261,7 @@ CASES: dict[str, tuple[Damage, Told]] = {
     "a pipe": (PIPE, (errors.FileRefused, {"kind": "a named pipe"}, "not-a-file", A1, 2)),
     "of another chunk": (copy(A0, A1), (errors.ChunkCorrupt, {"row": 0, "byte": 0}, "digest", A1, 2)),
     "a seal without arrays": (edit(S1, format=1), (errors.SealInvalid, {"field": "format"}, "invalid", S1, 2)),
-    "a seal of a later format": (edit(S1, format=3), (errors.VersionUnsupported, {"actual": "3"}, "version", S1, 2)),
+    "a seal of a later format": (edit(S1, format=4), (errors.VersionUnsupported, {"actual": "4"}, "version", S1, 2)),
     "an array past the bytes of its row": (described("float64", [3], 0), IN_ROW),
     "a shape that overflows": (described("float64", [2**31, 2**31, 2**31], 0), IN_ROW),
     "a negative offset": (described("uint8", [1], -8), IN_ROW),

@@ -69,6 +69,7 @@ def kind_case(kind: str, found: str, name: str) -> Case:
 NO_HEAD = ("head-missing", "head.json")
 SIZE = {"chunk": 1, "expected": "18 bytes as sealed"}
 FORMAT_2 = {"field": "format", "expected": "2", "actual": "3"}
+FORMAT_3 = {"field": "format", "expected": "3", "actual": "4"}
 FORMAT_1 = {"field": "format", "expected": "1", "actual": "2"}
 ROW_1 = {"chunk": 1, "row": 1, "byte": 9, "expected": "XXH3 dabf1e4ca7f659b6 as sealed", "actual": "964cfaf49568ec35"}
 KINDS = (
@@ -93,7 +94,7 @@ CASES = [
     seal_case("negative size", edit(S1, bytes=-18), field="bytes", actual="-18"),
     seal_case("count with a fraction", edit(S1, samples=2.0), field="samples", actual="2.0"),
     seal_case("count in quotes", edit(S1, samples="2"), field="samples", actual="'2'"),
-    Case("later format of a seal", edit(S1, format=3), VersionUnsupported, FORMAT_2, (("version", S1),)),
+    Case("later format of a seal", edit(S1, format=4), VersionUnsupported, FORMAT_3, (("version", S1),)),
     Case("later format of the manifest", edit("stream.json", format=3), VersionUnsupported, FORMAT_2, None, None),
     Case(
         "later format of the head", edit("head.json", format=2), VersionUnsupported, FORMAT_1,

@@ -10,7 +10,6 @@ _OF_ORDER: Final = tuple(field.name for field in fields(Order))
 
 
 def grouped(given: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Returns options of a data set: those of its order, given one by one, as `order`."""
     options = {**(given or {}), **more}
     order = {name: options.pop(name) for name in _OF_ORDER if name in options}
     return options | ({"order": Order(**order)} if order else {})

@@ -1,7 +1,6 @@
 """Trains one number with Hugging Face's Trainer or accelerate, in forks of a process that has imported transformers."""
 
 import json
-import pickle
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lazyshard import LazyShardedDataset, Order
-from tests.harness.processes.nursery import leave
 
 BATCH = 2
 ACCUMULATION = 2
 
 
 class OneNumber(torch.nn.Module):
-    """A model that notes down what it is trained on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.number = torch.nn.Parameter(torch.ones(1))
@@ -66,17 +62,6 @@ class KeepState(TrainerCallback):  # type: ignore[misc]
             path.write_text(json.dumps(self.dataset.state_dict(consumed)))
 
 
-class Stop(TrainerCallback):  # type: ignore[misc]
-    """Stops a run, as one that is killed: nothing is saved for it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            control.should_training_stop = True
-
-
 def with_trainer(run: dict[str, Any]) -> list[list[int]]:
     dataset, model = open_stream(run), OneNumber()
     skips = run["with"] == "trainer-skips"
@@ -85,7 +70,7 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
     quiet: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "remove_unused_columns": False}
     args = TrainingArguments(
         output_dir=run["folder"],
-        max_steps=run["steps"],
+        max_steps=run["stop"],
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=ACCUMULATION,
         save_strategy="steps",
@@ -93,7 +78,7 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
         ignore_data_skip=not skips,
         **quiet,
     )
-    callbacks = [KeepState(dataset, BATCH * ACCUMULATION * run["ranks"]), Stop(run["stop"])]
+    callbacks = [KeepState(dataset, BATCH * ACCUMULATION * run["ranks"])]
     trainer = StreamTrainer(model, args, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=run["from"])
     return model.seen
@@ -128,15 +113,15 @@ def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
     return model.seen
 
 
-def train(runs: list[dict[str, Any]]) -> None:
-    """Trains runs that follow each other, and leaves the ids of the rows of each step of each of them.
+def train(runs: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Trains runs that follow each other, and returns the ids of the rows of each step of each of them.
 
     A run: `with` ("trainer", "trainer-skips", "accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`,
-    `folder` of the checkpoints, `from` (the checkpoint to continue from, or None) and `begin` (its step), `steps` and
-    `rows` (to train in all), `save` and `stop` (after how many steps it saves, and is lost).
+    `folder` of the checkpoints, `from` (the checkpoint to continue from, or None) and `begin` (its step), `rows` (to
+    train in all), `save` and `stop` (after how many steps it saves, and is over).
     """
     seen = []
     for run in runs:
         batches = (with_trainer if run["with"].startswith("trainer") else with_accelerate)(run)
         seen.append([list(chain(*batches[at : at + ACCUMULATION])) for at in range(0, len(batches), ACCUMULATION)])
-    leave(pickle.dumps(seen))
+    return seen

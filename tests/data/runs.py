@@ -1,9 +1,10 @@
 """Runs over small streams: what all ranks of a part draw, step by step."""
 
 import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -12,14 +13,29 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShard
 from lazyshard.plan.sequences import pack_samples
 from lazyshard.plan.shuffle import permutation
 from lazyshard.stream import read_cursor
+from lazyshard.stream.listing import retire
 from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 
 State = dict[str, Any]
 
 
-def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
+class Stateful(Protocol):
+    def load_state_dict(self, state: Any, /) -> None: ...
+
+
+S = TypeVar("S", bound=Stateful)
+
+
+def continued(opened: S, state: Any) -> S:
+    if state is not None:
+        opened.load_state_dict(state)
+    return opened
+
+
+def open_rank(directory: Path, rank: int = 0, dp: int = 1, state: Any = None, **options: Any) -> LazyShardedDataset:
+    given = grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+    return continued(LazyShardedDataset(directory, **given), state)
 
 
 def open_steps(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
@@ -27,19 +43,20 @@ def open_steps(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **optio
 
 
 def open_ranks(directory: Path, dp: int, state: State | None = None, **options: Any) -> list[LazyShardedDataset]:
-    ranks = []
-    for rank in range(dp):
-        dataset = open_rank(directory, rank, dp, **options)
-        if state is not None:
-            dataset.load_state_dict(state)
-        ranks.append(dataset)
-    return ranks
+    return [open_rank(directory, rank, dp, state, **options) for rank in range(dp)]
 
 
 def chunks_before(stream: Path, consumer: str = "run") -> int:
     cursor = read_cursor(stream, consumer)
     assert cursor is not None
     return cursor.chunks_before
+
+
+def free(stream: Path) -> int:
+    """Deletes all chunks that the cursor frees, as a producer does; returns how many are gone."""
+    done = chunks_before(stream)
+    retire(stream, done, 50)
+    return done
 
 
 def read(ranks: list[LazyShardedDataset], draws: int | None = None) -> list[list[int]]:
@@ -61,7 +78,6 @@ class Stream(NamedTuple):
 
 
 def write(directory: Path, stream: Stream, *, end: bool = True, size: int = 0) -> Path:
-    """Writes rows such as {"id": "a7"}."""
     writer = ChunkWriter(directory / stream.letter, stream.per_chunk)
     for number in range(writer.published_samples, stream.samples):
         writer.write({"id": f"{stream.letter}{number}"} | ({"blob": "x" * size} if size else {}))
@@ -73,18 +89,10 @@ def blend(
     directory: Path, weights: dict[str, float], rank: int = 0, dp: int = 1, state: State | None = None, **options: Any
 ) -> BlendedDataset:
     """Blends streams by their letters; options that a data set has are the data sets'."""
-    own = {"encode_fn", "shuffle_window", "seed", "unit", "max_total_samples", "bad_rows", "consumer"}
-    each = {"max_wait": DEADLINE_S} | {name: options.pop(name) for name in [*options] if name in own | {"max_wait"}}
-    blended = BlendedDataset(
-        [
-            (LazyShardedDataset(directory / letter, dp_rank=rank, dp_size=dp, **grouped(each)), weight)
-            for letter, weight in weights.items()
-        ],
-        **grouped(options),
-    )
-    if state is not None:
-        blended.load_state_dict(state)
-    return blended
+    own = {"encode_fn", "shuffle_window", "seed", "unit", "max_total_samples", "bad_rows", "consumer", "max_wait"}
+    each = {name: options.pop(name) for name in [*options] if name in own}
+    members = [(open_rank(directory / letter, rank, dp, **each), weight) for letter, weight in weights.items()]
+    return continued(BlendedDataset(members, **grouped(options)), state)
 
 
 def take(blended: BlendedDataset, positions: int, batch: int = 1) -> list[str]:
@@ -96,6 +104,7 @@ def take(blended: BlendedDataset, positions: int, batch: int = 1) -> list[str]:
 
 LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
 
+STAGE = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 3))  # Ranks, sequences of a micro batch, steps
 forms = st.sampled_from([
     *(Pack(9), Pack(30), Pad(9, token=-1), Split(size=5), Split(size=7, bos=-1, eos=-2)),
     *(Split(size=30, eos=-2), Split(size=4, overlap=1)),
@@ -105,7 +114,6 @@ Written = list[int]  # A sequence as the ids of its rows (`Pack`), or its tokens
 
 
 def tokens_of_row(number: int, length: int) -> list[int]:
-    """Returns token ids that tell row and place."""
     return list(range(100 * number, 100 * number + length))
 
 
@@ -119,14 +127,14 @@ def write_rows(directory: Path, lengths: list[int], per_chunk: int = 3, *, end: 
     return directory
 
 
-def open_sequences(directory: Path, form: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedSequences:
-    return LazyShardedSequences(
-        directory, form=form, dp_rank=rank, dp_size=dp, **{"window": 2, "max_wait": DEADLINE_S, **options}
-    )
+def open_sequences(
+    source: Any, form: Any, rank: int = 0, dp: int = 1, state: Any = None, **options: Any
+) -> LazyShardedSequences:
+    given: dict[str, Any] = {"form": form, "dp_rank": rank, "dp_size": dp, "window": 2, "max_wait": DEADLINE_S}
+    return continued(LazyShardedSequences(source, **given | options), state)
 
 
 def written(sequence: Any) -> Written:
-    """Returns what is to be compared of what was handed out."""
     if isinstance(sequence, list):
         return [row["id"] for row in sequence]
     found: Written = sequence["input_ids"].tolist()
@@ -166,6 +174,25 @@ def expected(lengths: list[int], form: Any, rows: int, seed: int | None = None, 
     found = [line[at : at + form.size + form.overlap] for at in range(0, len(line), form.size)]
     # One that has nothing but the last token of the one before it is none.
     return [one for number, one in enumerate(found) if not number or len(one) > form.overlap]
+
+
+def check_any_ranks_go_on(opened: Any, left: list[Written], stages: list[tuple[int, int, int]]) -> None:
+    """Stages of so many ranks, sequences of a micro batch, and micro batches each draw what is left in turn, and one
+    rank the rest. `opened` takes rank, ranks and state."""
+    state, consumed = None, 0
+    for dp, size, steps in [*stages, (1, 1, len(left))]:
+        runs = [opened(rank, dp, state, batch_size=size) for rank in range(dp)]
+        assert [run.consumed for run in runs] == [consumed] * dp
+        steps = min(steps, len(left) // (dp * size))
+        for run, micro_batches in zip(runs, dealt(left, dp, size), strict=True):
+            assert all_written(itertools.islice(run, steps * size)) == list(itertools.chain(*micro_batches[:steps]))
+        consumed += steps * dp * size
+        left = left[steps * dp * size :]
+        states = [run.state_dict(consumed) for run in runs]
+        assert states == [states[0]] * dp
+        if steps:
+            assert [run.state_dict() for run in runs] == states
+        state = json.loads(json.dumps(states[0]))
 
 
 def dealt(sequences: list[Written], dp: int, batch_size: int) -> list[list[list[Written]]]:

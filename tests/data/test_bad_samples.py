@@ -80,7 +80,6 @@ def test_substitute_is_another_row_of_the_chunk() -> None:
     for rows in range(1, 8):
         for row in range(rows):
             found = list(substitutes(8 * 5 + row, rows, 8))
-            # Whole small chunks are tried, each row once.
             assert sorted(found) == [40 + other for other in range(rows) if other != row]
     found = list(substitutes(5000, 1000, 1000))
     assert sorted(found) == list(range(5001, 6000))
@@ -105,9 +104,8 @@ def test_bad_sample_is_counted_and_logged_once(stream: Path, caplog: pytest.LogC
 @pytest.mark.parametrize(("limit", "at"), [(0, 0), (1, 5), (2, 9)])
 def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream: Path, limit: int, at: int) -> None:
     dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), bad_rows=BadRows(limit=limit))
-    for index, expected in {0: 3, 5: 6}.items():
-        if index < at:
-            assert [dataset[index]["id"] for _ in range(2)] == [expected] * 2
+    for index, expected in list({0: 3, 5: 6}.items())[:limit]:
+        assert [dataset[index]["id"] for _ in range(2)] == [expected] * 2
     for _ in range(2):
         error = raised(BadSample, lambda: dataset[at])
         assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_{at // 4:05}.jsonl", at, at // 4)
@@ -119,7 +117,6 @@ def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream:
 def test_limit_is_that_of_each_process(stream: Path) -> None:
     dataset = open_rank(stream, encode_fn=refusing(1, 6), bad_rows=BadRows(limit=1))
     assert dataset[1] == {"id": 2}
-    # A worker forked now has met none.
     assert list(loader(dataset, [6], 1, batch_size=1)) == [[5]]
     assert dataset.stats().bad_samples == 2
     error = first_error(loader(dataset, [1, 6], 1, batch_size=1))
@@ -186,7 +183,6 @@ def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
 
 @pytest.mark.parametrize("bad", [0, 2])
 def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int) -> None:
-    # Raised for sample 2 itself, or for 0, its first substitute.
     for error in (KeyboardInterrupt, SystemExit, MemoryError):
         errors = {2: ValueError(), bad: error()}
         raised(error, open_rank(stream, encode_fn=refusing(*errors, error=errors.__getitem__)).__getitem__, 2)

@@ -1,18 +1,16 @@
 """`batches`: what a loop is handed out, what counts as trained, and where the epoch ends, on all ranks alike."""
 
-from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from lazyshard import BlendedDataset, LazyShardedDataset
+from lazyshard import BlendedDataset
 from lazyshard.errors import CursorTaken
-from lazyshard.stream import read_cursor
 from lazyshard.stream.listing import retire
-from tests.data import runs, swift_samplers
-from tests.data.runs import State, open_rank, open_ranks
+from tests.data.runs import State, chunks_before, continued, open_rank, open_ranks
+from tests.data.swift_samplers import megatron_batches, shard_batches
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
@@ -46,7 +44,6 @@ def test_each_sample_comes_once_with_other_ranks_later(order: dict[str, Any], wo
         state = states[0]
         assert state["parts"][-1]["draws_per_step"] == 2
     assert ranks[0].step == 3 + 2 + (61 - 24) // 2
-    # Of 61 samples the last one fills no micro batch.
     assert len(trained) == len(set(trained)) == 60
 
 
@@ -81,7 +78,6 @@ def test_accumulation_counts_whole_steps(tmp_path: Path, caplog: pytest.LogCaptu
     for batches in open_batches(stream, 2, batch_size=2, micro_batches_per_step=2):
         seen = [(batches.step, batches.step_complete, batches.state_dict()["consumed"]) for _ in batches]
         assert seen == [(0, False, 0), (1, True, 8), (1, False, 8), (2, True, 16)]
-    # Rank 0 tells for all: one micro batch of each.
     (args,) = [record.args for record in caplog.records if record.module == "map_style"]
     assert args == (0, 2, 4, 2)
     state = batches.state_dict()
@@ -91,7 +87,6 @@ def test_accumulation_counts_whole_steps(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_the_end_is_found_though_the_beginning_is_deleted(tmp_path: Path) -> None:
-    """Workers read ahead, of the next epoch, whose first chunks are gone."""
     stream = produce(tmp_path / "s", 130, 2, end=False)
     (batches,) = open_batches(stream, 1, workers=True, batch_size=2)
     seen = [*islice(batches, 50)]
@@ -111,11 +106,8 @@ def test_epochs(sets: bool, persistent: bool, tmp_path: Path) -> None:
         orders.append(list(chain.from_iterable(batches)))
         assert (batches.epoch, batches.consumed, batches.step) == (epoch, 9, 3)
         batches.commit()
-        cursor = read_cursor(dataset.directory, "c")
-        assert cursor is not None
-        done.append(cursor.chunks_before)
+        done.append(chunks_before(dataset.directory, "c"))
     assert len(set(map(tuple, orders))) == 3
-    # One sample of the last chunk is left over in each.
     assert done == [0, 0, 1]
     raised(RuntimeError, lambda: iter(batches))
     dataset.set_epoch(3)
@@ -128,8 +120,7 @@ def test_a_run_goes_on_in_its_epoch_and_an_ended_one_is_empty(tmp_path: Path, ca
     batches = first.batches(epochs=2, collate_fn=ids)
     assert len(list(batches)) == 6
     assert list(islice(batches, 2)) == [[0, 1], [2, 3]]
-    (second,) = open_ranks(stream, 1, batch_size=2)
-    batches = second.batches(epochs=2, collate_fn=ids)
+    batches = open_rank(stream, batch_size=2).batches(epochs=2, collate_fn=ids)
     batches.load_state_dict(State(first.state_dict(4)))
     assert (batches.epoch, batches.consumed) == (1, 4)
     assert list(chain.from_iterable(batches)) == list(range(4, 12))
@@ -157,11 +148,8 @@ def test_a_blend_is_counted_too(tmp_path: Path) -> None:
     assert states[0] == states[1]
     for stream, samples in zip(streams, (24, 16), strict=True):
         produce(stream, samples, 4)
-    rest = blend(0, 1)
-    rest.load_state_dict(states[0])
-    batches = rest.batches(collate_fn=list, **WORKERS)
+    batches = continued(blend(0, 1), states[0]).batches(collate_fn=list, **WORKERS)
     seen += chain.from_iterable(batches)
-    # The 24 of the first one, and a third as many of the other.
     assert sorted(row["id"] for row in seen) == sorted([*range(24), *range(8)])
     assert (batches.consumed, batches.step) == (32, 12)
 
@@ -173,7 +161,6 @@ def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
     for options in refused:
         raised(TypeError, dataset.batches, **options)
     refusal_of(ValueError, "epochs", dataset.batches, epochs=0)
-    # num_samples end a run, over as many epochs as that takes.
     (numbered,) = open_ranks(stream, 1, batch_size=4, num_samples=30)
     refusal_of(ValueError, "num_samples", numbered.batches, epochs=2)
     batches = numbered.batches(collate_fn=ids)
@@ -191,78 +178,50 @@ def test_steps_are_settled_before_a_state_is_used(tmp_path: Path) -> None:
     (used,) = open_ranks(stream, 1, before.state_dict(4), batch_size=2)
     assert used.rank.dp_size == 1
     raised(RuntimeError, used.batches)
-    # One that has no state, or knows its steps, may be in use.
     assert before.batches().step == 0
     (knows,) = open_ranks(stream, 1, before.batches().state_dict(), batch_size=2, micro_batches_per_step=1)
     assert len(knows) == 12
     assert len(list(knows.batches())) == 6
 
 
-Batches = Callable[[LazyShardedDataset, int, int, int, int], list[list[int]]]
-"""Indices of the batches of rank r of dp ranks with so many samples to a batch, in an epoch."""
-
-PER_CHUNK = 4
-
-
-def megatron(sharding: bool, shuffle: bool) -> Batches:
-    def batches(dataset: LazyShardedDataset, rank: int, dp: int, batch: int, epoch: int) -> list[list[int]]:
-        consumed = epoch * len(dataset)
-        return swift_samplers.megatron_batches(
-            dataset, rank, dp, batch, sharding=sharding, shuffle=shuffle, consumed=consumed
-        )
-
-    return batches
-
-
-def shard(shuffle: bool) -> Batches:
-    def batches(dataset: LazyShardedDataset, rank: int, dp: int, batch: int, epoch: int) -> list[list[int]]:
-        return swift_samplers.shard_batches(len(dataset), rank, dp, batch, shuffle=shuffle, epoch=epoch)
-
-    return batches
-
-
-SAMPLERS: dict[str, tuple[str, Batches]] = {
-    "megatron, data_sharding": ("block", megatron(True, True)),
-    "megatron, in turn": ("strided", megatron(False, False)),
-    "megatron, shuffled over all, block": ("block", megatron(False, True)),
-    "megatron, shuffled over all, strided": ("strided", megatron(False, True)),
-    "hugging face, in turn": ("strided", shard(False)),
-    "hugging face, shuffled": ("strided", shard(True)),
-}
-
-
-def ids_by_rank(
-    directory: Path, name: str, dp: int, batch: int, window: int, epochs: int = 1
-) -> list[list[list[list[int]]]]:
-    """Returns ids of rows by rank, epoch and batch."""
-    layout, batches_of = SAMPLERS[name]
-    ranks = []
-    for rank in range(dp):
-        dataset = runs.open_rank(directory, rank, dp, batch_size=batch, layout=layout, shuffle_window=window)
-        rank_epochs = []
-        for epoch in range(epochs):
-            dataset.set_epoch(epoch)
-            batches = batches_of(dataset, rank, dp, batch, epoch) if len(dataset) else []
-            rank_epochs.append([[row["id"] for row in dataset.__getitems__(indices)] for indices in batches])
-        ranks.append(rank_epochs)
-    return ranks
-
-
 # Chunk-aligned and not, fewer chunks than ranks, less than a stripe.
 RUNS = [(61, 3, 2), (5, 8, 1), (5, 1, 4), (64, 4, 2), (37, 5, 1), (37, 8, 4), (13, 6, 2), (61, 7, 1), (64, 2, 4)]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    ("layout", "sharding", "shuffle"),
+    [
+        # Of Megatron with data_sharding, in turn, and shuffled over all; and of Hugging Face, which knows no sharding.
+        ("block", True, True),
+        ("strided", False, False),
+        ("block", False, True),
+        ("strided", False, True),
+        ("strided", None, False),
+        ("strided", None, True),
+    ],
+)
 @pytest.mark.parametrize(("total", "dp", "batch"), [(24, 3, 2), *RUNS[:3], *full(*RUNS[3:])])
-def test_ranks_together_read_every_sample_once(tmp_path: Path, name: str, total: int, dp: int, batch: int) -> None:
-    directory = produce(tmp_path / "s", total, PER_CHUNK)
+def test_ranks_of_a_trainers_sampler_together_read_every_sample_once(
+    tmp_path: Path, layout: str, sharding: bool | None, shuffle: bool, total: int, dp: int, batch: int
+) -> None:
+    directory = produce(tmp_path / "s", total, 4)
     for window in (0, 2):
-        ranks = ids_by_rank(directory, name, dp, batch, window, epochs=2)
-        orders = [[i for epochs in ranks for rows in epochs[epoch] for i in rows] for epoch in (0, 1)]
-        steps = total // (dp * batch)
-        for epoch, read in enumerate(orders):
-            assert [len(epochs[epoch]) for epochs in ranks] == [steps] * dp
-            assert len(set(read)) == len(read) == steps * dp * batch
+        ranks = open_ranks(directory, dp, batch_size=batch, layout=layout, shuffle_window=window)
+        orders: list[list[int]] = [[], []]
+        for rank, epoch in product(range(dp), (0, 1)):
+            dataset = ranks[rank]
+            dataset.set_epoch(epoch)
+            if not len(dataset):
+                batches = []
+            elif sharding is None:
+                batches = shard_batches(len(dataset), rank, dp, batch, shuffle=shuffle, epoch=epoch)
+            else:
+                options = {"sharding": sharding, "shuffle": shuffle}
+                batches = megatron_batches(dataset, rank, dp, batch, **options, consumed=epoch * len(dataset))
+            assert len(batches) == total // (dp * batch)
+            orders[epoch] += [number for indices in batches for number in ids(dataset.__getitems__(indices))]
+        for read in orders:
+            assert len(set(read)) == len(read) == total // (dp * batch) * dp * batch
             assert set(read) <= set(range(total))
         if total == 24:
-            assert (orders[0] == orders[1]) is (window == 0 and "in turn" in name)
+            assert (orders[0] == orders[1]) is (window == 0 and not shuffle)

@@ -15,7 +15,7 @@ from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTim
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.listing import retire
 from tests.data.options import grouped
-from tests.data.runs import Stream, blend, open_rank, take, write
+from tests.data.runs import Stream, blend, open_rank, read, take, write
 from tests.data.test_stream_state import stateful
 from tests.data.workers import PICKLED, ids
 from tests.stream.streams import foreign, raised, refusal_of
@@ -28,14 +28,6 @@ def streams(tmp_path: Path) -> Path:
     for stream in (Stream("a", 24, 3), Stream("b", 10, 2), Stream("c", 9, 4)):
         write(tmp_path, stream)
     return tmp_path
-
-
-def alone(directory: Path, letter: str, rank: int, dp: int, count: int, **options: Any) -> list[str]:
-    """What a stream gives a rank by itself."""
-    dataset = LazyShardedDataset(
-        directory / letter, dp_rank=rank, dp_size=dp, num_samples=dp * count, **grouped(layout="strided", **options)
-    )
-    return ids([dataset[index] for index in dataset.rank_indices])
 
 
 def test_what_a_blend_is(streams: Path) -> None:
@@ -57,11 +49,11 @@ def test_each_stream_comes_in_its_own_order_on_every_rank(streams: Path, layout:
     lanes = []
     for rank in range(dp):
         blended = blend(streams, weights, rank, dp, **options)
-        own = {letter: iter(alone(streams, letter, rank, dp, count, shuffle_window=window)) for letter in "abc"}
-        lanes.append([next(own["abc"[stream]]) for stream in order])
+        alone = [open_rank(streams / one, rank, dp, num_samples=dp * count, shuffle_window=window) for one in "abc"]
+        own = list(map(iter, read(alone)))
+        lanes.append([str(next(own[stream])) for stream in order])
         assert take(blended, count, 4) == lanes[-1]
         assert ids([blended[index] for index in blended.rank_indices]) == lanes[-1]
-    # Any rank may be asked for the indices of all.
     every = ids(blend(streams, weights, 0, dp, **options).__getitems__(list(range(dp * count))))
     by_position: Any = zip(*lanes, strict=True)
     assert every == list(itertools.chain(*(lanes if layout == "block" else by_position)))
@@ -134,10 +126,8 @@ def test_large_rows_and_those_of_another_rank_are_what_is_drawn(tmp_path: Path) 
 @pytest.mark.parametrize("foreign_first", [False, True])
 def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, streams: Path, foreign_first: bool) -> None:
     other = foreign(tmp_path / "other", b'{"id":"f0"}\n{"id":"f1"}\n', end=True)
-    parts = [
-        (LazyShardedDataset(streams / "a", dp_rank=0, dp_size=1, encode_fn=LateRow), 1.0),
-        (LazyShardedDataset(other, dp_rank=0, dp_size=1, samples_per_chunk=2, encode_fn=LateRow), 1.0),
-    ]
+    members = open_rank(streams / "a", encode_fn=LateRow), open_rank(other, samples_per_chunk=2, encode_fn=LateRow)
+    parts = [(member, 1.0) for member in members]
     blended = BlendedDataset(parts[::-1] if foreign_first else parts, batch_size=4)
 
     def kinds(rows: list[Any]) -> list[Any]:
@@ -148,14 +138,12 @@ def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, stream
 
 
 def test_a_loader_with_a_state_goes_on_in_mid_epoch(streams: Path) -> None:
-    def loader() -> Any:
-        blended = blend(streams, {"a": 2, "b": 1}, num_samples=40, batch_size=4)
-        return stateful(blended, 2, 4, sampler=list(blended.rank_indices))
+    def loader(state: Any = None) -> Any:
+        return stateful(blend(streams, {"a": 2, "b": 1}, num_samples=40, batch_size=4), 2, 4, state)
 
-    whole, begun, later = list(loader()), loader(), loader()
+    whole, begun = list(loader()), loader()
     assert list(itertools.islice(begun, 3)) == whole[:3]
-    later.load_state_dict(begun.state_dict())
-    assert list(later) == whole[3:]
+    assert list(loader(begun.state_dict())) == whole[3:]
 
 
 def test_a_bad_row_is_substituted_by_its_own_stream(streams: Path) -> None:
@@ -198,9 +186,12 @@ def test_who_comes_while_another_thread_merges_gets_all_lines(tmp_path: Path, mo
     assert [ids(blended.__getitems__(batch)), *other] == [expected[behind : behind + 100]] * 2
 
 
-def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -> LazyShardedDataset:
-    dataset = LazyShardedDataset(directory / letter, dp_rank=rank, dp_size=2)
-    assert not used or len(dataset) == 24
+def opened(directory: Path, letter: str, rank: int = 0) -> LazyShardedDataset:
+    return open_rank(directory / letter, rank, 2)
+
+
+def used(dataset: LazyShardedDataset) -> LazyShardedDataset:
+    assert len(dataset) == 24
     return dataset
 
 
@@ -231,7 +222,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
             "o: the stream has 1 samples",
         ),
         (lambda d: BlendedDataset([(opened(d, "a"), 1), (opened(d, "a"), 1)]), ValueError, "the same stream"),
-        (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "takes unused data sets"),
+        (lambda d: BlendedDataset([(used(opened(d, "a")), 1)]), RuntimeError, "takes unused data sets"),
         (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "the same rank"),
     ],
 )

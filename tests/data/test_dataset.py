@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,12 @@ from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMi
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
 from tests.data.programs import run_program
-from tests.data.runs import open_rank, open_ranks
+from tests.data.runs import open_rank
 from tests.data.workers import ids, loader
 from tests.stream.streams import foreign, produce, put_lengths, raised, refusal_of, sealed
 
 
 def iterate(dataset: Any) -> list[Any]:
-    """Asks for 0, 1, 2 and so on until there is an IndexError, as `for` does: a thing that mypy has forgotten."""
     return list(dataset)
 
 
@@ -49,8 +49,11 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_impossible_argument_is_refused_before_a_wait(tmp_path: Path, name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(ValueError, match=rf"{name} .*got {value!r}|{name} must be an int in"):
-            open_rank(tmp_path / "absent", **{name: value})
+        what = rf"{name} .*got {value!r}|{name} must be an int in"
+        refusal_of(ValueError, what, open_rank, tmp_path / "absent", **{name: value})
+
+
+GROUPS = {"order": "Order", "bad_rows": "BadRows", "cache": "EncodeCache"}
 
 
 def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: Path) -> None:
@@ -62,19 +65,12 @@ def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: P
     for kind, option, values in groups:
         for value in values:
             refusal_of(ValueError, f"{option} .*got {value!r}", kind, **{option: value})
-    for name, group in (("order", "Order"), ("bad_rows", "BadRows"), ("cache", "EncodeCache")):
-        wrong: list[Any] = ["raise", None, {}]
-        for given in wrong:
-            with pytest.raises(TypeError, match=rf"{name} must be a lazyshard.{group}, got {given!r}"):
-                LazyShardedDataset(tmp_path / "absent", **{name: given})
-    with pytest.raises(TypeError, match=r"bad_rows must be a lazyshard\.BadRows"):
-        LazyShardedSequences(tmp_path / "absent", form=Pack(4), bad_rows="raise")  # type: ignore[arg-type]
-
-
-def test_what_does_not_fit_the_stream_is_refused(stream: Path) -> None:
-    refusal_of(TypeError, "encode_fn", open_rank, stream, encode_fn={})
-    assert open_rank(stream, samples_per_chunk=4).samples_per_chunk == 4
-    raised(StreamMismatch, open_rank, stream, samples_per_chunk=5)
+    wrong: list[Any] = ["raise", None, {}]
+    for (name, group), given in product(GROUPS.items(), wrong):
+        what = rf"{name} must be a lazyshard.{group}, got {given!r}"
+        refusal_of(TypeError, what, LazyShardedDataset, tmp_path / "absent", **{name: given})
+    what = r"bad_rows must be a lazyshard\.BadRows"
+    refusal_of(TypeError, what, LazyShardedSequences, tmp_path / "absent", form=Pack(4), bad_rows=wrong[0])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,6 @@ def test_copy_reads_the_same_and_goes_its_own_way(stream: Path, deep: bool) -> N
     assert ids(iterate(twin)) == first
     twin.set_epoch(0)
     assert ids(iterate(dataset)) == first
-    # Workers of the copy hear of its epochs.
     batches = loader(twin, twin.rank_indices, 1, batch_size=5, persistent_workers=True)
     orders = []
     for epoch in (0, 1, 0):
@@ -216,11 +211,10 @@ def test_end_that_leaves_a_chunk_over_is_proved(rank: int, tmp_path: Path, monke
     rows = [b'{"id":%d}\n' % number for number in range(8)]
     # Found by doubling steps: 6 chunks, of which two ranks with batches of two read four.
     (foreign(tmp_path, *rows, end=True) / "chunk_00006.jsonl.completed").unlink()
-    with pytest.raises(StreamInvalid) as caught:
-        list(open_rank(tmp_path, rank, 2, batch_size=2, samples_per_chunk=1).rank_indices)
-    assert caught.value.chunk == 6
+    options = {"batch_size": 2, "samples_per_chunk": 1}
+    assert raised(StreamInvalid, lambda: open_rank(tmp_path, rank, 2, **options).rank_indices).chunk == 6
     (tmp_path / "chunk_00006.jsonl.completed").touch()
-    assert len(open_rank(tmp_path, rank, 2, batch_size=2, samples_per_chunk=1).rank_indices) == 4
+    assert len(open_rank(tmp_path, rank, 2, **options).rank_indices) == 4
 
 
 def test_epoch_must_be_a_number_from_0(stream: Path) -> None:
@@ -260,6 +254,10 @@ def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> Non
     chunks = [b'{"id":0}\n\n{"id":1}\n', b'\xef\xbb\xbf{"id":2}\n{"id":3}\n', b'{"id":4}']
     directory = foreign(tmp_path / "s", *chunks, end=True)
     refusal_of(ValueError, "samples_per_chunk", open_rank, directory)
+    refusal_of(TypeError, "encode_fn", open_rank, directory, samples_per_chunk=2, encode_fn={})
+    own = produce(tmp_path / "own", 4, 4)
+    assert open_rank(own, samples_per_chunk=4).samples_per_chunk == 4
+    raised(StreamMismatch, open_rank, own, samples_per_chunk=5)
     for layout, expected in (("block", [0, 1, 2, 3]), ("strided", [0, 2, 1, 3])):
         dataset = open_rank(directory, 0, 2, samples_per_chunk=2, layout=layout)
         assert ids(iterate(dataset)) == expected
@@ -298,16 +296,10 @@ def test_an_index_has_the_length_of_its_sample(samples: int, dp: int, options: d
         dataset = open_rank(tmp_path / "s", rank, dp, **{"batch_size": 2, **options})
         lengths = dataset["lengths"]
         assert (lengths.dtype, lengths.shape) == (np.dtype(np.int32), (len(dataset),))
-        for epoch in (0, 1):
-            dataset.set_epoch(epoch)
-            expected = [length(dataset.draw(index).sample) for index in range(len(dataset))]
-            assert dataset["lengths"].tolist() == expected
-
-
-def test_after_a_resume_with_other_ranks_they_are_those_of_what_is_left(tmp_path: Path) -> None:
-    state = open_rank(stream_of(tmp_path / "s", 37), 0, 2, batch_size=2).state_dict(12)
-    dataset = open_ranks(tmp_path / "s", 3, state, batch_size=2)[0]
-    assert dataset["lengths"].tolist() == [length(dataset.draw(index).sample) for index in range(len(dataset))]
+        again = open_rank(tmp_path / "s", 0, 3, dataset.state_dict(dp * options.get("batch_size", 2)), **options)
+        for epoch, one in ((0, dataset), (1, dataset), (0, again)):
+            one.set_epoch(epoch)
+            assert one["lengths"].tolist() == [length(one.draw(index).sample) for index in range(len(one))]
 
 
 def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
@@ -317,7 +309,6 @@ def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
     raised(LengthUnknown, lambda: dataset["lengths"])
     put_lengths(tmp_path / "s", [10, 20], [30, 40])
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
-    # They are not sent to workers.
     assert "_tokens" not in pickle.loads(pickle.dumps(dataset)).__dict__
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
 
@@ -349,7 +340,6 @@ MOST_MODULES = 85  # Each costs about half a millisecond
 
 
 def modules_after(statement: str, folder: Path) -> set[str]:
-    """What is imported by then in a process that has imported torch."""
     ended = run_program(f"import sys\n{statement}\nprint(*sys.modules)", folder=folder)
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.split())

@@ -20,9 +20,9 @@ from lazyshard.data.rank import Stats
 from lazyshard.data.settings import ENCODE_CACHE_BYTES
 from lazyshard.errors import ChunkCorrupt, SkipSample
 from lazyshard.format.records import Encoding
-from tests.data.options import grouped
+from tests.data.runs import open_rank
 from tests.data.workers import loader
-from tests.stream.streams import add, fail_when, foreign, fork, produce, raised, reap, refusal_of
+from tests.stream.streams import add, fail_when, foreign, fork, produce, raised, reap, refusal_of, wait_until
 
 FACTS: Final[Encoding] = {"tokenizer": "bytes", "max_length": 512}
 SAMPLES: Final = 24
@@ -37,9 +37,8 @@ class Counting:
         self.at = at
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, f"{row['id']}\n".encode())
-        os.close(fd)
+        with self.log.open("a") as log:
+            log.write(f"{row['id']}\n")
         if self.at is not None:
             self.at(row["id"])
         return {"id": row["id"], "input_ids": list(range(row["id"], row["id"] + 20)), "t": torch.tensor([row["id"]])}
@@ -56,13 +55,12 @@ def encode(tmp_path: Path) -> Counting:
 
 
 def opened(tmp_path: Path, encode: Any, **options: Any) -> LazyShardedDataset:
-    directory = tmp_path / "s"
-    if not directory.exists():
-        produce(directory, SAMPLES, 8)
-    given: dict[str, Any] = {"dp_rank": 0, "dp_size": 1, "batch_size": 4, **options}
+    if not (tmp_path / "s").exists():
+        produce(tmp_path / "s", SAMPLES, 8)
     cache: dict[str, Any] = {"directory": tmp_path / "cache", "fingerprint": FACTS}
-    cache |= {name: given.pop(name) for name in ("directory", "size", "fingerprint", "memory_bytes") if name in given}
-    return LazyShardedDataset(directory, encode, **grouped(given), cache=EncodeCache(**cache))
+    for name in {"directory", "size", "fingerprint", "memory_bytes"} & options.keys():
+        cache[name] = options.pop(name)
+    return open_rank(tmp_path / "s", encode_fn=encode, cache=EncodeCache(**cache), **{"batch_size": 4, **options})
 
 
 def ids(dataset: LazyShardedDataset, batch: int = 4) -> list[int]:
@@ -70,11 +68,9 @@ def ids(dataset: LazyShardedDataset, batch: int = 4) -> list[int]:
     found: list[int] = []
     for first in range(0, len(dataset), batch):
         for sample in dataset.__getitems__(list(range(first, first + batch))):
-            number = sample["id"]
-            tokens = list(range(number, number + 20))
-            assert (sample["input_ids"], sample["length"]) == (tokens, 20)
-            assert sample["t"].tolist() == [number]
-            found.append(number)
+            found.append(sample["id"])
+            assert (sample["input_ids"], sample["length"]) == (list(range(found[-1], found[-1] + 20)), 20)
+            assert sample["t"].tolist() == found[-1:]
     return found
 
 
@@ -102,13 +98,11 @@ def test_samples_in_memory_come_first_and_without_a_cache_nothing_is_counted(tmp
 
 def test_what_was_encoded_by_other_facts_is_not_found(tmp_path: Path, encode: Counting) -> None:
     other = {**FACTS, "max_length": 1024}
-    for facts in (FACTS, other, FACTS):
-        assert ids(opened(tmp_path, encode, fingerprint=facts)) == ALL
-    assert encode.calls() == sorted(2 * ALL)
-    for facts in (FACTS, other, FACTS):
-        encode.fingerprint = facts  # type: ignore[attr-defined]
-        assert ids(opened(tmp_path, encode, fingerprint=None)) == ALL
-    assert encode.calls() == sorted(2 * ALL)
+    for of_encoder in (False, True):
+        for facts in (FACTS, other, FACTS):
+            encode.fingerprint = facts  # type: ignore[attr-defined]
+            assert ids(opened(tmp_path, encode, fingerprint=None if of_encoder else facts)) == ALL
+        assert encode.calls() == sorted(2 * ALL)
 
 
 def test_copy_of_a_stream_shares_what_is_kept_and_another_one_does_not(tmp_path: Path, encode: Counting) -> None:
@@ -154,14 +148,12 @@ def test_workers_and_copies_find_what_others_have_encoded(tmp_path: Path, encode
     for counts in ((SAMPLES, 1), (0, SAMPLES)):
         batches = list(loader(twin, twin.rank_indices, 2, batch_size=4))
         assert [number for batch in batches for number in batch] == ALL
-        # A copy has counted what it was copied from has.
         assert twin.stats()[5:7] == counts
         twin = opened(tmp_path, encode)
     assert encode.calls() == ALL
 
 
 def peers(count: int, dataset: LazyShardedDataset) -> list[int]:
-    """Has as many processes draw all at the same moment, and returns how each ended."""
     ready, begin = os.pipe()
 
     def draw() -> None:
@@ -177,7 +169,6 @@ def peers(count: int, dataset: LazyShardedDataset) -> list[int]:
 
 def test_peers_that_draw_the_same_rows_encode_each_once(tmp_path: Path, encode: Counting) -> None:
     dataset = opened(tmp_path, encode, batch_size=8)
-    # In use already.
     assert dataset[0]["id"] == 0
     assert peers(4, dataset) == [0] * 4
     assert encode.calls() == ALL
@@ -193,7 +184,7 @@ def test_peer_that_is_killed_while_it_encodes_holds_nobody_up(tmp_path: Path, ro
 
     encode = Counting(tmp_path / "log", die_once)
     dataset = opened(tmp_path, encode, batch_size=8)
-    len(dataset)
+    assert len(dataset) == SAMPLES
     assert sorted(peers(3, dataset)) == [-signal.SIGKILL, 0, 0]
     assert encode.calls() == sorted([*ALL, row])
     assert ids(dataset) == ALL
@@ -204,26 +195,24 @@ def test_peer_that_is_stopped_is_left_alone(tmp_path: Path, encode: Counting, mo
     monkeypatch.setattr(encode_cache, "_WAIT_S", 0.05)
     dataset = opened(tmp_path, encode)
     len(dataset)
-    said, hears = os.pipe()
+    stopped = tmp_path / "stopped"
 
     def stop(number: int) -> None:
-        os.write(hears, b"x")
+        stopped.touch()
         signal.pause()
 
-    pid = os.fork()
-    if not pid:
+    def draw() -> None:
         encode.at = stop
         ids(dataset)
-        os._exit(1)
+
+    pid = fork(draw)
     try:
-        assert os.read(said, 1) == b"x"
+        wait_until(stopped.exists, "a peer that is stopped")
         assert ids(dataset) == ALL
         assert encode.calls() == [0, *ALL]
     finally:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(said)
-        os.close(hears)
+        reap(pid)
 
 
 def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> None:
@@ -235,13 +224,11 @@ def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> Non
             raise SkipSample("too long") if row["id"] == 1 else ValueError("bad")
         return row
 
-    orders = []
     caches: list[dict[str, Any]] = [{}, {}, {"directory": None, "fingerprint": None}]
-    for options in caches:
-        dataset = opened(tmp_path, encode, **options)
-        orders.append([dataset[number]["id"] for number in range(8)])
-        stats = dataset.stats()
-        assert (stats.bad_samples, stats.dropped, stats.filled) == (1, 1, 2)
+    datasets = [opened(tmp_path, encode, **options) for options in caches]
+    orders = [[dataset[number]["id"] for number in range(8)] for dataset in datasets]
+    counts = [dataset.stats() for dataset in datasets]
+    assert [(one.bad_samples, one.dropped, one.filled) for one in counts] == [(1, 1, 2)] * 3
     assert orders[0] == orders[1] == orders[2]
     assert sorted(calls[:8]) == list(range(8))
     assert calls[8] == 5
@@ -291,7 +278,6 @@ def test_steps_count_too(tmp_path: Path) -> None:
         ({"fingerprint": {"a": 1, "b": [1]}}, r"got \[1\] \(list\) under 'b'"),
         ({"fingerprint": {1: 1}}, "got the name 1"),
         ({"fingerprint": "v1"}, "got 'v1'"),
-        # Facts that are told here are no facts of the user's.
         ({"fingerprint": {"lazyshard.steps": 1}, "steps": [Filter("builtins:bool")]}, "'lazyshard.steps'"),
         ({"fingerprint": None, "of_encoder": {"function": 1}}, "'function'"),
         ({"fingerprint": None, "of_encoder": {"tokenizer": object}}, "encode_fn .* under 'tokenizer'"),
@@ -321,7 +307,6 @@ def test_place_where_no_directory_can_be_is_refused_at_once(tmp_path: Path, enco
         ("file/cache", "file is a file"),
         ("nowhere", "a link to gone"),
         ("link", "a link to file"),
-        # In the folder of the stream.
         ("s", "stream's own directory"),
         ("of_stream/a/b", "stream's own directory"),
     ):
@@ -351,7 +336,6 @@ def test_cache_that_cannot_be_used_is_told_once_and_training_goes_on(
         fail_when(monkeypatch, "open", lambda path, flags, *_: FOLDER in str(path) and flags & os.O_RDWR, to_write)
     else:
         fail_when(monkeypatch, "pwrite", lambda *_: True, OSError(errno.ENOSPC, "No space left on device"))
-        # What is there is still read.
         kept, says = 4, f"[Errno {errno.ENOSPC}]"
     assert ids(dataset) == ALL
     assert encode.calls() == ALL[kept:]
@@ -371,8 +355,7 @@ def test_chunk_that_goes_while_its_rows_are_kept_is_an_error_of_the_stream(tmp_p
 def test_keys_may_be_cleared_by_another_thread_at_any_time(tmp_path: Path, encode: Counting) -> None:
     class Cleared(dict[int, Any]):
         def __setitem__(self, number: int, key: Any) -> None:
-            super().__setitem__(number, key)
-            self.clear()
+            """Keeps nothing."""
 
     dataset: Any = opened(tmp_path, encode)
     dataset._samples._keys = Cleared()

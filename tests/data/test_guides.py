@@ -46,7 +46,6 @@ def seven_rows(directory: Path) -> None:
             ("blending", chat_and_code, [["0"], ["1"]], [[], []]),
             # A second time too, in the same place.
             ("encode-cache", None, [[], []], [[], []]),
-            # Each rank tokenizes its own rows alone.
             ("streaming-shard", seven_rows, [["0"], ["1"]], [[0, 1, 4, 5], [2, 3, 6, 0]]),
         ),
     ],
@@ -84,7 +83,6 @@ def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(
         for number in range(12):
             writer.write({"id": number})
         ranks = [start_program(program, rank, folder=tmp_path, out=said[rank]) for rank in (0, 1)]
-        # They train before the stream has ended.
         first = [text.splitlines()[0] for text in printed]
         wait_until(lambda: [out.read_text().split("\n")[0] for out in said if out.exists()] == first, "first lines")
         for number in range(12, 17):
@@ -135,7 +133,6 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     *printed, of_loaded = [one.stdout for one in done]
     assert "".join(printed) == "".join(blocks(section, "text"))
     assert of_loaded == printed[-1]
-    # What the page says of the checkpoint, of either rank.
     sequences = LazyShardedSequences(tmp_path / "raw", form=Pack(10), dp_rank=0, dp_size=2, micro_batches_per_step=1)
     (tmp_path / "out/checkpoint-1").mkdir(parents=True)
     saved = json.dumps({"state": sequences.state_dict(2), "step": 1})

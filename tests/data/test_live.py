@@ -5,12 +5,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, LazyShardedDataset
@@ -20,6 +20,7 @@ from lazyshard.plan.course import Draw
 from lazyshard.stream import read_reading
 from tests.data.runs import open_rank, open_ranks, read
 from tests.data.workers import DEADLINE_S, ids, loader
+from tests.plan import oracle
 from tests.stream.streams import HERE, produce, raised, refusal_of
 
 PRODUCER = """
@@ -84,39 +85,28 @@ def test_wait_is_counted_once_however_many_workers_there_are(tmp_path: Path) -> 
     assert dataset.stats().waited_s == waited
 
 
-ORDERS = st.fixed_dictionaries(
-    {
-        "batch_size": st.integers(1, 3),
-        "max_total_samples": st.integers(12, 60),
-        "unit": st.sampled_from(["chunk", "sample", "batch", 3]),
-        "layout": st.sampled_from(["block", "strided"]),
-        "shuffle_window": st.integers(0, 2),
-    }
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(options=ORDERS, dp=st.integers(1, 4), total=st.integers(0, 40), epoch=st.integers(0, 2))
-def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
-    tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], dp: int, total: int, epoch: int
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_decisions_taken_while_the_stream_grows_are_those_of_the_oracle_that_knows_its_end(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    batch, limit = options["batch_size"], options["max_total_samples"]
-    directory = tmp_path_factory.mktemp("grows") / "s"
+    dp, batch = data.draw(st.integers(1, 4), label="dp"), data.draw(st.integers(1, 3), label="batch size")
+    total, limit = data.draw(st.integers(0, 40), label="samples"), data.draw(st.integers(12, 60), label="limit")
+    unit, size = data.draw(st.sampled_from([("chunk", 4), ("sample", 1), ("batch", batch), (3, 3)]), label="unit")
+    layout, chunks = data.draw(st.sampled_from(["block", "strided"])), data.draw(st.integers(0, 2), label="window")
+    options: Any = {"batch_size": batch, "max_total_samples": limit, "unit": unit, "shuffle_window": chunks}
+    directory, end = tmp_path_factory.mktemp("grows") / "s", min(total, limit)
     writer = ChunkWriter(directory, 4)
-    ranks = [open_rank(directory, rank, dp, max_wait=0, **options) for rank in range(dp)]
-    for dataset in ranks:
-        dataset.set_epoch(epoch)
-        len(dataset)
+    ranks = open_ranks(directory, dp, max_wait=0, layout=layout, **options)
+    assert {len(dataset) for dataset in ranks} == {limit // (dp * batch) * dp * batch}
     met: list[list[tuple[Draw, Any]]] = [[] for _ in ranks]
 
     def go_on() -> list[int]:
         for dataset, seen in zip(ranks, met, strict=True):
-            try:
+            with suppress(WaitTimeout):
                 for index in dataset.rank_indices[len(seen) :]:
                     row = dataset[index]
                     seen.append((dataset.draw(index), row["id"]))
-            except WaitTimeout:
-                pass
         return [len(seen) for seen in met]
 
     for number in range(total):
@@ -124,26 +114,14 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
         if number % 4 == 3:
             assert len(set(go_on())) == 1
     writer.close()
-    length = min(total, limit) // (dp * batch)
-    if not length:
+    if end < dp * batch:
         raised(IndexError, go_on)
         return
     assert go_on() == [len(ranks[0]) // dp] * dp
-
-    for rank, seen in enumerate(met):
-        for draw, found in seen:
-            assert found == draw.sample
-        # As one sees it who comes after the end, whose indices are those of one epoch.
-        late = open_rank(directory, rank, dp, **options)
-        expected = []
-        for later in range(epoch, epoch + len(seen) // (length * batch) + 1):
-            late.set_epoch(later)
-            expected += [(late.draw(index), late[index]["id"]) for index in late.rank_indices]
-        assert seen == expected[: len(seen)]
-    for turn in {draw.epoch for seen in met for draw, _ in seen}:
-        samples = [draw.sample for seen in met for draw, _ in seen if draw.epoch == turn]
-        assert len(samples) == len(set(samples))
-        assert all(sample < min(total, limit) for sample in samples)
+    window = -(-chunks * 4 // size) * size
+    (lanes,) = oracle.course_of_draws(size, window, 0, [(dp, batch, len(met[0]), [])], end)
+    assert [[tuple(draw) for draw, _ in seen] for seen in met] == lanes
+    assert all(found == draw.sample for seen in met for draw, found in seen)
 
 
 @pytest.mark.parametrize("layout", ["block", "strided"])
@@ -157,7 +135,6 @@ def test_in_epoch_tells_where_each_epoch_ends(tmp_path: Path, layout: LayoutName
     for dataset in ranks:
         for epoch in range(3):
             dataset.set_epoch(epoch)
-            # 18 samples are four batches of two ranks.
             assert [dataset.in_epoch(index) for index in dataset.rank_indices[:20]] == [True] * 8 + [False] * 12
 
 
@@ -195,16 +172,13 @@ def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypat
     assert all(fact in repr(dataset) for fact in (str(tmp_path), "rank not known", "4 samples", "live"))
     assert len(dataset) == 8
     produce(tmp_path, 6, 4)
-    # Nobody has looked since.
     assert all(fact in repr(dataset) for fact in ("rank 0 of 1", "4 samples", "live"))
     dataset.published()
     assert all(fact in repr(dataset) for fact in ("6 samples", "ended"))
-    # Of one whose constructor has failed it does not raise.
     assert "LazyShardedDataset" in repr(LazyShardedDataset.__new__(LazyShardedDataset))
 
 
 def units(ranks: list[LazyShardedDataset]) -> set[int]:
-    """The units of the ranks, which their states name."""
     found = {rank.unit for rank in ranks}
     assert {rank.state_dict()["unit"] for rank in ranks} == found
     return found
@@ -229,15 +203,12 @@ def test_chunks_are_dealt_where_each_rank_has_a_full_one_and_else_batches(
     assert units(ranks) == {unit}
 
 
-def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> None:
+def test_live_stream_with_a_small_maximum_is_read_at_once_and_samples_may_be_left_out_before(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4, 4, end=False)
     options: dict[str, Any] = {"batch_size": 2, "max_total_samples": 7, "max_wait": 0}
     assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
     raised(WaitTimeout, read, open_ranks(directory, 2, unit="chunk", **options), 2)
-
-
-def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
-    ranks = open_ranks(produce(tmp_path / "s", 12, 4), 4, unit="auto")
+    ranks = open_ranks(produce(directory, 12, 4), 4, unit="auto")
     for rank in ranks:
         rank.skip(samples=[(2, 6)])
     assert sorted(i for lane in read(ranks) for i in lane) == [0, 1, 6, 7, 8, 9, 10, 11]
@@ -249,10 +220,8 @@ def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_fo
     for number, dataset in reversed([*enumerate(ranks)]):
         assert read_reading(directory, "sft") is None
         assert refusal_of(WaitTimeout, rf"^rank {number} of 2: ", len, dataset).chunk == 1
-    # A producer that holds back is told.
     mark = read_reading(directory, "sft")
     assert mark is not None and mark.needs_chunks == 2
-    # Nothing was settled by that.
     produce(directory, 8, 4)
     assert read([dataset]) == [[0, 1, 2, 3]]
 
@@ -266,12 +235,10 @@ def test_run_keeps_the_unit_with_which_it_began(tmp_path: Path, before: int, aft
     assert units(begun) == {expected}
     seen = [i for lane in read(begun, 2) for i in lane]
     state = begun[0].state_dict(len(seen))
-    # Another micro batch makes no other unit.
     ranks = open_ranks(directory, after, state, unit="auto", batch_size=1)
     assert units(ranks) == {expected}
     seen += [i for lane in read(ranks) for i in lane]
     assert len(set(seen)) == len(seen) > 15 - after
-    # In the next epoch too.
     for rank in ranks:
         rank.set_epoch(1)
     assert units(ranks) == {expected}

@@ -35,7 +35,6 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(directory: Path, samples: int = SAMPLES) -> Iterator[object]:
-    """Rows as they are published."""
     with ChunkWriter(directory, PER_CHUNK) as writer:
         for number in range(samples):
             yield writer.write({"id": number, "text": "x" * 50})

@@ -11,9 +11,9 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import BlendedDataset, ChunkWriter
 from lazyshard.errors import ConfigInvalid
-from tests.data.runs import open_rank
+from tests.data.runs import open_rank, read
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 from tests.tiers import full
@@ -32,9 +32,8 @@ from tests.tiers import full
     ],
 )
 def test_a_forgotten_sampler_is_refused_at_once(kind: Any, rank: int, options: dict[str, Any], tmp_path: Path) -> None:
-    """On rank 0 too, whose own indices are the first ones."""
-    dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 4), dp_rank=rank, dp_size=2, batch_size=2)
-    blend = BlendedDataset([(LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=2), 1)], batch_size=2)
+    dataset = open_rank(produce(tmp_path / "s", 16, 4), rank, 2, batch_size=2)
+    blend = BlendedDataset([(open_rank(tmp_path / "s", rank, 2), 1)], batch_size=2)
     for data, name in ((dataset, "dataset"), (blend, "blend")):
         loader = kind(data, **{"batch_size": 2, "collate_fn": ids, **options})
         assert len(loader) > 1
@@ -53,8 +52,7 @@ def test_a_forgotten_sampler_is_refused_at_once(kind: Any, rank: int, options: d
 def test_who_deals_samples_out_or_reads_them_all_is_not_refused(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 16, 4)
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids}
-    alone = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
-    assert [*chain.from_iterable(DataLoader(alone, **options))] == list(range(16))
+    assert [*chain.from_iterable(DataLoader(open_rank(stream), **options))] == list(range(16))
     ranks = [open_rank(stream, rank, 2, batch_size=2, layout="strided") for rank in (0, 1)]
     assert [[dataset[index]["id"] for index in range(2)] for dataset in ranks] == [[0, 4], [0, 4]]
     for rank, dataset in enumerate(ranks):
@@ -79,7 +77,7 @@ def test_part_of_another_rank_is_told_once_by_who_reads_it(tmp_path: Path, caplo
 
 def test_another_batch_size_is_told_on_a_live_stream_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 16, 4, end=False)
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
+    dataset = open_rank(stream, max_total_samples=100, batch_size=2)
     for start in (0, 2):
         assert len(dataset.__getitems__([start, start + 1])) == 2
     assert caplog.messages == []
@@ -98,17 +96,14 @@ def test_another_batch_size_is_told_on_a_live_stream_alone(tmp_path: Path, caplo
 
 def test_next_epoch_and_samples_past_the_maximum_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=20)
+    dataset = open_rank(stream, max_total_samples=20)
     assert len(dataset) == 20
     produce(stream, 10, 4)
-    assert [dataset[index]["id"] for index in range(20)] == [*range(10), *range(10)]
-    (message,) = caplog.messages
-    assert "10 samples" in message and "next epoch" in message
-    caplog.clear()
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=6)
-    assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(6))
-    (message,) = caplog.messages
-    assert all(fact in message for fact in (str(stream), "10 samples", "max_total_samples is 6"))
+    assert read([dataset]) == [[*range(10), *range(10)]]
+    assert read([open_rank(stream, max_total_samples=6)]) == [list(range(6))]
+    facts = (("10 samples", "next epoch"), (str(stream), "10 samples", "max_total_samples is 6"))
+    for message, told in zip(caplog.messages, facts, strict=True):
+        assert all(fact in message for fact in told)
 
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
@@ -129,14 +124,11 @@ MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length"
 def test_an_order_that_undoes_the_deal_is_said_once(
     arguments: dict[str, Any], facts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"source": MADE, "batch_size": 2, "rank": 0, **arguments}
-    stream, source = tmp_path / "s", options.pop("source")
+    stream, source = tmp_path / "s", arguments.pop("source", MADE)
     with ChunkWriter(stream, 4) as writer:
         for number in range(16):
             writer.write({"id": number}, source=source)
-    dataset = open_rank(stream, options.pop("rank"), 2, **options)
-    for index in dataset.rank_indices:
-        dataset[index]
-    said = [record.getMessage() for record in caplog.records if "dealt by cost" in record.getMessage()]
+    read([open_rank(stream, **{"dp": 2, "batch_size": 2, **arguments})])
+    said = [message for message in caplog.messages if "dealt by cost" in message]
     assert len(said) == bool(facts)
     assert all(fact in said[0] and str(stream) in said[0] for fact in facts)

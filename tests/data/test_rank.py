@@ -5,7 +5,6 @@ import json
 import pickle
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -53,11 +52,9 @@ def megatron(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, initializ
     [
         ((), None, "", Rank(0, 1)),
         ((), None, "1", Rank(0, 1)),
-        # What is given counts.
         ((1, 2), True, "8", Rank(1, 2)),
         # Context-parallel peers share a rank.
         ((), True, "8", Rank(3, 4)),
-        # One that is not initialised is not asked.
         ((), False, None, Rank(0, 1)),
     ],
 )
@@ -86,7 +83,6 @@ def test_impossible_rank_is_refused_before_a_stream_is_waited_for(given: Any, tm
 def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 2))
-    # One of several processes in which nothing is initialised.
     refusal_of(ConfigInvalid, "WORLD_SIZE is 4", len, dataset)
     megatron(monkeypatch, 1, 2)
     assert (len(dataset), dataset.rank) == (16, Rank(1, 2))
@@ -159,7 +155,6 @@ def train(stream: Path, out: Path, rank: int, ranks: int, workers: int, kill_at:
 
 
 def trained(out: Path) -> list[list[Any]]:
-    """Returns step and ids of each micro batch, in the order in which they were trained."""
     return [json.loads(line) for line in (out / "trained.jsonl").read_text().splitlines()]
 
 
@@ -198,40 +193,7 @@ def test_substitutes_are_the_same_after_kills_as_without(tmp_path: Path) -> None
 
 PER_CHUNK = 4
 TOTAL = 90
-
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run over several parts: of each, ranks, micro batch and draws."""
-
-    unit: int | str
-    window: int
-    seed: int
-    layout: str
-    parts: list[tuple[int, int, int]]
-
-    def expected(self) -> list[list[list[tuple[int, int]]]]:
-        """Returns epoch and sample of every draw, by part and rank."""
-        unit = self.unit if isinstance(self.unit, int) else {"chunk": PER_CHUNK, "sample": 1}[self.unit]
-        window = -(-self.window * PER_CHUNK // unit) * unit
-        return oracle.course_of_draws(unit, window, self.seed, [(*part, []) for part in self.parts], TOTAL)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> Run:
-    """Any run of up to five parts and three epochs or so."""
-    parts: list[tuple[int, int, int]] = []
-    for _ in range(draw(st.integers(1, 5))):
-        dp, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-        # With the same it would continue in the same part.
-        dp += bool(parts and parts[-1][:2] == (dp, batch_size))
-        parts.append((dp, batch_size, draw(st.integers(1, 70)) // batch_size * batch_size or batch_size))
-    units: list[int | str] = ["chunk", "sample", 3]
-    unit = draw(st.sampled_from(units))
-    layout = draw(st.sampled_from(["block", "strided"]))
-    return Run(unit, draw(st.integers(0, 3)), draw(st.integers(0, 2)), layout, parts)
+PART = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 70))  # Ranks, micro batch and draws
 
 
 @pytest.fixture(scope="module")
@@ -239,16 +201,28 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return produce(tmp_path_factory.mktemp("stream") / "s", TOTAL, PER_CHUNK)
 
 
-@PROPERTY
-@given(runs(), st.integers(0, 60))
-def test_any_chain_of_ranks_draws_what_lists_say(stream: Path, run: Run, stop: int) -> None:
+@settings(deadline=None, database=None, derandomize=True, max_examples=150)
+@given(data=st.data())
+def test_any_chain_of_ranks_draws_what_lists_say(stream: Path, data: st.DataObject) -> None:
     """A run that stops within a part and starts again, at the end of any micro batch, is the same run."""
+    units: list[int | str] = ["chunk", "sample", 3]
+    unit = data.draw(st.sampled_from(units), label="unit")
+    window, seed = data.draw(st.integers(0, 3), label="window"), data.draw(st.integers(0, 2), label="seed")
+    layout, stop = data.draw(st.sampled_from(["block", "strided"])), data.draw(st.integers(0, 60), label="stop")
+    parts: list[tuple[int, int, int]] = []
+    for dp, batch_size, draws in data.draw(st.lists(PART, min_size=1, max_size=5), label="parts"):
+        # With the same ranks and micro batch it would continue in the same part.
+        dp += bool(parts and parts[-1][:2] == (dp, batch_size))
+        parts.append((dp, batch_size, draws // batch_size * batch_size or batch_size))
+    size = unit if isinstance(unit, int) else {"chunk": PER_CHUNK, "sample": 1}[unit]
+    positions = -(-window * PER_CHUNK // size) * size
     state: State | None = None
     consumed = 0
-    common = {"unit": run.unit, "shuffle_window": run.window, "seed": run.seed, "num_samples": 100_000}
-    for (dp, batch_size, draws), expected in zip(run.parts, run.expected(), strict=True):
-        options: dict[str, Any] = {**common, "batch_size": batch_size}
-        ranks = open_ranks(stream, dp, state, layout=run.layout, **options)
+    common: dict[str, Any] = {"unit": unit, "shuffle_window": window, "seed": seed, "num_samples": 100_000}
+    lists = oracle.course_of_draws(size, positions, seed, [(*part, []) for part in parts], TOTAL)
+    for (dp, batch_size, draws), expected in zip(parts, lists, strict=True):
+        options = {**common, "batch_size": batch_size}
+        ranks = open_ranks(stream, dp, state, layout=layout, **options)
         for dataset, lane in zip(ranks, expected, strict=True):
             indices = dataset.rank_indices[:draws]
             assert [dataset.draw(index) for index in indices] == lane
@@ -260,21 +234,3 @@ def test_any_chain_of_ranks_draws_what_lists_say(stream: Path, run: Run, stop: i
         assert ranks[0].consumed == consumed
         consumed += dp * draws
         state = ranks[0].state_dict(consumed)
-
-
-def test_golden_order_of_a_run_on_two_three_and_one_ranks(stream: Path) -> None:
-    """What users rely on from release to release."""
-    state: State | None = None
-    orders = []
-    for dp, draws, consumed in ((2, 3, 6), (3, 4, 18), (1, 8, 26)):
-        ranks = open_ranks(stream, dp, state, shuffle_window=1, seed=1)
-        orders.append([[dataset[index]["id"] for index in dataset.rank_indices[:draws]] for dataset in ranks])
-        state = ranks[0].state_dict(consumed)
-    assert orders == GOLDEN
-
-
-GOLDEN = [
-    [[0, 3, 1], [5, 4, 7]],
-    [[2, 8, 11, 9], [6, 13, 12, 15], [19, 18, 17, 16]],
-    [[10, 14, 20, 23, 21, 22, 27, 26]],
-]

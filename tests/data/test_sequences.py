@@ -35,41 +35,8 @@ def values_of(sequence: dict[str, Any]) -> dict[str, Any]:
     return {name: values.tolist() for name, values in sequence.items()}
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 9), max_size=25),
-    form=forms,
-    window=st.integers(1, 4),
-    dp=st.integers(1, 4),
-    batch_size=st.integers(1, 3),
-    seed=st.one_of(st.none(), st.integers(0, 3)),
-    epoch=st.integers(0, 1),
-)
-def test_ranks_draw_the_sequences_of_all_windows_in_turn(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    form: Any,
-    window: int,
-    dp: int,
-    batch_size: int,
-    seed: int | None,
-    epoch: int,
-) -> None:
-    directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
-    whole = expected(lengths, form, 3 * window, seed, epoch)
-    for rank, micro_batches in enumerate(dealt(whole, dp, batch_size)):
-        sequences = open_sequences(directory, form, rank, dp, batch_size=batch_size, window=window, seed=seed)
-        sequences.set_epoch(epoch)
-        assert all_written(sequences) == list(itertools.chain(*micro_batches))
-
-
 @settings(max_examples=30, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=25),
-    form=forms,
-    dp=st.integers(1, 4),
-    batch_size=st.integers(1, 3),
-)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=25), forms, st.integers(1, 4), st.integers(1, 3))
 def test_completed_every_row_is_drawn_and_ranks_are_equal(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, dp: int, batch_size: int
 ) -> None:
@@ -145,7 +112,6 @@ def test_workers_and_copies_take_micro_batches_in_turn(tmp_path: Path, workers: 
         assert drawn(directory, form, 2, workers, **options) == whole
         copy = pickle.loads(pickle.dumps(open_sequences(directory, form, 1, 2, **options)))
         assert all_written(copy) == list(itertools.chain(*whole[1]))
-    # A loader of another batch size draws in another order and loses nothing.
     sequences = open_sequences(write_rows(tmp_path / "t", [10] * 12), Pack(10), batch_size=2)
     assert list(loader_of(sequences, 2, 4)) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]], [[8], [9]], [[10], [11]]]
 
@@ -156,7 +122,6 @@ def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path
     ranks = [iter(open_sequences(tmp_path / "s", Pack(10), rank, 3, max_wait=0)) for rank in range(3)]
     assert [written(next(rank)) for rank in ranks] == whole[:3]
     for rank in ranks:
-        # The sequences of the next step are not all known.
         waited = raised(errors.WaitTimeout, next, rank)
         assert waited.chunk == 3
     write_rows(tmp_path / "s", LENGTHS)
@@ -202,7 +167,6 @@ class Encode:
 
 
 def longer(row: dict[str, Any]) -> dict[str, Any]:
-    """Encodes the second row into more tokens than were measured."""
     return row | {"input_ids": row["input_ids"] + [0] * (row["id"] == 1)}
 
 
@@ -224,11 +188,9 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "encode", "options", "sample", "says"),
     [
-        # The last window has one sequence.
         (Pack(10), Encode(12), {}, 12, "no row of its sequence"),
         (Pack(10), Encode(5), {"bad_rows": BadRows("raise")}, 5, "no such image"),
         (Pack(10), longer, {"bad_rows": BadRows("raise")}, 1, "5 tokens .* but 4 as sealed .*exceeds the room"),
-        # Nothing is left out of what is cut.
         (Split(8), Encode(5), {}, 5, "no such image"),
         (Split(8), Encode(skipped=5), {}, 5, "not today"),
         (Split(8), longer, {}, 1, "5 tokens .* but 4 as sealed"),
@@ -266,7 +228,6 @@ def test_lengths_have_to_be_known(tmp_path: Path) -> None:
     missing = raised(LengthUnknown, open_sequences, directory, Pack(10))
     assert [way for way in ways if way not in str(missing)] == []
     raised(LengthUnknown, LazyShardedSequences, foreign(tmp_path / "f", b"{}\n"), form=Pack(10), dp_rank=0, dp_size=1)
-    # Only the first chunk is looked at, at first.
     put_lengths(directory, [3, 4])
     sequences = open_sequences(directory, Pack(10))
     put_lengths(directory, [5, 0], first=1)
@@ -302,7 +263,6 @@ def test_a_stream_of_packs_is_refused(tmp_path: Path, form: Any) -> None:
 def test_a_live_stream_of_packs_is_refused_at_its_first_chunk(tmp_path: Path, workers: int) -> None:
     ChunkWriter(tmp_path / "s", 1).close(end=False)
     sequences = open_sequences(tmp_path / "s", Pack(10), window=9)
-    # Nine chunks make a window, but the first one is enough.
     write_packs(tmp_path / "s", end=False)
     assert raised(StreamMismatch, lambda: next(iter(loader_of(sequences, workers)))).actual == "packs"
 

@@ -1,38 +1,46 @@
 """`LazyShardedSequences` of a blend: its rows in its order, packed, cut or padded as those of one stream."""
 
 import itertools
-import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedSequences, Map, Order, Pack, Pad, Split
+from lazyshard import (
+    BlendedDataset,
+    ChunkWriter,
+    Filter,
+    LazyShardedDataset,
+    LazyShardedSequences,
+    Map,
+    Order,
+    Pack,
+    Pad,
+    Split,
+)
 from lazyshard.errors import BadSample, CursorTaken, LengthUnknown, StateMismatch
 from lazyshard.format.records import chunk_name
-from lazyshard.stream import read_cursor, read_reading, read_retired
+from lazyshard.stream import list_consumers, read_cursor, read_reading, read_retired
 from lazyshard.stream.listing import retire
 from tests.data.runs import (
     LENGTHS,
     all_written,
+    check_any_ranks_go_on,
     chunks_before,
-    dealt,
+    continued,
     expected,
     forms,
+    free,
     loader_of,
     open_sequences,
     tokens_of_row,
     write_rows,
 )
-from tests.data.streams import HOLDING_BACK
+from tests.data.test_stream_state import stateful
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import HERE, produce, raised, refusal_of
+from tests.stream.streams import fork, produce, raised, reap, refusal_of, wait_until
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -51,27 +59,13 @@ def number(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"] + SECOND, "input_ids": [token + 100 * SECOND for token in row["input_ids"]]}
 
 
-def blend(directory: Path, weights: dict[str, float], **options: Any) -> BlendedDataset:
+def blend(directory: Path, weights: dict[str, float], consumer: str | None = None, **options: Any) -> BlendedDataset:
     members = []
     for place, (name, weight) in enumerate(weights.items()):
-        order = Order(shuffle_window=place, seed=3)
-        steps = [Map(number)] if place else []
-        members.append((LazyShardedDataset(directory / name, order=order, steps=steps, max_wait=DEADLINE_S), weight))
+        given: dict[str, Any] = {"order": Order(shuffle_window=place, seed=3), "steps": [Map(number)] if place else []}
+        dataset = LazyShardedDataset(directory / name, consumer=consumer, max_wait=DEADLINE_S, **given)
+        members.append((dataset, weight))
     return BlendedDataset(members, **options)
-
-
-def open_all(
-    directory: Path, weights: dict[str, float], form: Any, dp: int, state: Any = None, **options: Any
-) -> list[LazyShardedSequences]:
-    own = {name: options.pop(name) for name in ("num_samples", "stopping") if name in options}
-    options = {"window": 2, **options}
-    found = []
-    for rank in range(dp):
-        run = LazyShardedSequences(blend(directory, weights, **own), form=form, dp_rank=rank, dp_size=dp, **options)
-        if state is not None:
-            run.load_state_dict(json.loads(json.dumps(state)))
-        found.append(run)
-    return found
 
 
 def rows_of(directory: Path, weights: dict[str, float], epoch: int = 0, **options: Any) -> list[int]:
@@ -81,9 +75,9 @@ def rows_of(directory: Path, weights: dict[str, float], epoch: int = 0, **option
     return [row["id"] for batch in drawn.batches(epochs=epoch + 1, collate_fn=list) for row in batch]
 
 
-def made_of(ids: list[int], lengths: list[int], form: Any, seed: int | None = None, epoch: int = 0) -> list[Any]:
+def made_of(ids: list[int], lengths: list[int], form: Any, rows: int = 6, *order: Any) -> list[Any]:
     """What is made of rows that come in this order, by brute force: of those of a stream in which they stand so."""
-    found = expected(lengths, form, 6, seed, epoch)
+    found = expected(lengths, form, rows, *order)
     if isinstance(form, Pack):
         return [[ids[place] for place in pack] for pack in found]
     # Its tokens tell place and offset, but for those that were put in.
@@ -92,48 +86,36 @@ def made_of(ids: list[int], lengths: list[int], form: Any, seed: int | None = No
     ]
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    first=st.lists(st.integers(0, 9), min_size=3, max_size=20),
-    second=st.lists(st.integers(0, 9), min_size=3, max_size=20),
-    form=forms,
-    weights=st.sampled_from([(1.0, 1.0), (3.0, 1.0), (1.0, 2.0)]),
-    options=st.sampled_from([{"num_samples": 30}, {"stopping": "first_exhausted"}, {"stopping": "all_exhausted"}]),
-    ranks=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 3)), min_size=2, max_size=3),
-    seed=st.one_of(st.none(), st.just(5)),
-    epoch=st.integers(0, 1),
-)
-def test_rows_of_a_blend_are_made_sequences_and_any_ranks_go_on_with_the_next_one(
-    tmp_path_factory: pytest.TempPathFactory,
-    first: list[int],
-    second: list[int],
-    form: Any,
-    weights: tuple[float, float],
-    options: dict[str, Any],
-    ranks: list[tuple[int, int, int]],
-    seed: int | None,
-    epoch: int,
+ENDS: list[dict[str, Any]] = [{"num_samples": 30}, {"stopping": "first_exhausted"}, {"stopping": "all_exhausted"}]
+STAGES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(0, 3)), max_size=4)
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_rows_are_made_sequences_in_turn_and_any_ranks_go_on_with_the_next_one(
+    tmp_path_factory: pytest.TempPathFactory, blended: bool, data: st.DataObject
 ) -> None:
-    directory, shares = tmp_path_factory.mktemp("s"), dict(zip("ab", weights, strict=True))
-    write_both(directory, {"a": first, "b": second})
+    lists = st.lists(st.integers(0, 9), min_size=3 * blended, max_size=25)
+    first, second, form = data.draw(lists, label="a"), data.draw(lists, label="b"), data.draw(forms, label="form")
+    shares = {"a": data.draw(st.sampled_from([1.0, 3.0])), "b": data.draw(st.sampled_from([1.0, 2.0]))}
+    options = data.draw(st.sampled_from(ENDS), label="end") if blended else {}
+    stages, window = data.draw(STAGES, label="stages"), data.draw(st.integers(1, 4), label="window")
+    seed = data.draw(st.none() | st.integers(0, 3), label="seed")
     # With num_samples one run is one epoch, however many of a stream that takes.
-    epoch = 0 if "num_samples" in options else epoch
-    ids = rows_of(directory, shares, epoch, **options)
+    epoch = 0 if "num_samples" in options else data.draw(st.integers(0, 1), label="epoch")
+    directory = tmp_path_factory.mktemp("s")
+    write_both(directory, {"a": first, "b": second})
+    ids = rows_of(directory, shares, epoch, **options) if blended else [*range(len(first))]
     lengths = [first[one] if one < SECOND else second[one - SECOND] for one in ids]
-    left = made_of(ids, lengths, form, seed, epoch)
-    state, consumed = None, 0
-    for dp, size, steps in ranks:
-        runs = open_all(directory, shares, form, dp, state, batch_size=size, seed=seed, **options)
-        steps = min(steps, len(left) // (dp * size))
-        for run, micro_batches in zip(runs, dealt(left, dp, size), strict=True):
-            run.set_epoch(epoch)
-            found = all_written(itertools.islice(run, steps * size))
-            assert found == list(itertools.chain(*micro_batches[:steps]))
-        consumed += steps * dp * size
-        left = left[steps * dp * size :]
-        state = runs[-1].state_dict(consumed)
-    (run,) = open_all(directory, shares, form, 1, state, seed=seed, **options)
-    assert all_written(run) == left
+
+    def opened(*given: Any, batch_size: int) -> LazyShardedSequences:
+        source: Any = blend(directory, shares, **options) if blended else directory / "a"
+        run = open_sequences(source, form, *given, window=window, batch_size=batch_size, seed=seed)
+        run.set_epoch(epoch)
+        return run
+
+    check_any_ranks_go_on(opened, made_of(ids, lengths, form, 3 * window, seed, epoch), stages)
 
 
 WEIGHTS = {"a": 3.0, "b": 1.0}
@@ -143,7 +125,7 @@ WEIGHTS = {"a": 3.0, "b": 1.0}
 @pytest.mark.parametrize("form", [Pack(9), Split(5), Pad(9)])
 def test_pass_of_workers_over_a_live_blend_ends_where_it_does(tmp_path: Path, form: Any, workers: int) -> None:
     write_both(tmp_path, {"a": LENGTHS[:9], "b": LENGTHS[:9]}, end=False)
-    (run,) = open_all(tmp_path, WEIGHTS, form, 1, max_wait=DEADLINE_S)
+    run = open_sequences(blend(tmp_path, WEIGHTS), form)
     loader = iter(loader_of(run, workers))
     found = list(next(loader))
     write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
@@ -157,7 +139,7 @@ def test_each_data_set_has_its_own_steps(tmp_path: Path) -> None:
     write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
     odd = LazyShardedDataset(tmp_path / "a", steps=[Filter(lambda row: row["id"] % 2)])
     plain = LazyShardedDataset(tmp_path / "b", steps=[Map(number)])
-    sequences = LazyShardedSequences(BlendedDataset([(odd, 1), (plain, 1)]), form=Pack(30), dp_rank=0, dp_size=1)
+    sequences = open_sequences(BlendedDataset([(odd, 1), (plain, 1)]), Pack(30), window=9)
     ids = [one for pack in all_written(sequences) for one in pack]
     assert sorted(ids) == [*range(1, 13, 2), *range(SECOND, SECOND + 13)]
     assert sequences.stats().dropped == 7
@@ -165,16 +147,16 @@ def test_each_data_set_has_its_own_steps(tmp_path: Path) -> None:
 
 def test_a_state_goes_on_with_the_same_blend_alone(tmp_path: Path) -> None:
     write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS, "c": LENGTHS})
-    (run,) = open_all(tmp_path, WEIGHTS, Pack(9), 1)
+    run = open_sequences(blend(tmp_path, WEIGHTS), Pack(9))
     state = run.state_dict(2)
-    for weights, options, what in (
-        ({"a": 1.0, "b": 1.0}, {}, "blend"),
-        (WEIGHTS, {"num_samples": 20}, "blend"),
-        ({"a": 3.0, "c": 1.0}, {}, "stream"),
+    for weights, num_samples, what in (
+        ({"a": 1.0, "b": 1.0}, None, "blend"),
+        (WEIGHTS, 20, "blend"),
+        ({"a": 3.0, "c": 1.0}, None, "stream"),
     ):
-        no = refusal_of(StateMismatch, f"with {what} = ", open_all, tmp_path, weights, Pack(9), 1, state, **options)
-        assert no.field == what
-    alone = LazyShardedSequences(tmp_path / "a", form=Pack(9), dp_rank=0, dp_size=1)
+        other = blend(tmp_path, weights, num_samples=num_samples)
+        assert raised(StateMismatch, open_sequences, other, Pack(9), state=state).field == what
+    alone = open_sequences(tmp_path / "a", Pack(9))
     raised(StateMismatch, alone.load_state_dict, state)
     raised(StateMismatch, run.load_state_dict, alone.state_dict(1))
 
@@ -183,33 +165,24 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
     produce(tmp_path / "unmeasured", 9, 3)
 
-    def of(dataset: LazyShardedDataset, **options: Any) -> BlendedDataset:
-        return BlendedDataset([(dataset, 1)], **options)
+    def of(batch_size: int = 1, **options: Any) -> BlendedDataset:
+        return BlendedDataset([(LazyShardedDataset(tmp_path / "a", **options), 1)], batch_size=batch_size)
 
-    def member(**options: Any) -> LazyShardedDataset:
-        return LazyShardedDataset(tmp_path / "a", **options)
-
-    def sequences(drawn: Any, *encode: Any, **options: Any) -> LazyShardedSequences:
-        return LazyShardedSequences(drawn, *encode, form=Pack(9), dp_rank=0, dp_size=1, **options)
-
-    refused: list[tuple[Callable[[], object], str]] = [
-        (lambda: sequences(of(member(), batch_size=2)), "batch_size=1"),
-        (lambda: sequences(of(member(dp_rank=1, dp_size=2))), "without dp_rank and dp_size"),
-        (lambda: sequences(of(member()), number), "settings of the data sets"),
-        (lambda: sequences(of(member()), consumer="run"), "settings of the data sets"),
+    alone = {"dp_rank": 0, "dp_size": 1}
+    refused: list[tuple[BlendedDataset, dict[str, Any], str]] = [
+        (of(2), {}, "batch_size=1"),
+        (of(dp_rank=1, dp_size=2), {}, "without dp_rank and dp_size"),
+        (of(), {"encode_fn": number}, "settings of the data sets"),
+        (of(), {"consumer": "run"}, "settings of the data sets"),
+        (continued(of(**alone), of(**alone).state_dict(3)), {}, "it continues from a state"),
     ]
-    for make, what in refused:
-        refusal_of(ValueError, what, make)
-    begun = of(member(dp_rank=0, dp_size=1))
-    begun.load_state_dict(of(member(dp_rank=0, dp_size=1)).state_dict(3))
-    refusal_of(ValueError, "it continues from a state", sequences, begun)
-    used = of(member())
+    for drawn, options, what in refused:
+        refusal_of(ValueError, what, open_sequences, drawn, Pack(9), **options)
+    used = of()
     assert len(used) == 13
-    raised(RuntimeError, sequences, used)
-    raised(LengthUnknown, sequences, blend(tmp_path, {"a": 1, "unmeasured": 1}))
+    raised(RuntimeError, open_sequences, used, Pack(9))
+    raised(LengthUnknown, open_sequences, blend(tmp_path, {"a": 1, "unmeasured": 1}), Pack(9))
 
-
-# Which torchdata still calls, and torch has given up.
 
 WINDOW = 2  # Chunks, of three rows: there are four windows, of six rows but for the last one
 
@@ -232,20 +205,15 @@ def test_chunks_of_whole_windows_are_done_with_and_other_ranks_go_on_without_the
     found: list[list[int]] = []
     done: list[int] = []
     consumed, state = 0, None
-    # Each with its own ranks; after each all chunks go that the cursor frees.
     for dp, steps in ((2, 3), (3, 1), (1, 2), (2, 99)):
-        runs = [open_sequences(stream, form, rank, dp, window=WINDOW, consumer="run") for rank in range(dp)]
-        for run in runs:
-            if state is not None:
-                run.load_state_dict(state)
+        runs = [open_sequences(stream, form, rank, dp, state, window=WINDOW, consumer="run") for rank in range(dp)]
         steps = min(steps, (len(left) - consumed) // dp)
         for micro_batch in zip(*(all_written(itertools.islice(run, steps)) for run in runs), strict=True):
             found += micro_batch
         consumed += steps * dp
         state = runs[0].state_dict(consumed)
         assert [run.commit(consumed, last_epoch=True, take_over=True) for run in runs] == [True] + [False] * (dp - 1)
-        done.append(chunks_before(stream))
-        retire(stream, done[-1], 8)
+        done.append(free(stream))
     assert found == left[:consumed] and len(left) - consumed < 2
     # The last window begins with what a split leaves over of the one before.
     assert done == ([4, 4, 6, 6] if isinstance(form, Pack) else [0, 0, 0, 4])
@@ -270,16 +238,13 @@ def test_the_cursor_says_rows_and_keeps_what_older_states_and_other_epochs_need(
     assert chunks_before(stream) == 0, "the older state has another epoch before it"
     sequences.commit(8, last_epoch=True)
     assert chunks_before(stream) == 4
-    other = open_sequences(stream, Pack(8), window=WINDOW).state_dict(2)
-    refusal_of(StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=[other])
+    wrong = open_sequences(stream, Pack(8), window=WINDOW)
+    refusal_of(
+        StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=[wrong.state_dict(2)]
+    )
     refusal_of(ValueError, "in steps of dp_size", sequences.commit, 7, last_epoch=True)
-
-
-def test_who_may_commit(tmp_path: Path) -> None:
-    stream = write_rows(tmp_path / "s", LENGTHS)
-    refusal_of(ValueError, "consumer=NAME", open_sequences(stream, Pack(9)).commit, 1, last_epoch=True)
-    one, other = (open_sequences(stream, Pack(9), consumer="run") for _ in range(2))
-    one.commit(1, last_epoch=True)
+    refusal_of(ValueError, "consumer=NAME", wrong.commit, 1, last_epoch=True)
+    other = open_sequences(stream, Pack(9), window=WINDOW, consumer="run")
     refusal_of(CursorTaken, "take_over=True", other.commit, 1, last_epoch=True)
     assert other.commit(1, last_epoch=True, take_over=True)
 
@@ -300,25 +265,37 @@ def test_rank_0_tells_which_window_it_needs(tmp_path: Path) -> None:
     assert mark is not None and mark.needs_chunks == 6, "what it waited for"
 
 
+def hold_back(directory: Path, total: int) -> None:
+    """Publishes not one chunk further than the consumer needs, and deletes what is done with."""
+    with ChunkWriter(directory, 4) as writer:
+
+        def needed() -> bool:
+            consumers = list_consumers(directory, writer.published_chunks)
+            needs = max((one.reading.needs_chunks for one in consumers if one.reading), default=0)
+            retire(directory, min((one.chunks_before for one in consumers), default=0), writer.published_chunks)
+            return needs > writer.published_chunks
+
+        for number in range(total):
+            if writer.published_samples == number:
+                wait_until(needed, "a consumer that needs more")
+            length = 1 + number % 5
+            writer.write({"id": number, "input_ids": [number] * length}, tokens=length)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_producer_that_deletes_and_a_run_that_commits_get_through(tmp_path: Path, workers: int) -> None:
     stream, total = tmp_path / "s", 96
-    command = [sys.executable, "-c", HOLDING_BACK, *map(str, (stream, total, DEADLINE_S))]
-    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL) as producer:
-        try:
-            sequences = LazyShardedSequences(
-                stream, form=Pack(9), batch_size=2, window=2, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, consumer="run"
-            )
-            rows, consumed = [], 0
-            for batch in loader_of(sequences, workers, batch_size=2):
-                rows += [row for pack in batch for row in pack]
-                consumed += 2
-                # As after a checkpoint at every third step.
-                if consumed % 6 == 0:
-                    sequences.commit(consumed, last_epoch=True)
-            assert producer.wait(DEADLINE_S) == 0
-        finally:
-            producer.kill()
+    producer = fork(hold_back, stream, total)
+    try:
+        sequences = open_sequences(stream, Pack(9), batch_size=2, consumer="run")
+        rows, consumed = [], 0
+        for batch in loader_of(sequences, workers, batch_size=2):
+            rows += [row for pack in batch for row in pack]
+            consumed += 2
+            if consumed % 6 == 0:
+                sequences.commit(consumed, last_epoch=True)
+    finally:
+        assert reap(producer) == 0
     assert len(rows) == len(set(rows)) and set(range(total)) - set(rows) <= set(range(total - 8, total)), "left over"
     assert 6 <= read_retired(stream) <= 22
 
@@ -339,52 +316,36 @@ def test_a_split_takes_steps_that_keep_lengths_and_no_filter(tmp_path: Path) -> 
     shifted = Map(lambda row: {"input_ids": [token + 1 for token in row["input_ids"]]})
     plain = [token for sequence in all_written(open_sequences(stream, Split(5))) for token in sequence]
     assert [t - 1 for one in all_written(open_sequences(stream, Split(5), steps=shifted)) for t in one] == plain
-    dropping = Filter(drop_every_third, with_indices=True)
-    with pytest.raises(BadSample, match=r"sample 2\): SkipSample: steps\[0\], filter_fn .* drops it"):
-        all_written(open_sequences(stream, Split(5), steps=dropping))
-    failing = Map(lambda row: {"n": 1 // (row["id"] != 4)})
-    with pytest.raises(BadSample, match=r"steps\[0\], map .*ZeroDivisionError"):
-        all_written(open_sequences(stream, Split(5), steps=failing))
+    for step, says in (
+        (Filter(drop_every_third, with_indices=True), r"sample 2\): SkipSample: steps\[0\], filter_fn .* drops it"),
+        (Map(lambda row: {"n": 1 // (row["id"] != 4)}), r"steps\[0\], map .*ZeroDivisionError"),
+    ):
+        refusal_of(BadSample, says, list, open_sequences(stream, Split(5), steps=step))
 
 
-def free(stream: Path) -> int:
-    """Deletes all chunks that the cursor frees, as a producer does; returns how many are gone."""
-    done = chunks_before(stream)
-    retire(stream, done, 20)
-    assert not (stream / chunk_name(done - 1)).exists()
-    return done
-
-
-def test_a_commit_after_the_state_of_a_later_checkpoint_reads_no_chunk_that_is_gone(tmp_path: Path) -> None:
-    run = open_sequences(write_rows(tmp_path / "s", [4] * 60), Pack(4), window=1, consumer="run")
+def test_a_commit_after_the_state_of_a_later_checkpoint_or_of_another_rank_reads_no_chunk_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    stream = write_rows(tmp_path / "s", [4] * 60)
+    run, other = (open_sequences(stream, Pack(4), rank, 2, window=1, consumer="run") for rank in range(2))
     assert run.commit(30, last_epoch=True)
-    assert free(tmp_path / "s") == 10
-    # One checkpoint is still being written while the next one begins.
+    assert free(stream) == 10 and not (stream / chunk_name(9)).exists()
+    assert not other.commit(30, last_epoch=True)
     states = [run.state_dict(consumed) for consumed in (36, 54)]
     assert run.commit(36, last_epoch=True)
     assert free(tmp_path / "s") == 12
     assert run.state_dict(54) == states[1]
 
 
-def test_other_ranks_commit_nothing_and_read_nothing_for_it(tmp_path: Path) -> None:
-    stream = write_rows(tmp_path / "s", [4] * 60)
-    first, other = (open_sequences(stream, Pack(4), rank, 2, window=1, consumer="run") for rank in range(2))
-    assert first.commit(30, last_epoch=True)
-    assert free(stream) == 10
-    assert not other.commit(30, last_epoch=True)
-
-
 def test_what_a_worker_needs_to_go_on_is_not_freed(tmp_path: Path) -> None:
     """Its state stands in the micro batch that it has handed out last, before those of the other workers."""
     run = open_sequences(write_rows(tmp_path / "s", [4] * 60), Pack(4), window=1, consumer="run")
-    loader = StatefulDataLoader(run, batch_size=1, num_workers=2, collate_fn=all_written)
+    loader = stateful(run, 2, 1, collate_fn=all_written)
     batches = iter(loader)
     for _ in range(6):
         next(batches)
     state = loader.state_dict()
     assert run.commit(6, last_epoch=True)
     assert free(tmp_path / "s") == 1
-    sequences = open_sequences(tmp_path / "s", Pack(4), window=1)
-    again = StatefulDataLoader(sequences, batch_size=1, num_workers=2, collate_fn=all_written)
-    again.load_state_dict(state)
-    assert list(again) == list(batches)
+    again = open_sequences(tmp_path / "s", Pack(4), window=1)
+    assert list(stateful(again, 2, 1, state, collate_fn=all_written)) == list(batches)

@@ -9,52 +9,29 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lazyshard
-from lazyshard import (
-    BlendedDataset,
-    EncodeCache,
-    LazyShardedDataset,
-    LazyShardedSequences,
-    Map,
-    Order,
-    Pack,
-    Pad,
-    Split,
-)
+from lazyshard import BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardedSequences, Order, Pack, Pad, Split
 from lazyshard.errors import ConfigInvalid, StateMismatch
 from lazyshard.inspection.auditing import Audit, audit
 from lazyshard.inspection.tracing import facts_of
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream import read_cursor, read_retired
-from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard as cli
-from tests.data.runs import LENGTHS, all_written, expected, forms, open_sequences, write_rows
-from tests.data.test_sequences_blend import SECOND, number
-from tests.data.workers import DEADLINE_S
+from tests.data.runs import LENGTHS, STAGE, all_written, expected, forms, free, open_rank, open_sequences, write_rows
+from tests.data.test_sequences_blend import MORE, SECOND, blend
+from tests.data.test_stream_state import stateful
 from tests.stream.streams import raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
-MORE = [*LENGTHS, *LENGTHS[:10]]
-
-
-def blend_of(directory: Path, consumer: str | None = None, **options: Any) -> BlendedDataset:
-    """Two streams, of which the second one's ids are `SECOND` more."""
-    first = LazyShardedDataset(directory / "a", consumer=consumer, max_wait=DEADLINE_S)
-    order = Order(shuffle_window=1, seed=3)
-    second = LazyShardedDataset(
-        directory / "b", steps=[Map(number)], order=order, consumer=consumer, max_wait=DEADLINE_S
-    )
-    return BlendedDataset([(first, 2), (second, 1)], **options)
+WEIGHTS = {"a": 2.0, "b": 1.0}
 
 
 def ids_of(form: Any, sequence: Any) -> list[int]:
-    """The row of each token, or of each row of a pack."""
     if isinstance(form, Pack):
         return [row["id"] for row in sequence]
     kept = sequence["input_ids"][sequence.get("attention_mask", sequence["input_ids"] * 0 + 1) == 1]
@@ -69,13 +46,8 @@ def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_
     state, consumed, met = None, 0, Counter[int]()
     freed = []
     for dp, steps in ((2, 4), (3, 2), (1, 4), (2, 99)):
-        runs = [
-            LazyShardedSequences(blend_of(tmp_path, "run"), form=form, dp_rank=rank, dp_size=dp, window=1)
-            for rank in range(dp)
-        ]
-        for run in runs:
-            if state is not None:
-                run.load_state_dict(json.loads(json.dumps(state)))
+        blends = [blend(tmp_path, WEIGHTS, "run") for _ in range(dp)]
+        runs = [open_sequences(one, form, rank, dp, state, window=1) for rank, one in enumerate(blends)]
         drawn = [list(itertools.islice(run, steps)) for run in runs]
         met.update(one for sequences in drawn for sequence in sequences for one in ids_of(form, sequence))
         consumed += dp * len(drawn[0])
@@ -85,7 +57,7 @@ def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_
             cursor = read_cursor(tmp_path / name, "run")
             assert cursor is not None and cursor.state is None and cursor.plan == {"dp_size": dp, "batch_size": 1}
             assert sum(share.weight for share in cursor.blend) == pytest.approx(1)
-            retire(tmp_path / name, cursor.chunks_before, 50)
+            free(tmp_path / name)
         freed.append((read_retired(tmp_path / "a"), read_retired(tmp_path / "b")))
     assert freed[-1] >= (9, 2) and freed == sorted(freed)
     each = {SECOND + n if name == "b" else n: size for name, own in lengths.items() for n, size in enumerate(own)}
@@ -96,27 +68,21 @@ def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_
 
 @settings(max_examples=30, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 9), min_size=4, max_size=25),
-    form=forms,
-    window=st.integers(1, 3),
-    seed=st.one_of(st.none(), st.just(5)),
-    parts=st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 3), st.integers(0, 20), st.integers(0, 6)),
-        min_size=1,
-        max_size=3,
-    ),
+    st.lists(st.integers(0, 9), min_size=4, max_size=25),
+    forms,
+    st.integers(1, 3),
+    st.none() | st.just(5),
+    st.lists(st.tuples(STAGE, st.integers(0, 20), st.integers(0, 6)), min_size=1, max_size=3),
 )
 def test_what_is_skipped_comes_no_more_and_all_else_once(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, window: int, seed: int | None, parts: Any
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
     met, out, state, consumed = Counter[int](), set[int](), None, 0
-    began = set[int]()
-    for dp, size, steps, first, count in [*parts, (1, 1, 10**6, 0, 0)]:
-        runs = [open_sequences(directory, form, r, dp, batch_size=size, window=window, seed=seed) for r in range(dp)]
+    for (dp, size, steps), first, count in [*parts, ((1, 1, 10**6), 0, 0)]:
+        options = {"batch_size": size, "window": window, "seed": seed}
+        runs = [open_sequences(directory, form, rank, dp, state, **options) for rank in range(dp)]
         for run in runs:
-            if state is not None:
-                run.load_state_dict(json.loads(json.dumps(state)))
             if count:
                 run.skip(samples=[(first, first + count)])
         out |= set(range(first, first + count))
@@ -124,15 +90,13 @@ def test_what_is_skipped_comes_no_more_and_all_else_once(
         fresh = [one for sequences in drawn for sequence in sequences for one in ids_of(form, sequence)]
         assert not out & set(fresh), "skipped rows are in no sequence to come"
         met.update(fresh)
-        began |= set(fresh)
         consumed += dp * len(drawn[0])
         states = [run.state_dict(consumed) for run in runs]
         assert states == [states[0]] * dp
-        state = states[0]
+        state = json.loads(json.dumps(states[0]))
     for row, length in enumerate(lengths):
         whole = int(length > 0) if isinstance(form, Pack) else length
         if row not in out:
-            # An overlap has tokens twice.
             assert met[row] >= whole and (met[row] == whole or getattr(form, "overlap", False))
         else:
             assert met[row] <= whole or getattr(form, "overlap", False)
@@ -144,20 +108,14 @@ def test_next_steps_are_passed_over(tmp_path: Path) -> None:
     left = expected(MORE, Pack(9), 6)
     state = run.state_dict(2)
     for dp in (1, 2):
-        again = open_sequences(stream, Pack(9), 0, dp, **options)
-        again.load_state_dict(state)
+        again = open_sequences(stream, Pack(9), 0, dp, state, **options)
         again.skip(steps=[(2, 4)])
         assert again.consumed == 2 + 2 * 2 * dp
         assert all_written(again) == left[again.consumed :: dp][: len(left[again.consumed :]) // dp]
         refusal_of(RuntimeError, "already in use", again.skip, samples=[(0, 1)])
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"steps": [(4, 5)]}, "from the next one on, 2"),
-        ({"samples": [(3, 3)]}, "FIRST < STOP"),
-    ]
-    for given_, what in refused:
-        again = open_sequences(stream, Pack(9), **options)
-        again.load_state_dict(state)
-        refusal_of(ValueError, what, again.skip, **given_)
+    again = open_sequences(stream, Pack(9), state=state, **options)
+    refusal_of(ValueError, "from the next one on, 2", again.skip, steps=[(4, 5)])
+    refusal_of(ValueError, "FIRST < STOP", again.skip, samples=[(3, 3)])
 
 
 def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None:
@@ -165,10 +123,10 @@ def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None
         write_rows(tmp_path / name, LENGTHS)
 
     def run(*, skip: bool) -> LazyShardedSequences:
-        blend = blend_of(tmp_path, stopping="all_exhausted")
+        blended = blend(tmp_path, WEIGHTS, stopping="all_exhausted")
         if skip:
-            blend.datasets[1].skip(samples=[(2, 11)])
-        return LazyShardedSequences(blend, form=Pack(9), dp_rank=0, dp_size=1, window=2)
+            blended.datasets[1].skip(samples=[(2, 11)])
+        return open_sequences(blended, Pack(9))
 
     found = {one for pack in all_written(run(skip=True)) for one in pack}
     assert found & set(range(SECOND, 99)) == {SECOND, SECOND + 1, SECOND + 11, SECOND + 12}
@@ -180,36 +138,23 @@ def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None
     "options", [{"num_samples": 30}, {"max_total_samples": 10}, {"order": Order(shuffle_window=2)}]
 )
 def test_a_data_set_gives_its_rows_in_its_own_order(tmp_path: Path, options: dict[str, Any]) -> None:
-    write_rows(tmp_path / "s", LENGTHS)
-
-    def dataset() -> LazyShardedDataset:
-        return LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1, **options)
-
-    rows = [row["id"] for batch in dataset().batches(collate_fn=list) for row in batch]
+    stream = write_rows(tmp_path / "s", LENGTHS)
+    plain, other, same = (open_rank(stream, **options) for _ in range(3))
+    rows = [row["id"] for batch in plain.batches(collate_fn=list) for row in batch]
     assert len(rows) == options.get("num_samples", options.get("max_total_samples", 13))
-    run = LazyShardedSequences(dataset(), form=Pad(9), dp_rank=0, dp_size=1, window=1)
+    run = open_sequences(other, Pad(9), window=1)
     assert [one[0] // 100 for one in all_written(run)] == [row for row in rows if LENGTHS[row]]
-    again = LazyShardedSequences(dataset(), form=Pad(9), dp_rank=0, dp_size=1, window=1)
-    again.load_state_dict(run.state_dict(7))
+    again = open_sequences(same, Pad(9), state=run.state_dict(7), window=1)
     assert all_written(again) == all_written(run)[7:]
-    plain = open_sequences(tmp_path / "s", Pad(9), window=1)
-    raised(StateMismatch, plain.load_state_dict, run.state_dict(7))
+    raised(StateMismatch, open_sequences, stream, Pad(9), state=run.state_dict(7), window=1)
 
 
-def test_a_data_set_in_its_plain_order_is_the_same_as_its_directory(tmp_path: Path) -> None:
-    write_rows(tmp_path / "s", LENGTHS)
-    run = LazyShardedSequences(LazyShardedDataset(tmp_path / "s"), form=Pack(9), dp_rank=0, dp_size=1, window=2)
-    again = open_sequences(tmp_path / "s", Pack(9))
-    again.load_state_dict(run.state_dict(3))
-    assert all_written(run)[3:] == all_written(again)
-
-
-def test_rows_are_encoded_once_with_the_cache_of_a_data_set(tmp_path: Path) -> None:
+def test_a_data_set_in_its_plain_order_is_the_same_as_its_directory_and_its_cache_is_used(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS)
     cache = EncodeCache(tmp_path / "cache", fingerprint={"version": 1})
-    dataset = LazyShardedDataset(tmp_path / "s", number, cache=cache)
-    run = LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=1, window=2)
-    assert all_written(run) == all_written(run)
+    run = open_sequences(LazyShardedDataset(tmp_path / "s", dict, cache=cache), Pack(9))
+    assert all_written(run)[3:] == all_written(open_sequences(tmp_path / "s", Pack(9), state=run.state_dict(3)))
+    assert len(all_written(run)) == 7
     assert run.stats()[5:7] == (len(LENGTHS), len(LENGTHS))
 
 
@@ -230,7 +175,7 @@ def test_a_file_gives_the_same_sequences_as_python(tmp_path: Path, names: str) -
     source: Any = LazyShardedDataset(tmp_path / "a")
     if names == "ab":
         source = BlendedDataset([(source, 2.0), (LazyShardedDataset(tmp_path / "b"), 1.0)])
-    run = LazyShardedSequences(source, form=Pack(9), window=2, dp_rank=0, dp_size=2, micro_batches_per_step=2)
+    run = open_sequences(source, Pack(9), 0, 2, micro_batches_per_step=2)
     assert [one for batch in found for one in batch] == all_written(run)
     state = loaded.state_dict(4)
     assert state["parts"][0]["draws_per_step"] == 2
@@ -268,52 +213,39 @@ def tracing_of(stream: Path, checkpoint: Path) -> SequenceTracing:
     return found
 
 
+def fates(stream: Path, checkpoint: Path, *rows: int) -> list[str]:
+    """What became of each row, where that is one thing."""
+    tracing = tracing_of(stream, checkpoint)
+    return [fate.became for row in rows for (fate,) in [tracing.fates(row)]]
+
+
 def audit_of(stream: Path, *checkpoints: Path) -> Audit:
     states = [read_state(checkpoint, stream) for checkpoint in checkpoints]
     return audit(open_now(stream), facts_of(open_now(stream)), states, states[-1])
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 9), min_size=3, max_size=25),
-    form=forms,
-    seed=st.one_of(st.none(), st.just(5)),
-    at_end=st.sampled_from(["drop", "complete"]),
-    blended=st.booleans(),
-    parts=st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.booleans()),
-        min_size=1,
-        max_size=3,
-    ),
-)
+@given(st.data())
 def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    form: Any,
-    seed: int | None,
-    at_end: str,
-    blended: bool,
-    parts: list[tuple[int, int, int, int, bool]],
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=25), label="lengths")
+    form, seed = data.draw(forms, label="form"), data.draw(st.none() | st.just(5), label="seed")
+    at_end, blended = data.draw(st.sampled_from(["drop", "complete"])), data.draw(st.booleans(), label="blended")
+    one_or_two = st.integers(1, 2)
+    part = st.tuples(st.integers(1, 3), one_or_two, one_or_two, st.integers(1, 3), st.booleans())
+    parts = data.draw(st.lists(part, min_size=1, max_size=3), label="parts")
     directory = tmp_path_factory.mktemp("s")
     for name in "ab":
         write_rows(directory / name, lengths)
     trained: dict[tuple[int, int], list[int]] = {}
     state, consumed, step, skipped = None, 0, 0, False
     for dp, size, per_step, steps, skips in parts:
-        options: dict[str, Any] = {
-            "seed": seed,
-            "at_end": at_end,
-            "micro_batches_per_step": per_step,
-            "batch_size": size,
-            "window": 2,
-        }
+        options = {"seed": seed, "at_end": at_end, "micro_batches_per_step": per_step, "batch_size": size}
         runs = []
         for rank in range(dp):
-            source: Any = blend_of(directory, num_samples=2 * len(lengths)) if blended else directory / "a"
-            run = LazyShardedSequences(source, form=form, dp_rank=rank, dp_size=dp, **options)
-            if state is not None:
-                run.load_state_dict(state)
+            source: Any = blend(directory, WEIGHTS, num_samples=2 * len(lengths)) if blended else directory / "a"
+            run = open_sequences(source, form, rank, dp, state, **options)
             if skips and not blended:
                 run.skip(samples=[(1, 3)])
                 skipped = True
@@ -321,9 +253,9 @@ def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
         drawn = [list(itertools.islice(run, steps * size * per_step)) for run in runs]
         taken = len(drawn[0]) // (size * per_step)
         for rank, sequences in enumerate(drawn):
-            for number_, sequence in enumerate(sequences[: taken * size * per_step]):
-                own = [row for row in dict.fromkeys(ids_of(form, sequence)) if row < SECOND]
-                trained.setdefault((step + number_ // (size * per_step), rank), []).extend(own)
+            for number, sequence in enumerate(sequences[: taken * size * per_step]):
+                own = [row for row in ids_of(form, sequence) if row < SECOND]
+                trained.setdefault((step + number // (size * per_step), rank), []).extend(own)
         consumed += taken * dp * size * per_step
         step += taken
         if taken or state is None:
@@ -333,15 +265,12 @@ def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
     stream, checkpoint = directory / "a", save(directory / "out", step, state)
     tracing = tracing_of(stream, checkpoint)
     assert tracing.steps.trained == step
-    found: dict[tuple[int, int], list[int]] = {key: [] for key in trained}
-    for number_ in range(step):
-        for fate in tracing.at_step(number_):
-            assert fate.became == "trained" and fate.rank is not None
-            found[number_, fate.rank].append(fate.sample)
-    same = {key: list(dict.fromkeys(rows)) for key, rows in found.items()}
-    assert {key: sorted(rows) for key, rows in same.items()} == {
-        key: sorted(set(rows)) for key, rows in trained.items()
-    }
+    found: dict[tuple[int, Any], set[int]] = {key: set() for key in trained}
+    for number in range(step):
+        for fate in tracing.at_step(number):
+            assert fate.became == "trained"
+            found[number, fate.rank].add(fate.sample)
+    assert found == {key: set(rows) for key, rows in trained.items()}
     for row in range(len(lengths)):
         told = {(fate.step, fate.rank) for fate in tracing.fates(row) if fate.became == "trained"}
         assert told == {key for key, rows in trained.items() if row in rows}
@@ -360,9 +289,7 @@ def test_an_audit_finds_what_is_wrong(tmp_path: Path) -> None:
     assert [one.relation for one in result.states] == ["on the course", "audited"]
     (epoch,) = result.epochs
     assert epoch.trained + epoch.to_come.samples == len(MORE)
-    # The branch that was left when the run went back to step 4, and continued with two ranks.
-    again = open_sequences(stream, Pack(9), 0, 2, micro_batches_per_step=1)
-    again.load_state_dict(early)
+    again = open_sequences(stream, Pack(9), 0, 2, early, micro_batches_per_step=1)
     result = audit_of(stream, *files, save(tmp_path / "out", 7, again.state_dict(10)))
     assert [one.relation for one in result.states] == ["on the course", "abandoned", "audited"]
     assert result.states[1].trained == 5 and result.states[1].again
@@ -376,15 +303,16 @@ def test_chunks_that_are_deleted_are_told(tmp_path: Path) -> None:
     run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
     early, state = save(tmp_path / "out", 2, run.state_dict(2)), save(tmp_path / "out", 9, run.state_dict(9))
     run.commit(9, last_epoch=True)
-    cursor = read_cursor(stream, "run")
-    assert cursor is not None and cursor.chunks_before == 4
-    retire(stream, 4, 50)
+    assert free(stream) == 4
     result = audit_of(stream, early, state)
     assert result.proven and [one.kind for one in result.remarks] == ["note", "note"]
-    tracing = tracing_of(stream, state)
-    assert [fate.became for fate in tracing.fates(0)] == ["before"]
+    assert fates(stream, state, 0) == ["before"]
     with pytest.raises(StateMismatch, match="step 2 took sequences of rows whose chunks are deleted"):
-        list(tracing.at_step(1))
+        list(tracing_of(stream, state).at_step(1))
+    # Nor does a later skip tell of such a row.
+    run = open_sequences(stream, Pack(9), state=run.state_dict(9), micro_batches_per_step=1)
+    run.skip(samples=[(0, 1), (20, 21)])
+    assert fates(stream, save(tmp_path / "skipped", 9, run.state_dict(9)), 0, 20) == ["before", "skipped"]
 
 
 def test_rows_of_a_stream_whose_first_window_is_not_published_are_to_come(tmp_path: Path) -> None:
@@ -394,7 +322,7 @@ def test_rows_of_a_stream_whose_first_window_is_not_published_are_to_come(tmp_pa
     result = audit_of(stream, checkpoint)
     (epoch,) = result.epochs
     assert result.proven and epoch.to_come.ranges == ((0, 3),)
-    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(0)] == ["to come"]
+    assert fates(stream, checkpoint, 0) == ["to come"]
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -407,37 +335,36 @@ def test_a_window_that_the_state_cuts_is_counted_before_the_next_one_is_publishe
         (epoch,) = audit_of(stream, checkpoint).epochs
         assert epoch.proven and (epoch.trained, epoch.to_come.ranges) == (4, ((4, 6),)), deleted
         run.commit(2, last_epoch=True)
-        retire(stream, 1, 50)
+        assert free(stream) == 1
 
 
-def test_rows_that_a_window_leaves_over_are_told_where_chunks_before_are_deleted(tmp_path: Path) -> None:
-    # Of the second window row 3 is cut, and row 5 whole, for a last sequence; row 4 has no token.
-    stream = write_rows(tmp_path / "s", [6, 6, 6, 2, 0, 4])
-    run = open_sequences(stream, Split(9), window=1, micro_batches_per_step=1, consumer="run")
-    assert all_written(run)[2:] == [[300, 301, 500, 501, 502, 503]]
-    checkpoint = save(tmp_path / "out", 3, run.state_dict(3))
-    assert run.state_dict(3)["place"] | {"lengths": ""} == {
-        "window": 2, "before": 2, "position": 3, "offset": 0, "lengths": "",
-    }  # fmt: skip
-    run.commit(3, last_epoch=True)
-    retire(stream, 1, 50)
-    tracing = tracing_of(stream, checkpoint)
-    told = [[(fate.became, fate.step) for fate in tracing.fates(row)] for row in range(6)]
-    assert told == [[("before", None)]] * 3 + [[("trained", 2)], [("in no sequence", None)], [("trained", 2)]]
-    (epoch,) = audit_of(stream, checkpoint).epochs
-    assert epoch.trained == 5 and epoch.skipped.ranges == ((4, 5),) and not epoch.left_over.samples
+BEFORE, LAST, NONE = ("before", None), ("trained", 2), ("in no sequence", None)
 
 
-def test_a_row_that_ends_in_deleted_chunks_and_overlaps_counts_once(tmp_path: Path) -> None:
-    stream = write_rows(tmp_path / "s", [4, 5, 4, 4, 5, 3])
-    run = open_sequences(stream, Split(4, overlap=1), window=1, micro_batches_per_step=1, consumer="run")
-    assert all_written(run)[5:] == [[403, 404, 500, 501, 502]]
-    checkpoint = save(tmp_path / "out", 6, run.state_dict(6))
-    run.commit(6, last_epoch=True)
-    retire(stream, 1, 50)
-    result = audit_of(stream, checkpoint)
-    assert result.proven and result.epochs[0].trained == 6
-    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(5)] == ["before"]
+@pytest.mark.parametrize(
+    ("lengths", "form", "last", "told", "skipped"),
+    [
+        # Of the second window row 3 is cut, and row 5 whole, for a last sequence; row 4 has no token.
+        ([6, 6, 6, 2, 0, 4], Split(9), [300, 301, 500, 501, 502, 503], [*[BEFORE] * 3, LAST, NONE, LAST], ((4, 5),)),
+        # Row 4 begins in a window whose chunks are needed no more, and counts once.
+        ([4, 5, 4, 4, 5, 3], Split(4, overlap=1), [403, 404, 500, 501, 502], [BEFORE] * 6, ()),
+    ],
+)
+def test_rows_that_a_window_leaves_over_are_told_where_chunks_before_are_deleted(
+    tmp_path: Path, lengths: list[int], form: Split, last: list[int], told: list[Any], skipped: Any
+) -> None:
+    stream = write_rows(tmp_path / "s", lengths)
+    run = open_sequences(stream, form, window=1, micro_batches_per_step=1, consumer="run")
+    drawn = all_written(run)
+    assert drawn[-1] == last
+    checkpoint = save(tmp_path / "out", len(drawn), run.state_dict(len(drawn)))
+    run.commit(len(drawn), last_epoch=True)
+    assert free(stream) == 1
+    tracing, result = tracing_of(stream, checkpoint), audit_of(stream, checkpoint)
+    assert [[(fate.became, fate.step) for fate in tracing.fates(row)] for row in range(6)] == [[one] for one in told]
+    (epoch,) = result.epochs
+    assert result.proven and not epoch.left_over.samples
+    assert (epoch.trained, epoch.skipped.ranges) == (6 - len(skipped), skipped)
 
 
 def test_of_packs_that_were_taken_apart_with_deleted_ones_no_rank_is_told(tmp_path: Path) -> None:
@@ -447,23 +374,9 @@ def test_of_packs_that_were_taken_apart_with_deleted_ones_no_rank_is_told(tmp_pa
     checkpoint = save(tmp_path / "out", 1, runs[0].state_dict(4))
     assert [(fate.rank, fate.position) for fate in tracing_of(stream, checkpoint).fates(3)] == [(1, 1)]
     runs[0].commit(4, last_epoch=True)
-    retire(stream, 1, 50)
-    assert [fate.became for fate in tracing_of(stream, checkpoint).fates(3)] == ["before"]
+    assert free(stream) == 1
+    assert fates(stream, checkpoint, 3) == ["before"]
     assert audit_of(stream, checkpoint).epochs[0].trained == 4
-
-
-def test_a_row_whose_chunk_is_deleted_is_not_told_as_skipped_by_a_later_skip(tmp_path: Path) -> None:
-    stream = write_rows(tmp_path / "s", MORE)
-    run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
-    state = run.state_dict(9)
-    run = open_sequences(stream, Pack(9), micro_batches_per_step=1, consumer="run")
-    run.load_state_dict(state)
-    run.skip(samples=[(0, 1), (20, 21)])
-    checkpoint = save(tmp_path / "out", 9, run.state_dict(9))
-    run.commit(9, last_epoch=True)
-    retire(stream, 4, 50)
-    tracing = tracing_of(stream, checkpoint)
-    assert [[fate.became for fate in tracing.fates(row)] for row in (0, 20)] == [["before"], ["skipped"]]
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -481,9 +394,7 @@ def test_rows_of_a_begun_window_are_told_in_the_order_of_cuts(tmp_path: Path, se
     assert not any(fate.became == "in no sequence" for row in range(len(MORE)) for fate in tracing.fates(row))
     # Of chunks that are deleted the state alone says that they were trained.
     run.commit(4, last_epoch=True)
-    cursor = read_cursor(stream, "run")
-    assert cursor is not None and cursor.chunks_before
-    retire(stream, cursor.chunks_before, 50)
+    assert free(stream)
     tracing = tracing_of(stream, files[-1])
     told = {row: {fate.became for fate in tracing.fates(row)} for row in range(len(MORE) // 3 * 3)}
     for row, became in told.items():
@@ -498,16 +409,11 @@ def test_an_epoch_that_was_completed_is_told_as_it_was_drawn_after_other_ranks_h
     options: dict[str, Any] = {"at_end": "complete", "batch_size": 2, "micro_batches_per_step": 1}
     runs = [open_sequences(stream, Pack(9), rank, 3, **options) for rank in range(3)]
     drawn = [[row for pack in all_written(run) for row in pack] for run in runs]
-    again = open_sequences(stream, Pack(9), 0, 1, **options)
-    again.load_state_dict(runs[0].state_dict(12))
+    again = open_sequences(stream, Pack(9), state=runs[0].state_dict(12), **options)
     checkpoint = save(tmp_path / "out", 2, again.state_dict(again.consumed))
     tracing = tracing_of(stream, checkpoint)
-    told: list[list[int]] = [[], [], []]
-    for step in range(2):
-        for fate in tracing.at_step(step):
-            assert fate.rank is not None and fate.became == "trained"
-            told[fate.rank].append(fate.sample)
-    assert told == drawn
+    trained = [fate for step in range(2) for fate in tracing.at_step(step) if fate.became == "trained"]
+    assert [[fate.sample for fate in trained if fate.rank == rank] for rank in range(3)] == drawn
     assert audit_of(stream, checkpoint).proven
 
 
@@ -515,12 +421,11 @@ def test_what_a_data_set_skips_itself_and_rows_behind_the_end_are_told_so(tmp_pa
     write_rows(tmp_path / "s", LENGTHS)
     dataset = LazyShardedDataset(tmp_path / "s", num_samples=8, dp_rank=0, dp_size=1)
     dataset.skip(samples=[(2, 4)])
-    run = LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=1, micro_batches_per_step=1)
+    run = open_sequences(dataset, Pack(9), micro_batches_per_step=1)
     count = len(all_written(run))
     checkpoint = save(tmp_path / "out", count, run.state_dict(count))
-    tracing = tracing_of(tmp_path / "s", checkpoint)
-    became = [[fate.became for fate in tracing.fates(row)] for row in range(len(LENGTHS))]
-    assert became == [["skipped"] if row in (2, 3) else ["trained" if row < 10 else "left over"] for row in range(13)]
+    became = ["trained"] * 2 + ["skipped"] * 2 + ["trained"] * 6 + ["left over"] * 3
+    assert fates(tmp_path / "s", checkpoint, *range(13)) == became
     result = audit_of(tmp_path / "s", checkpoint)
     (epoch,) = result.epochs
     assert result.proven and epoch.skipped.ranges == ((2, 4),) and epoch.left_over.ranges == ((10, 13),)
@@ -529,13 +434,11 @@ def test_what_a_data_set_skips_itself_and_rows_behind_the_end_are_told_so(tmp_pa
 def test_a_data_set_gives_the_rows_of_one_run_alone(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS)
     dataset = LazyShardedDataset(tmp_path / "s")
-    LazyShardedSequences(dataset, form=Pack(9), dp_rank=0, dp_size=2)
-    raised(RuntimeError, LazyShardedSequences, dataset, form=Pack(9), dp_rank=1, dp_size=2)
-    state = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1).state_dict(4)
-    begun = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1)
-    begun.load_state_dict(state)
+    open_sequences(dataset, Pack(9), 0, 2)
+    raised(RuntimeError, open_sequences, dataset, Pack(9), 1, 2)
+    begun = open_rank(tmp_path / "s", state=open_rank(tmp_path / "s").state_dict(4))
     begun.skip(samples=[(6, 7)])
-    refusal_of(ValueError, "continues from a state", LazyShardedSequences, begun, form=Pack(9), dp_rank=0, dp_size=1)
+    refusal_of(ValueError, "continues from a state", open_sequences, begun, Pack(9))
 
 
 @pytest.mark.parametrize("out", [{"samples": [(5, 7)]}, {"steps": [(1, 2)]}])
@@ -544,15 +447,13 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
     state = open_sequences(stream, Pack(9), **options).state_dict(2)
     for workers in (0, 1):
         run = open_sequences(stream, Pack(9), **options)
-        saved = StatefulDataLoader(open_sequences(stream, Pack(9)), batch_size=1, collate_fn=list, num_workers=workers)
+        saved = stateful(open_sequences(stream, Pack(9)), workers, 1, collate_fn=list)
         next(iter(saved))
         run.skip(**out)
-        loader = StatefulDataLoader(run, batch_size=1, collate_fn=list, num_workers=workers)
-        loader.load_state_dict(saved.state_dict())
+        loader = stateful(run, workers, 1, saved.state_dict(), collate_fn=list)
         refusal_of(RuntimeError, "does not include what `skip` excluded", list, loader)
     refusal_of(RuntimeError, "does not include what `skip` excluded", run.load_state_dict, state)
-    again = open_sequences(stream, Pack(9), **options)
-    again.load_state_dict(state)
+    again = open_sequences(stream, Pack(9), state=state, **options)
     again.skip(samples=[(5, 7)])
     again.load_state_dict(again.state_dict(2))
 
@@ -560,18 +461,16 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
 def test_the_commands_tell_of_sequences(tmp_path: Path) -> None:
     for name in "ab":
         write_rows(tmp_path / name, LENGTHS)
-    run = LazyShardedSequences(
-        blend_of(tmp_path), form=Pack(9), dp_rank=0, dp_size=2, window=2, micro_batches_per_step=1
-    )
-    checkpoint = save(tmp_path / "out", 2, run.state_dict(4))
-    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    run = open_sequences(blend(tmp_path, WEIGHTS), Pack(9), 0, 2, micro_batches_per_step=1)
+    trace = ("trace", tmp_path / "a", "--state", save(tmp_path / "out", 2, run.state_dict(4)), "--sample", "0")
+    shown = cli(*trace)
     assert shown.returncode == 0 and "trained at step" in shown.stdout, shown
     shown = cli("audit", tmp_path / "a", tmp_path / "out")
     assert shown.returncode == 0 and "4 sequences in 2 steps" in shown.stdout, shown
     # Of a state that other streams give rows to these must be there, too.
     (tmp_path / "b").rename(tmp_path / "c")
-    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    shown = cli(*trace)
     assert shown.returncode == 5 and "its sequences cannot be made again" in shown.stderr, shown
     write_rows(tmp_path / "b", LENGTHS)
-    shown = cli("trace", tmp_path / "a", "--state", checkpoint, "--sample", "0")
+    shown = cli(*trace)
     assert shown.returncode == 5 and "holds stream" in shown.stderr, shown

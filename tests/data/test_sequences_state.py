@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack, Pad, Split
+from lazyshard import BlendedDataset, LazyShardedSequences, LazyShardedStream, Pack, Pad, Split
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import WindowPlace
 from lazyshard.plan.sequences import SplitSequence
 from lazyshard.stream.sequences import PlannedWindow, SequenceWalk
-from tests.data.runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows
-from tests.data.test_stream_state import stateful
+from tests.data.runs import (
+    LENGTHS,
+    all_written,
+    dealt,
+    expected,
+    loader_of,
+    open_rank,
+    open_sequences,
+    write_rows,
+)
+from tests.data.test_stream_state import goes_on_at_every_batch, stateful
 from tests.stream.streams import put_lengths, raised, refusal_of
 
 # Which torchdata still calls, and torch has given up.
@@ -29,43 +36,7 @@ def stream(tmp_path: Path) -> Path:
 
 
 def go_on(directory: Path, form: Any, state: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedSequences:
-    again = open_sequences(directory, form, rank, dp, **options)
-    again.load_state_dict(state)
-    return again
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 9), max_size=25),
-    form=forms,
-    window=st.integers(1, 3),
-    ranks=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 3)), min_size=2, max_size=4),
-    seed=st.one_of(st.none(), st.just(5)),
-)
-def test_other_ranks_go_on_with_the_next_sequence(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, window: int, ranks: Any, seed: int | None
-) -> None:
-    directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
-    left = expected(lengths, form, 3 * window, seed)
-    state, consumed = None, 0
-    for dp, size, steps in ranks:
-        runs = [open_sequences(directory, form, r, dp, batch_size=size, window=window, seed=seed) for r in range(dp)]
-        for run in runs:
-            if state is not None:
-                run.load_state_dict(json.loads(json.dumps(state)))
-            assert run.consumed == consumed
-        steps = min(steps, len(left) // (dp * size))
-        for run, micro_batches in zip(runs, dealt(left, dp, size), strict=True):
-            found = all_written(list(itertools.islice(run, steps * size)))
-            assert found == list(itertools.chain(*micro_batches[:steps]))
-        consumed += steps * dp * size
-        left = left[steps * dp * size :]
-        states = [run.state_dict(consumed) for run in runs]
-        assert states == [states[0]] * dp
-        if steps:
-            # What this process has counted by itself.
-            assert [run.state_dict() for run in runs] == states
-        state = states[0]
+    return open_sequences(directory, form, rank, dp, state, **options)
 
 
 @pytest.mark.parametrize("at_end", ["drop", "complete"])
@@ -84,21 +55,14 @@ def test_any_sequence_of_a_rank_can_be_the_next(stream: Path, form: Any, at_end:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_loader_goes_on_at_every_batch(tmp_path: Path, stream: Path, workers: int) -> None:
+def test_stateful_loader_goes_on_at_every_batch(stream: Path, workers: int) -> None:
     def opened(state: Any = None) -> Any:
         sequences = open_sequences(stream, Pack(10), batch_size=2, at_end="complete", seed=1)
         return stateful(sequences, workers, state=state, collate_fn=all_written)
 
-    batches = opened()
-    whole, states = [], []
-    for batch in batches:
-        whole.append(batch)
-        torch.save(batches.state_dict(), tmp_path / "loader.pt")
-        states.append(torch.load(tmp_path / "loader.pt", weights_only=True))
     # The last micro batch has one pack of one row, twice.
+    whole = goes_on_at_every_batch(opened)
     assert sorted(itertools.chain(*itertools.chain(*whole))) == [*range(len(LENGTHS)), 12]
-    for count, state in enumerate(states[:-1], 1):
-        assert list(opened(state)) == whole[count:]
 
 
 def test_other_workers_go_on_from_the_state_of_the_run(stream: Path) -> None:
@@ -143,7 +107,6 @@ def test_a_run_goes_on_in_a_stream_that_has_grown(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS[:6], end=False)
     first = open_sequences(tmp_path / "s", form, max_wait=0)
     found = all_written(list(itertools.islice(first, 2)))
-    # Neither waits for what is not published.
     states = [first.state_dict(), open_sequences(tmp_path / "s", form, max_wait=0).state_dict(2)]
     write_rows(tmp_path / "s", LENGTHS)
     for state in states:
@@ -154,13 +117,10 @@ def test_other_lengths_than_before_are_noticed(stream: Path) -> None:
     run = open_sequences(stream, Pack(10))
     within, before = run.state_dict(4), run.state_dict(3)
     for position in (5, 7):
-        # A place that no window begins at.
-        with pytest.raises(StateMismatch) as refused:
-            go_on(stream, Pack(10), within | {"place": within["place"] | {"position": position}})
-        assert refused.value.field == "lengths"
+        state = within | {"place": within["place"] | {"position": position}}
+        assert raised(StateMismatch, go_on, stream, Pack(10), state).field == "lengths"
     put_lengths(stream, [1, 9, 9], first=2)
     assert raised(StateMismatch, go_on, stream, Pack(10), within).field == "lengths"
-    # Nothing was made of these rows yet.
     changed = [*LENGTHS[:6], 1, 9, 9, *LENGTHS[9:]]
     assert all_written(go_on(stream, Pack(10), before)) == expected(changed, Pack(10), 6)[3:]
 
@@ -211,20 +171,17 @@ def test_what_is_no_state_is_refused(stream: Path, change: dict[str, Any], field
 def test_states_of_something_else_are_named(stream: Path) -> None:
     run = open_sequences(stream, Pack(10))
 
-    def dataset() -> LazyShardedDataset:
-        return LazyShardedDataset(stream, dp_rank=0, dp_size=1)
-
-    refusal_of(StateInvalid, "LazyShardedSequences", dataset().load_state_dict, run.state_dict(2))
-    state = dataset().state_dict(2)
+    refusal_of(StateInvalid, "LazyShardedSequences", open_rank, stream, state=run.state_dict(2))
+    state = open_rank(stream).state_dict(2)
     loaders = [stateful(open_sequences(stream, Pack(10)), workers, 1, collate_fn=all_written) for workers in (0, 1)]
     for one in loaders:
         next(iter(one))
     for found, what in [
         (state, "of a LazyShardedDataset or LazyShardedStream"),
-        (LazyShardedStream(dataset()).state_dict(2), "of a LazyShardedDataset or LazyShardedStream"),
+        (LazyShardedStream(open_rank(stream)).state_dict(2), "of a LazyShardedDataset or LazyShardedStream"),
         (state | {"handed_out": 1}, "of a LazyShardedStream or LazyShardedIterable"),
         (state | {"worker": 0, "workers": 1}, "of one DataLoader worker"),
-        (BlendedDataset([(dataset(), 1.0)]).state_dict(2), "of a blend"),
+        (BlendedDataset([(open_rank(stream), 1.0)]).state_dict(2), "of a blend"),
         *((one.state_dict(), "of a StatefulDataLoader") for one in loaders),
         ({}, "holds nothing"),
         (torch.nn.Linear(1, 1).state_dict(), "'weight' and 'bias'"),
@@ -256,7 +213,6 @@ def test_consumed_counts_whole_micro_batches(tmp_path: Path, stream: Path) -> No
         refusal_of(ValueError, f"{says}$", run.state_dict, consumed)
     with pytest.raises(TypeError):
         drops.state_dict(1.5)  # type: ignore[arg-type]
-    # It may go back, too.
     assert [drops.state_dict(consumed)["consumed"] for consumed in (4, 0, 4)] == [4, 0, 4]
     assert completes.state_dict(8)["consumed"] == 7
     assert open_sequences(three, Pack(10)).state_dict(3)["consumed"] == 3
@@ -277,7 +233,6 @@ def test_state_behind_the_end_is_refused_and_one_at_it_gives_nothing(stream: Pat
     # In the middle of the stream the window in which it stands tells.
     bad = raised(StateMismatch, go_on, stream, form, run.state_dict(1) | {"consumed": total})
     assert bad.expected == f"up to row 6 there are {window_0}"
-    # Nor can there be more sequences than rows.
     state = open_sequences(stream, Pack(10)).state_dict(3)
     further = state | {"consumed": 7, "place": state["place"] | {"before": 7}}
     assert raised(StateMismatch, go_on, stream, Pack(10), further).actual == "7"
@@ -286,7 +241,6 @@ def test_state_behind_the_end_is_refused_and_one_at_it_gives_nothing(stream: Pat
 def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS[:12], end=False)
     state = open_sequences(tmp_path / "s", Pack(10)).state_dict(6)
-    # It stands before window 2, of which nothing is published.
     assert (state["consumed"], state["place"]["window"]) == (6, 2)
     state["place"] |= {"window": 4, "position": 24}
     live = go_on(tmp_path / "s", Pack(10), state)

@@ -36,7 +36,6 @@ def test_state_is_plain_values_that_any_checkpoint_keeps(stream: Path, tmp_path:
     dataset = open_ranks(stream, 2, batch_size=2, shuffle_window=1, seed=3, micro_batches_per_step=2)[1]
     begun = dataset.state_dict()
     assert (begun["consumed"], begun["parts"]) == (0, [part(2, 0, batch_size=2, draws_per_step=4)])
-    # It is that of what was trained, not of what was read.
     read([dataset], 10)
     assert dataset.state_dict() == begun
     state = dataset.state_dict(torch.tensor(12))  # type: ignore[arg-type]
@@ -71,7 +70,6 @@ def test_other_ranks_go_on_with_what_is_left_and_so_does_a_copy(stream: Path) ->
     assert state["parts"] == [part(2, 6), part(3, 2)]
     alone = open_ranks(stream, 1, state)
     assert read(alone, 5) == [[16, 17, 18, 19, 21]]
-    # Nothing is left of an epoch that was trained, whoever asks.
     for dp in (1, 2):
         assert read(open_ranks(stream, dp, alone[0].state_dict(40))) == [[]] * dp
     strided = open_ranks(stream, 3, saved(stream, 2, 12), layout="strided")
@@ -118,9 +116,10 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
         dataset = open_ranks(stream, 2)[0]
         use(dataset)
         refusal_of(RuntimeError, "already in use", dataset.load_state_dict, state)
-        # It stands where it did, which is no change.
-        dataset.load_state_dict(saved(stream, 2, 0))
-        assert dataset.rank_indices == range(20)
+        # It stands where it did, which is no change; nor do steps decide a draw.
+        for options in ({}, {"micro_batches_per_step": 2}):
+            dataset.load_state_dict(saved(stream, 2, 0, **options))
+            assert dataset.rank_indices == range(20)
     dataset = open_ranks(stream, 2, saved(stream, 2, 20))[0]
     dataset.load_state_dict(state)
     assert dataset.rank_indices == range(6, 20)
@@ -163,14 +162,10 @@ def test_deleted_chunk_that_is_needed_is_refused(tmp_path: Path, monkeypatch: py
     assert read(open_ranks(stream, 1, shuffle_window=4, seed=2), 5) == [[1, 4, 2, 0, 6]]
     states = [saved(stream, 1, drawn, shuffle_window=4, seed=2) for drawn in range(9)]
     retire(stream, 1, 8)
-    refused = []
-    for drawn, state in enumerate(states):
-        try:
-            open_ranks(stream, 3, state, shuffle_window=4, seed=2)
-        except StateMismatch:
-            refused.append(drawn)
-    # Samples 0 and 1 are gone; the former is the fourth.
-    assert refused == [0, 1, 2, 3]
+    for state in states[:4]:
+        raised(StateMismatch, open_ranks, stream, 3, state, shuffle_window=4, seed=2)
+    for state in states[4:]:
+        open_ranks(stream, 3, state, shuffle_window=4, seed=2)
 
 
 def test_stream_that_ended_with_less_than_was_drawn_or_than_a_batch_is_refused(tmp_path: Path) -> None:
@@ -182,7 +177,6 @@ def test_stream_that_ended_with_less_than_was_drawn_or_than_a_batch_is_refused(t
     state = saved(long, 2, 12, **options)
     no = raised(StateMismatch, open_ranks, short, 3, state, **options)
     assert (no.expected, no.actual) == ("at least 12 samples", "8")
-    # Where it may have continued another epoch that cannot be told.
     assert open_ranks(short, 2, state, num_samples=16, **options)[0].draw(6).epoch == 1
     for more in ({}, {"num_samples": 16}):
         raised(StateMismatch, open_ranks, shortest, 2, state, **options, **more)
@@ -210,7 +204,6 @@ def test_run_that_went_on_with_another_epoch_after_an_early_end_goes_on_there(tm
     whole = read(ranks, 20)
     assert [draw[:8] for draw in whole] == [draw[8:16] for draw in whole]
     state = ranks[0].state_dict(24)
-    # Half of epoch 1 is drawn: what is left of it.
     assert read(open_ranks(stream, 2, state, max_total_samples=40)) == [lane[12:16] for lane in whole]
     left = read(open_ranks(stream, 1, state, max_total_samples=40))
     assert sorted(left[0]) == sorted(whole[0][12:16] + whole[1][12:16])
@@ -223,10 +216,8 @@ def begun(stream: Path) -> State:
 
 
 def skipping(stream: Path, dp: int, state: State | None, **skip: Any) -> Any:
-    ranks = open_ranks(stream, dp, micro_batches_per_step=2)
+    ranks = open_ranks(stream, dp, state, micro_batches_per_step=2)
     for dataset in ranks:
-        if state is not None:
-            dataset.load_state_dict(state)
         dataset.skip(**skip)
     return ranks
 
@@ -239,14 +230,11 @@ def test_samples_and_chunks_are_left_out_from_here_on(stream: Path, begun: State
         part(2, 6, draws_per_step=2),
         part(2, 4, skip=[[0, 2], [11, 14], [16, 24]], first_step=3, draws_per_step=2),
     ]
-    # Whoever continues from there need not say it again.
     again = open_ranks(stream, 3, ranks[0].state_dict(20), micro_batches_per_step=2)
     rest = list(chain(*read(again)))
     assert not {11, 12, 13, *range(16, 24)} & set(rest)
-    # Or says it again, which changes nothing.
     twice = skipping(stream, 3, ranks[0].state_dict(20), samples=[(0, 2)], chunks=[(4, 6)])
     assert twice[0].state_dict() == again[0].state_dict()
-    # And the next epoch leaves out the same.
     for dataset in again:
         dataset.set_epoch(1)
     assert len(again[0]) == (40 - 13) // 3 * 3
@@ -259,7 +247,6 @@ def test_next_steps_are_passed_over(stream: Path, begun: State) -> None:
     assert [lane[6:10] for lane in whole] == [[10, 11, 16, 17], [14, 15, 20, 21]]
     assert read(ranks, 2) == [[18, 19], [22, 23]]
     assert sorted(chain(*read(ranks))) == sorted(chain(*(lane[10:] for lane in whole)))
-    # What was not trained is not counted.
     assert ranks[0].state_dict(16)["parts"] == [
         part(2, 6, draws_per_step=2),
         part(2, 4, trained=False, first_step=3, draws_per_step=2),
@@ -283,61 +270,43 @@ def test_range_that_cannot_be_and_skipping_too_late_is_refused(stream: Path, beg
     ]
     for skip, fact in ranges:
         refusal_of(ValueError, fact, skipping, stream, 2, begun, **skip)
-    # Steps are to be known, and the data set not used yet.
     dataset = open_ranks(stream, 2)[0]
     refusal_of(ValueError, "steps", dataset.skip, steps=[(2, 3)])
     len(dataset)
     raised(RuntimeError, dataset.skip, samples=[(0, 1)])
 
 
-def test_data_set_in_use_takes_a_state_that_only_knows_its_steps_besides(stream: Path) -> None:
-    """Steps decide no draw, so a run that counts none continues from where one has counted them."""
-    counting = open_ranks(stream, 2, micro_batches_per_step=2)[0].state_dict(0)
-    dataset = open_ranks(stream, 2)[0]
-    assert dataset.rank_indices == range(20)
-    dataset.load_state_dict(counting)
-    assert dataset.rank_indices == range(20)
-
-
-def state_of(stream: Path, consumed: int, dp: int = 2, **options: Any) -> State:
-    return open_ranks(stream, dp, **options)[0].state_dict(consumed)
-
-
-def other(stream: Path) -> State:
-    return state_of(produce(stream.parent / "other", 40, 4), 12)
-
-
 def gone(stream: Path) -> State:
-    state = state_of(stream, 8)
+    state = saved(stream, 2, 8)
     retire(stream, 3, 10)
     return state
 
 
 CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
-    "of another stream": (other, StateMismatch, "stream_id"),
-    "of another unit": (lambda s: state_of(s, 12, unit=1), StateMismatch, "give unit"),
-    "of another window": (lambda s: state_of(s, 12, shuffle_window=1), StateMismatch, "give shuffle_window"),
-    "of another end": (lambda s: state_of(s, 12, max_total_samples=20), StateMismatch, "max_total_samples 20, here"),
-    "ahead": (lambda s: state_of(s, 40) | {"consumed": 48, "parts": [part(2, 24)]}, StateMismatch, "ended with 40"),
+    "of another stream": (lambda s: saved(produce(s.parent / "other", 40, 4), 2, 12), StateMismatch, "stream_id"),
+    "of another unit": (lambda s: saved(s, 2, 12, unit=1), StateMismatch, "give unit"),
+    "of another window": (lambda s: saved(s, 2, 12, shuffle_window=1), StateMismatch, "give shuffle_window"),
+    "of another end": (lambda s: saved(s, 2, 12, max_total_samples=20), StateMismatch, "max_total_samples 20, here"),
+    "ahead": (lambda s: saved(s, 2, 40) | {"consumed": 48, "parts": [part(2, 24)]}, StateMismatch, "ended with 40"),
     "of deleted chunks": (gone, StateMismatch, "chunk 2, but the producer has deleted all chunks below 3"),
-    "torn: a field": (lambda s: state_of(s, 12) | {"seed": None}, StateInvalid, "field 'seed'"),
-    "torn: a part is gone": (lambda s: state_of(s, 12) | {"parts": []}, StateInvalid, "field 'parts'"),
-    "torn: another number": (lambda s: state_of(s, 12) | {"consumed": 13}, StateInvalid, "'consumed'"),
-    "of a tensor": (lambda s: state_of(s, 12) | {"consumed": torch.tensor(12)}, StateInvalid, "tensor(12)"),
-    "of a later release": (lambda s: state_of(s, 12) | {"format": 2}, VersionUnsupported, "format 2"),
-    "of too many ranks": (lambda s: state_of(s, 0) | {"parts": [part(2**31, 0)]}, StateMismatch, "1048576"),
+    "torn: a field": (lambda s: saved(s, 2, 12) | {"seed": None}, StateInvalid, "field 'seed'"),
+    "torn: a part is gone": (lambda s: saved(s, 2, 12) | {"parts": []}, StateInvalid, "field 'parts'"),
+    "torn: another number": (lambda s: saved(s, 2, 12) | {"consumed": 13}, StateInvalid, "'consumed'"),
+    "of a tensor": (lambda s: saved(s, 2, 12) | {"consumed": torch.tensor(12)}, StateInvalid, "tensor(12)"),
+    "of a later release": (lambda s: saved(s, 2, 12) | {"format": 2}, VersionUnsupported, "format 2"),
+    "of too many ranks": (lambda s: saved(s, 2, 0) | {"parts": [part(2**31, 0)]}, StateMismatch, "1048576"),
     "a whole checkpoint": (
-        lambda s: {"model": {}, "lazyshard": state_of(s, 12), "step": 3},
+        lambda s: {"model": {}, "lazyshard": saved(s, 2, 12), "step": 3},
         StateInvalid,
         "'model', 'lazyshard' and 'step': pass `checkpoint['lazyshard']`",
     ),
     "a checkpoint of a checkpoint": (
-        lambda s: {"trainer": {"data": {"train": state_of(s, 12), "seen": 1}}},
+        lambda s: {"trainer": {"data": {"train": saved(s, 2, 12), "seen": 1}}},
         StateInvalid,
         "`checkpoint['trainer']['data']['train']`",
     ),
     "two states": (
-        lambda s: {"a": state_of(s, 12), "b": state_of(s, 16)},
+        lambda s: {"a": saved(s, 2, 12), "b": saved(s, 2, 16)},
         StateInvalid,
         "`checkpoint['a']` or `checkpoint['b']`",
     ),
@@ -367,14 +336,13 @@ def test_state_that_cannot_be_gone_on_with(case: str, stream: Path) -> None:
     assert type(caught) is error
     assert str(caught).startswith(f"{stream}: ")
     assert fact in str(caught)
-    # It stands where it did.
-    dataset.load_state_dict(state_of(stream, 16))
+    dataset.load_state_dict(saved(stream, 2, 16))
     assert dataset.consumed == 16
 
 
 def test_state_that_draws_more_than_any_epoch_holds_is_refused_while_the_stream_is_live(tmp_path: Path) -> None:
     stream = produce(tmp_path / "live", 8, 4, end=False)
-    state = state_of(stream, 8, max_total_samples=8)
+    state = saved(stream, 2, 8, max_total_samples=8)
     wild = state | {"parts": [part(16, 4)], "consumed": 64, "max_total_samples": 9}
     with pytest.raises(StateMismatch, match=r"\b4 positions of 16 lanes .*\b9 samples"):
         open_ranks(stream, 2, wild, max_total_samples=9)

@@ -12,25 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedIterable, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, StateInvalid, WaitTimeout
+from lazyshard.plan.course import AtEnd
 from lazyshard.stream.listing import retire
 from tests.data import runs
-from tests.data.runs import Stream, blend, open_ranks, write
+from tests.data.runs import Stream, blend, continued, open_rank, write
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
-from tests.data.test_stream_state import stateful
+from tests.data.test_stream_state import goes_on_at_every_batch, stateful
 from tests.data.workers import ids
 from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
+AT_ENDS: list[AtEnd] = ["drop", "pad", "loop"]
 ANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 
-def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedIterable:
-    return LazyShardedIterable(open_ranks(directory, dp, **options)[rank])
+def open_iterable(*given: Any, **options: Any) -> LazyShardedIterable:
+    return LazyShardedIterable(open_rank(*given, **options))
 
 
 @pytest.mark.parametrize("at_end", ["drop", "loop"])
@@ -87,41 +89,29 @@ def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, 
 
 
 @ANY
-@given(
-    dp=st.integers(1, 4),
-    workers=st.integers(1, 4),
-    batch=st.integers(1, 4),
-    per_chunk=st.integers(1, 5),
-    total=st.integers(0, 40),
-    unit=st.sampled_from(["chunk", "sample", "batch"]),
-    windows=st.integers(0, 2),
-    rest=st.fixed_dictionaries(
-        {"max_total_samples": st.sampled_from([None, 15]), "at_end": st.sampled_from(["drop", "pad", "loop"])}
-    ),
-)
+@given(data=st.data())
 def test_any_ranks_workers_and_ends_are_those_of_lists(
-    tmp_path_factory: pytest.TempPathFactory,
-    dp: int, workers: int, batch: int, per_chunk: int, total: int, unit: Any, windows: int, rest: dict[str, Any],
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    dp, workers, batch = (data.draw(st.integers(1, 4), label=name) for name in ("dp", "workers", "batch size"))
+    total, per_chunk = data.draw(st.integers(0, 40), label="samples"), data.draw(st.integers(1, 5), label="per chunk")
+    unit, size = data.draw(st.sampled_from([("chunk", per_chunk), ("sample", 1), ("batch", batch)]), label="unit")
+    windows, limit = (
+        data.draw(st.integers(0, 2), label="windows"),
+        data.draw(st.sampled_from([None, 15]), label="limit"),
+    )
+    at_end = data.draw(st.sampled_from(AT_ENDS), label="at_end")
     directory = produce(tmp_path_factory.mktemp("any") / "s", total, per_chunk)
-    size: int = {"chunk": per_chunk, "sample": 1, "batch": batch}[unit]
+    options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, "max_total_samples": limit, "at_end": at_end}
     window = -(-windows * per_chunk // size) * size
-    end = min(total, rest["max_total_samples"] or total)
-    drawn = expected(end, dp, batch, unit=size, window=window, at_end=rest["at_end"])
+    drawn = expected(min(total, limit or total), dp, batch, unit=size, window=window, at_end=at_end)
     for rank, lane in enumerate(drawn):
-        options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, **rest}
         assert ids(open_stream(directory, rank, dp, batch_size=batch, **options)) == lane
         assert in_turn(directory, rank, dp, workers, batch, **options) == lane
 
 
 @ANY
-@given(
-    dp=st.integers(1, 3),
-    batch=st.integers(1, 3),
-    total=st.integers(0, 30),
-    windows=st.integers(0, 1),
-    at_end=st.sampled_from(["drop", "pad", "loop"]),
-)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 30), st.integers(0, 1), st.sampled_from(AT_ENDS))
 def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
     tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, at_end: Any
 ) -> None:
@@ -144,7 +134,6 @@ def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
                 assert number == total
             except WaitTimeout:
                 assert number < total
-            # A generator that has raised is through.
             stream.load_state_dict(stream.state_dict())
         assert len(set(map(len, found))) == 1
     assert found == expected(total, dp, batch, window=4 * windows, at_end=at_end)
@@ -157,7 +146,7 @@ def test_samples_that_complete_the_epoch_are_encoded_and_replaced_as_all(tmp_pat
         return int(row["id"]) * 10
 
     directory = produce(tmp_path / "s", 6, 4)
-    stream = LazyShardedStream(LazyShardedDataset(directory, encode, batch_size=4, dp_rank=0, dp_size=1), at_end="loop")
+    stream = open_stream(directory, encode_fn=encode, batch_size=4, at_end="loop")
     first, *found = list(stream)
     assert first in (10, 20, 30)
     assert found == [10, 20, 30, 40, 40, first, 10]
@@ -167,7 +156,7 @@ def test_samples_that_complete_the_epoch_are_encoded_and_replaced_as_all(tmp_pat
 def test_loop_names_the_chunk_that_is_gone_where_pad_goes_on(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 13, 4)
     retire(directory, 2, 4)
-    state = LazyShardedDataset(directory, dp_rank=0, dp_size=1, batch_size=4).state_dict(12)
+    state = open_rank(directory, batch_size=4).state_dict(12)
     assert ids(open_stream(directory, batch_size=4, at_end="pad", state=state)) == [12, 9, 10, 11]
     looping = open_stream(directory, batch_size=4, at_end="loop", state=state)
     assert raised(ChunkRetired, lambda: list(looping)).chunks_before == 2
@@ -180,7 +169,7 @@ def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices
         refusal_of(ValueError, "at_end", open_stream, directory, **options)
     with pytest.raises(TypeError, match="got '/"):
         LazyShardedStream(str(directory))  # type: ignore[type-var]
-    used, dataset = (LazyShardedDataset(directory, dp_rank=0, dp_size=1) for _ in range(2))
+    used, dataset = open_rank(directory), open_rank(directory)
     used[0]
     refusal_of(RuntimeError, "that is unused", LazyShardedStream, used)
     LazyShardedStream(dataset)
@@ -194,10 +183,7 @@ WEIGHTS = {"a": 2.0, "b": 1.0}
 
 
 def open_blend(directory: Path, rank: int = 0, dp: int = 1, state: Any = None, **options: Any) -> Any:
-    stream = LazyShardedStream(blend(directory, WEIGHTS, rank, dp, **options))
-    if state is not None:
-        stream.load_state_dict(state)
-    return stream
+    return continued(LazyShardedStream(blend(directory, WEIGHTS, rank, dp, **options)), state)
 
 
 def whole(directory: Path, rank: int, dp: int, epoch: int = 0, **options: Any) -> Any:
@@ -250,14 +236,11 @@ def test_pass_waits_for_no_more_than_it_draws_and_num_samples_end_it(tmp_path: P
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_loader_goes_on_at_every_batch(tmp_path: Path, workers: int) -> None:
     write_both(tmp_path, 12, 8)
-    expected = in_batches(whole(tmp_path, 1, 2, batch_size=2), 2)
-    opened = stateful(open_blend(tmp_path, 1, 2, batch_size=2), workers)
-    states = [opened.state_dict()]
-    for batch, wanted in zip(opened, expected, strict=True):
-        assert batch == wanted
-        states.append(opened.state_dict())
-    for count, state in enumerate(states):
-        assert list(stateful(open_blend(tmp_path, 1, 2, batch_size=2), workers, state=state)) == expected[count:]
+
+    def opened(state: Any = None) -> Any:
+        return stateful(open_blend(tmp_path, 1, 2, batch_size=2), workers, state=state)
+
+    assert goes_on_at_every_batch(opened) == in_batches(whole(tmp_path, 1, 2, batch_size=2), 2)
 
 
 def test_states_go_on_with_other_ranks_and_within_micro_batches(tmp_path: Path) -> None:
@@ -278,14 +261,12 @@ def test_states_go_on_with_other_ranks_and_within_micro_batches(tmp_path: Path) 
     assert within == state | {"handed_out": 1}
     again = open_blend(tmp_path, 0, 2, batch_size=2, state=within)
     assert ids(again) == ids(iterator)
-    # And back, in one that is used.
     stream.load_state_dict(state)
     assert ids(stream)[1:] == ids(again)
     assert ids(again) == ids(open_blend(tmp_path, 0, 2, batch_size=2, state=state))[1:]
-    with pytest.raises(StateInvalid, match="within a micro batch"):
-        blend(tmp_path, WEIGHTS, 0, 2, batch_size=2).load_state_dict(within)
-    with pytest.raises(RuntimeError, match="already in use"):
-        stream.load_state_dict(open_blend(tmp_path, 0, 3, batch_size=2).state_dict(6))
+    refusal_of(StateInvalid, "within a micro batch", blend, tmp_path, WEIGHTS, 0, 2, within, batch_size=2)
+    other = open_blend(tmp_path, 0, 3, batch_size=2).state_dict(6)
+    refusal_of(RuntimeError, "already in use", stream.load_state_dict, other)
 
 
 def test_blend_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -295,5 +276,5 @@ def test_blend_that_cannot_be_is_refused(tmp_path: Path) -> None:
     used[0]
     refusal_of(RuntimeError, "that is unused", LazyShardedStream, used)
     refusal_of(RuntimeError, "in no blend", LazyShardedStream, blend(tmp_path, WEIGHTS).datasets[0])
-    with pytest.raises(TypeError, match="LazyShardedStream"):
-        LazyShardedIterable(blend(tmp_path, WEIGHTS))  # type: ignore[arg-type]
+    given: Any = blend(tmp_path, WEIGHTS)
+    refusal_of(TypeError, "LazyShardedStream", LazyShardedIterable, given)

@@ -1,6 +1,8 @@
 """States of iterables and torchdata.nodes, and of data sets in a loader: exact at every batch, for others too."""
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,14 @@ from hypothesis import strategies as st
 from torchdata.nodes import Batcher, Loader, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import LazyShardedDataset, LazyShardedIterable
+from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedIterable
 from lazyshard.data.node import LazyShardedNode
 from lazyshard.errors import StateInvalid, StateMismatch, WaitTimeout
 from lazyshard.stream import read_cursor
-from tests.data.runs import State, open_rank, open_ranks
+from tests.data.runs import State, continued, open_rank, open_ranks
 from tests.data.streams import Stream, batches, expected, in_batches, open_stream
 from tests.data.test_live import producing
-from tests.data.workers import DEADLINE_S, ids
+from tests.data.workers import ids, loader
 from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
 
@@ -26,6 +28,7 @@ from tests.tiers import full
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 AT_ENDS = ["drop", "pad", "loop"]
+FORMS = st.sampled_from([*AT_ENDS, "iterable"])
 
 
 @pytest.fixture
@@ -38,28 +41,34 @@ def open_form(form: str, directory: Path, rank: int, dp: int, state: State | Non
     if form in AT_ENDS:
         at_end: Any = form
         return open_stream(directory, rank, dp, at_end=at_end, state=state, **options)
-    dataset = open_ranks(directory, dp, **options)[rank]
-    samples = LazyShardedIterable(dataset) if form == "iterable" else dataset
-    if state is not None:
-        samples.load_state_dict(state)
-    return samples
+    dataset = open_rank(directory, rank, dp, **options)
+    return continued(LazyShardedIterable(dataset) if form == "iterable" else dataset, state)
 
 
 def stateful(samples: Any, workers: int, batch_size: int = 2, state: Any = None, **options: Any) -> Any:
-    """torchdata's loader, continuing from its own state."""
-    if workers:
-        options |= {"timeout": DEADLINE_S, "multiprocessing_context": "fork"}
-    if isinstance(samples, LazyShardedDataset):
-        options["sampler"] = samples.rank_indices
-    arguments = {"batch_size": batch_size, "num_workers": workers, "collate_fn": ids, **options}
-    opened: Any = StatefulDataLoader(samples, **arguments)
-    if state is not None:
-        opened.load_state_dict(state)
-    return opened
+    sampler = samples.rank_indices if isinstance(samples, LazyShardedDataset | BlendedDataset) else None
+    opened: Any = loader(samples, sampler, workers, StatefulDataLoader, batch_size=batch_size, **options)
+    return continued(opened, state)
+
+
+def goes_on_at_every_batch(opened: Callable[..., Any]) -> list[Any]:
+    """Returns all batches, once a loader from the state behind each of them, saved as plain values, has continued."""
+    first = opened()
+    iterator, states = iter(first), []
+    whole: list[Any] = []
+    while not whole or whole[-1] is not None:
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        states.append(file)
+        whole.append(next(iterator, None))
+    whole.pop()
+    for count, file in enumerate(states):
+        file.seek(0)
+        assert list(opened(torch.load(file, weights_only=True))) == whole[count:]
+    return whole
 
 
 def begin(opened: Any, count: int) -> tuple[list[list[int]], Any]:
-    """The first batches of a loader, and its state behind them; its workers end."""
     iterator = iter(opened)
     return [next(iterator) for _ in range(count)], opened.state_dict()
 
@@ -72,24 +81,16 @@ def test_stateful_loader_goes_on_at_every_batch_and_in_the_next_epoch(tmp_path: 
     at_end: Any = form if form in AT_ENDS else "drop"
     whole, following = (in_batches(expected(17, 2, 2, window=4, epoch=epoch, at_end=at_end)[1], 2) for epoch in (1, 2))
 
-    def opened() -> Any:
+    def opened(state: Any = None) -> Any:
         samples = open_form(form, directory, 1, 2, batch_size=2, shuffle_window=1)
         samples.set_epoch(1)
-        return samples
+        return stateful(samples, workers, state=state)
 
-    loader = stateful(opened(), workers)
-    iterator, states = iter(loader), []
-    for count in range(len(whole) + 1):
-        torch.save(loader.state_dict(), tmp_path / "loader.pt")
-        states.append(torch.load(tmp_path / "loader.pt", weights_only=True))
-        assert next(iterator, None) == (whole[count] if count < len(whole) else None)
-    for count, state in enumerate(states):
-        samples = opened()
-        again = stateful(samples, workers, state=state)
-        assert list(again) == whole[count:]
-        if count == 1:
-            samples.set_epoch(2)
-            assert list(again) == following
+    assert goes_on_at_every_batch(opened) == whole
+    again = opened(begin(opened(), 1)[1])
+    assert list(again) == whole[1:]
+    again.dataset.set_epoch(2)
+    assert list(again) == following
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (3, 2)])
@@ -99,12 +100,7 @@ def test_stateful_loader_goes_on_within_micro_batches(tmp_path: Path, workers: i
     def opened(state: Any = None) -> Any:
         return stateful(open_stream(directory, batch_size=2, at_end="loop"), workers, batch_size, state)
 
-    whole = list(opened())
-    assert sorted(i for batch in whole for i in batch) == [0, *range(13)]
-    for count in range(len(whole)):
-        found, state = begin(opened(), count)
-        assert found == whole[:count]
-        assert list(opened(state if workers else json.loads(json.dumps(state)))) == whole[count:]
+    assert sorted(i for batch in goes_on_at_every_batch(opened) for i in batch) == [0, *range(13)]
 
 
 def test_stateful_loader_goes_on_in_a_stream_that_has_grown_and_ended_since(tmp_path: Path) -> None:
@@ -113,7 +109,6 @@ def test_stateful_loader_goes_on_in_a_stream_that_has_grown_and_ended_since(tmp_
     iterator = iter(opened)
     found = [next(iterator) for _ in range(2)]
     state = opened.state_dict()
-    # Its workers wait for more meanwhile.
     produce(directory, 22, 4)
     whole = in_batches(expected(22, 2, 2)[0], 2)
     assert found + list(iterator) == whole
@@ -121,14 +116,7 @@ def test_stateful_loader_goes_on_in_a_stream_that_has_grown_and_ended_since(tmp_
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(
-    dp=st.integers(1, 3),
-    batch=st.integers(1, 3),
-    total=st.integers(0, 30),
-    windows=st.integers(0, 1),
-    taken=st.integers(0, 12),
-    form=st.sampled_from([*AT_ENDS, "iterable"]),
-)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 30), st.integers(0, 1), st.integers(0, 12), FORMS)
 def test_state_of_any_moment_goes_on_there(
     tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, taken: int, form: str
 ) -> None:
@@ -140,13 +128,11 @@ def test_state_of_any_moment_goes_on_there(
         found = [row["id"] for _, row in zip(range(taken), stream, strict=False)]
         assert found == lane[:taken]
         state = json.loads(json.dumps(stream.state_dict()))
-        # In this one, and in a new one: there it is the same state again.
         stream.load_state_dict(state)
         assert ids(stream) == lane[taken:]
         again = open_form(form, directory, rank, dp, state, **options)
         assert again.state_dict() == state
         assert ids(again) == lane[taken:]
-        # And those of the other ranks, if they have drawn as much.
         assert state == open_form(form, directory, 0, dp, state, **options).state_dict()
 
 
@@ -178,9 +164,9 @@ def test_torchdata_refuses_other_workers_and_our_state_goes_on(forty: Path, form
     if form != "map":
         refusal_of(RuntimeError, "workers return the samples", samples.state_dict)
     # Ours of a worker says why; torchdata's own are assertions.
-    with pytest.raises((AssertionError, StateInvalid)) as refused:
-        next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), after, state=saved)))
-    assert getattr(refused.value, "field", "workers") == "workers"
+    other = stateful(open_form(form, forty, 1, 2, batch_size=2), after, state=saved)
+    refused = raised((AssertionError, StateInvalid), lambda: next(iter(other)))
+    assert getattr(refused, "field", "workers") == "workers"
     going_on = stateful(open_form(form, forty, 1, 2, state, batch_size=2), after)
     assert found + list(going_on) == in_batches(expected(40, 2, 2)[1], 2)
 
@@ -215,7 +201,6 @@ def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path) -> None:
         again.set_epoch(1)
         assert ids(again) == expected(13, dp, 4, epoch=1, at_end=at_end)[0]
         assert again.consumed == 0
-    # Of what was left over the data set knows nothing.
     dataset = open_form("map", directory, 0, 2, state, batch_size=4)
     assert (dataset.consumed, len(dataset.rank_indices)) == (8, 0)
 
@@ -255,8 +240,8 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
     for dp, size, wrong, field in refusals:
         assert raised(StateInvalid, open_stream, directory, 0, dp, batch_size=size, state=wrong).field == field
     raised(StateInvalid, open_form, "map", directory, 0, 2, state, batch_size=4)
-    with pytest.raises(StateInvalid, match="same number of workers"):
-        open_stream(directory, 0, 2, batch_size=4, state=state | {"worker": 0, "workers": 2, "handed_out": 3})
+    of_worker = state | {"worker": 0, "workers": 2, "handed_out": 3}
+    refusal_of(StateInvalid, "same number of workers", open_stream, directory, 0, 2, batch_size=4, state=of_worker)
     raised(StateMismatch, open_stream, produce(tmp_path / "other", 24, 4), 0, 2, batch_size=4, state=state)
 
 
@@ -277,9 +262,10 @@ def test_commit_of_the_last_step_lets_all_go(tmp_path: Path, at_end: Any, drawn:
 # As a source of torchdata.nodes.
 
 
-def node_loader(stream: Stream, batch_size: int = 2) -> Any:
+def node_loader(stream: Stream, batch_size: int = 2, state: Any = None) -> Any:
     mapped = ParallelMapper(LazyShardedNode(stream), lambda row: row["id"], num_workers=2, method="thread")
-    return Loader(Prefetcher(Batcher(mapped, batch_size=batch_size, drop_last=False), prefetch_factor=2))
+    opened: Any = Loader(Prefetcher(Batcher(mapped, batch_size=batch_size, drop_last=False), prefetch_factor=2))
+    return continued(opened, state)
 
 
 def test_loader_ends_with_a_live_stream(tmp_path: Path) -> None:
@@ -291,18 +277,12 @@ def test_loader_ends_with_a_live_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch_size", [2, 3])
 def test_loader_goes_on_at_every_batch(tmp_path: Path, batch_size: int) -> None:
     directory = produce(tmp_path / "s", 21, 4)
-    options: dict[str, Any] = {"batch_size": 2, "shuffle_window": 1, "at_end": "pad"}
-    whole = in_batches(expected(21, 2, 2, window=4, at_end="pad")[1], batch_size)
-    first = node_loader(open_stream(directory, 1, 2, **options), batch_size=batch_size)
-    iterator, states = iter(first), []
-    for batch in whole:
-        states.append(json.loads(json.dumps(first.state_dict())))
-        assert next(iterator) == batch
-    assert next(iterator, None) is None
-    for count, state in enumerate(states):
-        again = node_loader(open_stream(directory, 1, 2, **options), batch_size=batch_size)
-        again.load_state_dict(state)
-        assert list(again) == whole[count:]
+
+    def opened(state: Any = None) -> Any:
+        stream = open_stream(directory, 1, 2, batch_size=2, shuffle_window=1, at_end="pad")
+        return node_loader(stream, batch_size, state)
+
+    assert goes_on_at_every_batch(opened) == in_batches(expected(21, 2, 2, window=4, at_end="pad")[1], batch_size)
 
 
 def test_epochs_begin_with_set_epoch_also_after_a_state(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import pickle
 import threading
-import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -23,7 +23,6 @@ from lazyshard.errors import ChunkCorrupt
 from lazyshard.plan.course import Draw
 from lazyshard.stream import chunk, scattered
 from tests.data import runs
-from tests.data.options import grouped
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
 from tests.stream.arrays import expected, produce, values
@@ -45,27 +44,26 @@ def open_windows(directory: Path, dp: int = 1, **options: Any) -> LazyShardedDat
 def preads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Places of what is read of chunks from now on, line by line and whole: first byte, and the one behind the last."""
     found: list[tuple[int, int]] = []
-    pread, preadv = os.pread, os.preadv
 
-    def note(fd: int, size: int, at: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
-            found.append((at, at + size))
+    def noted(call: Callable[..., Any], size_of: Callable[[Any], int]) -> Callable[..., Any]:
+        def read(fd: int, into: Any, at: int) -> Any:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+                found.append((at, at + size_of(into)))
+            return call(fd, into, at)
 
-    def noted(fd: int, size: int, at: int) -> bytes:
-        note(fd, size, at)
-        return pread(fd, size, at)
+        return read
 
-    def noted_into(fd: int, into: list[memoryview], at: int) -> int:
-        note(fd, len(into[0]), at)
-        return preadv(fd, into, at)
-
-    monkeypatch.setattr(os, "pread", noted)
-    monkeypatch.setattr(os, "preadv", noted_into)
+    monkeypatch.setattr(os, "pread", noted(os.pread, int))
+    monkeypatch.setattr(os, "preadv", noted(os.preadv, lambda into: len(into[0])))
     return found
 
 
 def sizes(reads: list[tuple[int, int]]) -> list[int]:
     return [stop - start for start, stop in reads]
+
+
+def chunk_sizes(dataset: LazyShardedDataset) -> list[int]:
+    return [dataset.reader.chunk(number).offset(PER_CHUNK) for number in range(SAMPLES // PER_CHUNK)]
 
 
 def drawn(dataset: LazyShardedDataset) -> list[int]:
@@ -86,7 +84,7 @@ def test_rows_are_those_drawn(stream: Path, batch: int, most: int, monkeypatch: 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_windows(stream, batch_size=4)
     dataset[0]
-    chunks = [dataset.reader.chunk(number).offset(PER_CHUNK) for number in range(SAMPLES // PER_CHUNK)]
+    chunks = chunk_sizes(dataset)
     reads = preads(monkeypatch)
     for start in range(30, SAMPLES, 4):
         dataset.__getitems__(list(range(start, min(start + 4, SAMPLES))))
@@ -98,7 +96,7 @@ def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkey
 
 def test_workers_that_step_over_each_other_hold_chunks_too(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_windows(stream)
-    expected = drawn(open_windows(stream))
+    expected = drawn(dataset)
     reads = preads(monkeypatch)
     for start in range(0, SAMPLES, 8):
         assert ids(dataset.__getitems__([start, start + 1])) == expected[start : start + 2]
@@ -109,13 +107,12 @@ def test_workers_that_step_over_each_other_hold_chunks_too(stream: Path, monkeyp
 
 def test_who_jumps_about_reads_no_chunk_whole(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_windows(stream, shuffle_window=1)
-    expected = drawn(open_windows(stream, shuffle_window=1))
-    smallest = min(dataset.reader.chunk(number).offset(PER_CHUNK) for number in range(SAMPLES // PER_CHUNK))
+    expected = drawn(dataset)
     reads = preads(monkeypatch)
     # Never twice in a row forward by less than a window.
     for index in [at for first in range(40) for at in (first + 80, first + 40, first)]:
         assert dataset[index]["id"] == expected[index]
-    assert len(reads) == 120 and max(sizes(reads)) < smallest
+    assert len(reads) == 120 and max(sizes(reads)) < min(chunk_sizes(dataset))
 
 
 @pytest.mark.parametrize("window", [0, 3])
@@ -198,7 +195,6 @@ RANKS, BATCH, ROWS = 8, 4, 320
 
 @pytest.fixture(scope="module")
 def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose rows all have other lengths, so that bytes tell which rows were read."""
     directory = tmp_path_factory.mktemp("one") / "s"
     with ChunkWriter(directory, ROWS) as writer:
         for number in range(ROWS):
@@ -248,29 +244,28 @@ def test_each_rank_reads_the_bytes_of_its_rows_once(
     assert joined(everything) == [(0, chunk.offset(len(chunk)))]
 
 
-LINE = b'{"id":7,"deep":[1,2]}\n'
-
-
 def kinds(rows: list[Any]) -> list[tuple[str, Any]]:
     """Collates: tells, of each row, what it is in the worker, and sends it on."""
     return [(type(row).__name__, row) for row in rows]
 
 
-def opened(directory: Path, **options: Any) -> LazyShardedDataset:
-    return open_rank(directory, **{"encode_fn": LateRow, "batch_size": 2, **options})
+def late(directory: Path, sizes: list[int], window: int = 0) -> LazyShardedDataset:
+    with ChunkWriter(directory, 2) as writer:
+        for i, size in enumerate(sizes):
+            writer.write({"id": i, "blob": chr(97 + i) * size, "more": [0]})
+    return open_rank(directory, encode_fn=LateRow, batch_size=2, shuffle_window=window)
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
-    row = LateRow(LINE)
+    line = b'{"id":7,"deep":[1,2]}\n'
+    row = LateRow(line)
     assert row == {"id": 7, "deep": [1, 2]}
     assert (row["id"], len(row), list(row), "deep" in row, "other" in row) == (7, 2, ["id", "deep"], True, False)
     assert repr(row) == "LateRow({'id': 7, 'deep': [1, 2]})"
     refusal_of(KeyError, "other", lambda: row["other"])
-    sent = pickle.dumps(LateRow(LINE))
-    assert LINE in sent
+    sent = pickle.dumps(LateRow(line))
+    assert line in sent
     assert type(pickle.loads(sent)) is dict
-    # What was changed deep in it is sent.
     row["deep"].append(3)
     assert pickle.loads(pickle.dumps(row)) == {"id": 7, "deep": [1, 2, 3]}
     assert default_collate([LateRow(b'{"name":"a"}'), LateRow(b'{"name":"b"}')]) == {"name": ["a", "b"]}
@@ -285,7 +280,7 @@ SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
     [("fork", 0, SIZES), ("fork", 2, [1] * 12), (PICKLED, 2, SIZES), (PICKLED, 0, [1] * 12)],
 )
 def test_rows_are_late_in_workers_and_dicts_behind(tmp_path: Path, start: str, window: int, sizes: list[int]) -> None:
-    dataset = opened(large(tmp_path / "s", sizes), shuffle_window=window)
+    dataset = late(tmp_path / "s", sizes, window)
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": kinds, "multiprocessing_context": start}
     found = [pair for batch in DataLoader(dataset, 2, sampler=dataset.rank_indices, **options) for pair in batch]
     assert {kind for kind, _ in found} == {"LateRow"}
@@ -297,68 +292,45 @@ def test_rows_are_late_in_workers_and_dicts_behind(tmp_path: Path, start: str, w
     assert [pair for batch in iterable for pair in batch] == found
 
 
-def large(directory: Path, sizes: list[int], per_chunk: int = 2) -> Path:
-    with ChunkWriter(directory, per_chunk) as writer:
-        for i, size in enumerate(sizes):
-            writer.write({"id": i, "blob": chr(97 + i) * size})
-    return directory
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_of_a_large_row_only_the_place_crosses(tmp_path: Path) -> None:
     def sent(rows: list[Any]) -> list[tuple[int, int]]:
         return [(len(ForkingPickler.dumps(row)), len(pickle.dumps(row))) for row in rows]
 
-    dataset = opened(large(tmp_path / "s", [70_000, 10]))
-    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=sent)
+    (batch,) = DataLoader(late(tmp_path, [70_000, 10]), 2, num_workers=1, collate_fn=sent)
     between, kept = batch[0]
     assert between < 1_000, "a row of 70,000 bytes is to cross as a place"
     assert kept > 70_000, "what is pickled for another time or place holds the row itself"
     assert batch[1][0] < 1_000
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_of_a_large_row_that_was_looked_at_the_row_crosses(tmp_path: Path) -> None:
     def changed(rows: list[Any]) -> list[Any]:
         rows[0]["more"].append(1)
         return rows
 
-    with ChunkWriter(tmp_path / "s", 2) as writer:
-        writer.write({"blob": "a" * 70_000, "more": [0]})
-        writer.write({"blob": "b", "more": [0]})
-    (batch,) = DataLoader(opened(tmp_path / "s"), 2, num_workers=1, collate_fn=changed)
-    assert batch == [{"blob": "a" * 70_000, "more": [0, 1]}, {"blob": "b", "more": [0]}]
+    (batch,) = DataLoader(late(tmp_path, [70_000, 1]), 2, num_workers=1, collate_fn=changed)
+    assert batch == [{"id": 0, "blob": "a" * 70_000, "more": [0, 1]}, {"id": 1, "blob": "b", "more": [0]}]
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tmp_path: Path) -> None:
-    directory = large(tmp_path / "s", [70_000, 70_000])
+    path, dataset = tmp_path / "chunk_00000.jsonl", late(tmp_path, [70_000, 70_000])
 
     def damaging(rows: list[Any]) -> list[Any]:
-        with open(directory / "chunk_00000.jsonl", "r+b") as file:
+        with open(path, "r+b") as file:
             os.pwrite(file.fileno(), b"!", 40_000)
         return rows
 
-    caught = raised(ChunkCorrupt, lambda: list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging)))
-    assert (caught.file, caught.row, caught.byte) == (str(directory / "chunk_00000.jsonl"), 0, 0)
+    caught = raised(ChunkCorrupt, list, DataLoader(dataset, 2, num_workers=1, collate_fn=damaging))
+    assert (caught.file, caught.row, caught.byte) == (str(path), 0, 0)
 
 
-def dataset(directory: Path, *given: Any, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, *given, **grouped({"dp_rank": 0, "dp_size": 1, "batch_size": 4} | options))
-
-
-def encode(row: dict[str, Any]) -> dict[str, Any]:
-    return {"id": row["id"], "x": as_tensor(row["x"]), "n": as_tensor(row["n"][0])}
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(
     "options",
     [{}, {"shuffle_window": 2}, {"shuffle_window": 20}, {"unit": 1}, {"cache": EncodeCache(memory_bytes=1 << 20)}],
     ids=str,
 )
 def test_every_order_gives_rows_with_their_arrays(options: dict[str, Any], tmp_path: Path) -> None:
-    found = dataset(produce(tmp_path, 40), **options)
+    found = open_rank(produce(tmp_path, 40), batch_size=4, **options)
     for epoch in range(2):
         found.set_epoch(epoch)
         one_by_one = [values(found[index]) for index in found.rank_indices]
@@ -367,51 +339,45 @@ def test_every_order_gives_rows_with_their_arrays(options: dict[str, Any], tmp_p
         assert [row for batch in batches for row in batch] == one_by_one
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_workers_send_arrays_that_can_be_written_to(tmp_path: Path) -> None:
-    one = dataset(produce(tmp_path, 8))
-    loader = DataLoader(one, batch_size=4, num_workers=1, collate_fn=list, multiprocessing_context=PICKLED)
-    rows = [row for batch in loader for row in batch]
+    one = open_rank(produce(tmp_path, 8), batch_size=4)
+    batches = loader(one, None, 1, batch_size=4, collate_fn=list, multiprocessing_context=PICKLED)
+    rows = [row for batch in batches for row in batch]
     assert [values(row) for row in rows] == expected(0, 8)
     for row in rows:
         row["x"][0] = 7
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_encoded_batches_are_tensors_made_without_a_warning(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        batches = list(DataLoader(dataset(produce(tmp_path, 8), encode), batch_size=4))
-    assert [batch["x"].tolist() for batch in batches] == [
-        [[number, -1] for number in range(at, at + 4)] for at in (0, 4)
-    ]
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "x": as_tensor(row["x"]), "n": as_tensor(row["n"][0])}
+
+    batches = list(DataLoader(open_rank(produce(tmp_path, 8), encode_fn=encode, batch_size=4), batch_size=4))
+    assert [batch["x"].tolist() for batch in batches] == [[[n, -1] for n in range(at, at + 4)] for at in (0, 4)]
     assert [batch["n"].dtype for batch in batches] == [torch.float16] * 2
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_steps_iterable_form_and_blend_give_arrays(tmp_path: Path) -> None:
     one, other = produce(tmp_path / "one", 8), produce_rows(tmp_path / "other", 8)
-    found = dataset(one, steps=[lazyshard.Filter(lambda row: int(row["x"][0]) % 2 == 0)])
+    found = open_rank(one, steps=[lazyshard.Filter(lambda row: int(row["x"][0]) % 2 == 0)])
     assert {values(row)[0] for row in found.__getitems__(list(range(4)))} == {0, 2}
-    assert [values(row) for row in LazyShardedStream(dataset(one))] == expected(0, 8)
-    blend = lazyshard.BlendedDataset([(dataset(one), 0.5), (dataset(other), 0.5)], num_samples=16, batch_size=4)
+    assert [values(row) for row in LazyShardedStream(open_rank(one))] == expected(0, 8)
+    blend = lazyshard.BlendedDataset([(open_rank(one), 0.5), (open_rank(other), 0.5)], num_samples=16, batch_size=4)
     rows = blend.__getitems__(list(range(16)))
     assert sorted(values(row) for row in rows if "x" in row) == expected(0, 8)
     assert sorted(row["id"] for row in rows if "x" not in row) == list(range(8))
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 1, arrays=True) as writer:
         bits = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy().view(lazyshard.BFLOAT16)
         writer.write({"x": np.arange(3), "b": bits})
-    row = dataset(tmp_path, batch_size=1)[0]
+    row = open_rank(tmp_path)[0]
     tensor, brain = as_tensor(row["x"]), as_tensor(row["b"])
     row["x"][0] = 9
     assert tensor.tolist() == [9, 1, 2]
-    # That of a read-only one is a copy.
     row["x"].flags.writeable = False
     as_tensor(row["x"])[0] = 5
     assert row["x"].tolist() == [9, 1, 2]
-    refusal_of(ValueError, "LateRow", dataset, tmp_path, encode_fn=LateRow)
+    refusal_of(ValueError, "LateRow", open_rank, tmp_path, encode_fn=LateRow)
     assert (brain.dtype, brain.tolist()) == (torch.bfloat16, [1.5, -2.0])

@@ -1,7 +1,13 @@
-"""The data set in DataLoader workers, forked and spawned: every sample once, own chunks only, one epoch for all."""
+"""The data set in DataLoader workers: every sample once, own chunks only, one epoch for all; orphans leave silently."""
 
 import copy
+import os
 import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,10 +22,13 @@ from lazyshard import LazyShardedDataset, LazyShardedStream
 from lazyshard.data import rank as shared
 from lazyshard.data.rank import EPOCH, SharedNumbers, Stats
 from lazyshard.data.settings import LayoutName
-from tests.data.programs import run_program
-from tests.data.runs import open_rank
-from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, ids, loader
-from tests.stream.streams import forked, produce
+from lazyshard.stream import StreamReader, waiting
+from lazyshard.stream.waiting import Parent
+from tests.data.programs import programs, run_program, start_program
+from tests.data.runs import open_rank, read
+from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, loader
+from tests.harness.processes.nursery import kill
+from tests.stream.streams import forked, produce, raised, wait_until
 
 
 def flat(batches: Any) -> list[int]:
@@ -33,12 +42,10 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_one_process(directory: Path, rank: int, dp: int, window: int) -> list[list[int]]:
-    """What a rank reads in three epochs."""
-    orders = []
+    dataset, orders = open_rank(directory, rank, dp, shuffle_window=window), []
     for epoch in range(3):
-        dataset = open_rank(directory, rank, dp, shuffle_window=window)
         dataset.set_epoch(epoch)
-        orders.append([dataset[index]["id"] for index in dataset.rank_indices])
+        orders += read([dataset])
     assert len({tuple(order) for order in orders}) == (3 if window else 1)
     return orders
 
@@ -63,7 +70,6 @@ def test_workers_see_the_epoch_that_is_set_and_open_no_file_of_another_ranks_chu
     assert {chunk for chunk in chunks if chunk < 12} == set(range(rank, 12, 3))
     # The tail is dealt row by row.
     assert chunks - set(range(12)) <= {12, 13}
-    # A seal and a data file each.
     assert 2 * dataset.stats().chunks_opened == len(opened.chunks())
 
 
@@ -89,6 +95,11 @@ def test_statistics_go_on_from_epoch_to_epoch(tmp_path: Path, persistent: bool) 
     dataset = open_rank(produce(tmp_path / "s", 8, 4), encode_fn=refuse_odd)
     assert dataset[0] == {"id": 0}
     assert dataset.stats()[:2] == (0, 1)
+    twin = copy.deepcopy(dataset)
+    twin[1]
+    # What was met before is not counted again.
+    flat(loader(twin, [0, 2, 3, 0], 2, batch_size=1))
+    assert twin.stats()[:2] == (1, 2)
     # One worker, which inherits the open chunk: a fresh one each epoch unless they persist.
     batches = loader(dataset, dataset.rank_indices, 1, batch_size=4, persistent_workers=persistent)
     met = []
@@ -96,13 +107,6 @@ def test_statistics_go_on_from_epoch_to_epoch(tmp_path: Path, persistent: bool) 
         flat(batches)
         met.append((dataset.stats().bad_samples, dataset.stats().chunks_opened))
     assert met == ([(2, 2)] * 3 if persistent else [(2, 2), (4, 3), (6, 4)])
-
-
-def test_what_the_parent_met_is_not_counted_again_by_its_workers(tmp_path: Path) -> None:
-    dataset = open_rank(produce(tmp_path / "s", 8, 4), encode_fn=refuse_odd)
-    dataset[1]
-    flat(loader(dataset, [0, 2, 3, 0], 2, batch_size=1))
-    assert dataset.stats()[:2] == (1, 1)
 
 
 def test_reports_of_the_workers_add_up_and_leave_the_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +123,6 @@ def test_reports_of_the_workers_add_up_and_leave_the_epoch_alone(monkeypatch: py
 
 
 def test_fork_of_a_process_with_threads_of_torch_makes_its_own(tmp_path: Path) -> None:
-    """In a process of its own, as nothing of torch's that takes threads can be used after it."""
     program = """
 import os, signal, torch
 torch.set_num_threads(2)
@@ -170,12 +173,125 @@ def test_workers_that_wait_for_rows_end_with_their_loader(
     monkeypatch.setattr(BaseProcess, "terminate", kill)
     stream = produce(tmp_path / "s", 8, end=False)
     length = None if iterable else 100
-    dataset: Any = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=2, max_total_samples=length)
-    given = {"dataset": LazyShardedStream(dataset)} if iterable else {"dataset": dataset, "sampler": range(100)}
-    options = {"num_workers": 2, "collate_fn": ids, "multiprocessing_context": method, "timeout": DEADLINE_S}
-    iterator: Any = iter(kind(**given, batch_size=2, **options))
+    dataset: Any = open_rank(stream, batch_size=2, max_total_samples=length)
+    source, sampler = (LazyShardedStream(dataset), None) if iterable else (dataset, range(100))
+    iterator: Any = iter(loader(source, sampler, 2, kind, batch_size=2, multiprocessing_context=method))
     taken = [next(iterator) for _ in range(4)]
     assert sorted(chain.from_iterable(taken)) == list(range(8))
     iterator._shutdown_workers()
     assert [worker.exitcode for worker in iterator._workers] == [0, 0]
     assert killed == []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not merely unreaped: nobody may be there to reap an orphan."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def waits(pid: int) -> bool:
+    try:
+        return any("inotify" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[int, list[int]]]:
+    program, told = "from tests.data.workers import main; main()", tmp_path / "told"
+    process = start_program(program, tmp_path / "s", *arguments, tmp_path / "said", folder=tmp_path, out=told)
+    workers: list[int] = []
+    try:
+        wait_until(lambda: told.exists() and told.read_text().count("\n") == 2, "two workers")
+        workers += map(int, told.read_text().split())
+        yield process, workers
+    finally:
+        kill(process)
+        for worker in workers:
+            if alive(worker):
+                kill(worker)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "used", "size", "rows", "trained"),
+    [
+        ("fork", "used", "2", 4, ["0", "0 1", "2 3"]),
+        ("spawn", "fresh", "2", 4, ["0 1", "2 3"]),
+        # With batches that nobody takes.
+        ("fork", "fresh", "8", 24, ["0 1"]),
+        # Killed before they begin.
+        ("fork", "early", "2", 4, []),
+        ("fork", "early-stateful", "2", 4, []),
+    ],
+)
+def test_workers_leave_too(tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]) -> None:
+    produce(tmp_path / "s", rows, end=False)
+    said = tmp_path / "said"
+    with training(tmp_path, method, used, size) as (process, workers):
+        if trained:
+            wait_until(lambda: f"{trained[-1]}\n" in said.read_text() and all(map(waits, workers)), "workers that wait")
+        assert all(map(alive, workers))
+        kill(process)
+        assert programs().reap(process, DEADLINE_S).status == -signal.SIGKILL
+        wait_until(lambda: not any(map(alive, workers)), "the workers have left")
+    assert said.read_text().splitlines() == trained
+
+
+@pytest.mark.full
+def test_wait_of_an_orphan_ends_in_an_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
+    timers: list[Any] = []
+    monkeypatch.setattr("threading.Timer", lambda *given: SimpleNamespace(start=lambda: timers.append(given)))
+    monkeypatch.setattr(Parent, "gone", lambda self: True)
+    reader.parent = Parent()
+    assert raised(SystemExit, reader.read, 2).code == 1
+    assert timers == [(1.0, os._exit, (1,))]
+    # And where a file that is published does not appear.
+    (tmp_path / "chunk_00000.jsonl").unlink()
+    raised(SystemExit, reader.read, 0)
+
+
+@pytest.mark.full
+def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_FOLLOW_S", 0.01)
+    monkeypatch.setattr(waiting, "_STUCK_S", 0.01)
+    reading, writing = os.pipe()
+
+    def train() -> None:
+        if os.fork() == 0:
+            Parent().follow()
+            os.write(writing, b"%d\n" % os.getpid())
+            lock = threading.Lock()
+            lock.acquire()
+            # As a worker whose sibling was killed with the lock of their queue.
+            lock.acquire()
+        time.sleep(DEADLINE_S)
+
+    training = os.fork()
+    if training == 0:
+        try:
+            train()
+        finally:
+            os._exit(0)
+    worker = int(os.read(reading, 20))
+    assert alive(worker)
+    os.kill(training, signal.SIGKILL)
+    os.waitpid(training, 0)
+    wait_until(lambda: not alive(worker), "the worker has left")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", [None, "multiprocessing", "thread"])
+def test_only_workers_have_a_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None) -> None:
+    worker = method and SimpleNamespace(id=0, worker_method=method)
+    # A training process may outlive the shell that started it.
+    monkeypatch.setattr(shared, "get_worker_info", lambda: worker)
+    # Nor is this one to end with the shell that started it.
+    monkeypatch.setattr(Parent, "follow", lambda self: None)
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 2), dp_rank=0, dp_size=1)
+    dataset.draw(0)
+    assert (dataset.reader.parent is not None) is (method == "multiprocessing")
+    assert pickle.loads(pickle.dumps(dataset)).reader.parent is None

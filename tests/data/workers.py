@@ -45,11 +45,14 @@ class RecordOpened:
         return [int(line) for path in self.directory.iterdir() for line in path.read_text().split()]
 
 
-def loader(dataset: Dataset[Any], sampler: Sequence[int], workers: int, **options: Any) -> DataLoader[Any]:
+def loader(
+    dataset: Dataset[Any], sampler: Sequence[int] | None, workers: int, kind: Any = DataLoader, **options: Any
+) -> DataLoader[Any]:
     waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
     # A data set of its own pickles as it is: nothing of the test goes to a spawned worker.
     arguments = {"sampler": sampler, "num_workers": workers, "collate_fn": ids, **waiting, **options}
-    return DataLoader(dataset, **arguments)
+    opened: DataLoader[Any] = kind(dataset, **arguments)
+    return opened
 
 
 def first_error(batches: DataLoader[Any]) -> Exception:
@@ -80,11 +83,6 @@ def even(row: Row) -> bool:
 def even_index(row: Row, index: int) -> bool:
     assert row["id"] == index
     return index % 2 == 0
-
-
-def uneven(row: Row) -> bool:
-    """Of chunks of three, all of every other one, and of the rest the first row."""
-    return bool(row["id"] // 3 % 2 == 0 or row["id"] % 3 == 0)
 
 
 def nothing(row: Row) -> bool:

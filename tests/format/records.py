@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired, encode, in_file, pack, parse_object
-from lazyshard.format.seal import Seal
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
 from lazyshard.part import Part
 from tests.stream.streams import raised
@@ -21,8 +21,6 @@ integers: Final = st.integers(-(2**63), 2**64 - 1)  # all that a row can hold
 
 
 def json_of(leaves: st.SearchStrategy[Any], keys: st.SearchStrategy[str], most: int) -> st.SearchStrategy[Any]:
-    """Lists and objects with so many of these values at the most."""
-
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
 
@@ -33,21 +31,24 @@ def changed(data: bytes, **values: Any) -> bytes:
     return orjson.dumps(orjson.loads(data) | values)
 
 
-def with_field(data: bytes, path: str, value: Any) -> Any:
-    """What the file says, with the field at a path like `parts.0.dp` replaced."""
+GONE: Final = object()
+
+
+def with_field(data: bytes, path: str, value: Any = GONE) -> Any:
+    """What the file says, with the field at a path like `parts.0.dp` replaced or gone."""
     values = orjson.loads(data)
     at = values
     *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     for step in parents:
         at = at[step]
     at[last] = value
+    if value is GONE:
+        del at[last]
     return values
 
 
 def without(data: bytes, field: str) -> bytes:
-    values = orjson.loads(data)
-    del values[field]
-    return orjson.dumps(values)
+    return orjson.dumps(with_field(data, field))
 
 
 def refusal(decode: Callable[[], object], error: type[FormatInvalid], file: str, field: str | None) -> FormatInvalid:
@@ -59,6 +60,8 @@ def refusal(decode: Callable[[], object], error: type[FormatInvalid], file: str,
 
 
 STREAM_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+DIGESTS: Final = (9796749203539134198, 8210857458222577632)
+"""XXH3 of `{"text":"one"}` and `{"text":"zwei ü"}`, each with its newline."""
 MAX_CHUNKS: Final = 10**15
 MAX_SAMPLES: Final = 2**62
 
@@ -86,7 +89,7 @@ class Record:
     file: str  # its name in the stream
     decode: Callable[..., Any]  # takes the bytes and the path for messages
     golden: bytes
-    value: Any  # what they say; None where it cannot be compared
+    value: Any  # what they say
     wrong: list[Wrong]
     values: st.SearchStrategy[Any]  # any such value that can be written
     newest: int = 1  # format
@@ -118,19 +121,16 @@ COUNTS: Final = [
 NO_STREAM_ID: Final = ["", "5f", "5f\n", 5, STREAM_ID.upper()]
 
 
+borders = st.lists(st.integers(1, 2**40), max_size=6, unique=True).map(sorted)
+skips = borders.map(lambda found: tuple(zip(found[::2], found[1::2], strict=False)))
+parts_of_runs = st.builds(
+    Part, st.integers(1, 2**20), st.integers(1, 2**62), draws, st.none() | draws, st.booleans(), skips, draws, draws
+)
+
+
 @st.composite
 def states(draw: st.DrawFn) -> RunState:
-    first_steps = sorted(draw(st.lists(draws, min_size=1, max_size=4)))
-    gaps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2**40)), max_size=3)
-    parts = []
-    for first_step in first_steps:
-        skip, at = [], 0
-        for gap, size in draw(gaps):
-            skip.append((at + gap, at + gap + size))
-            at += gap + size
-        dp, batch_size, epoch = draw(st.integers(1, 2**20)), draw(st.integers(1, 2**62)), draw(st.none() | draws)
-        trained = draw(st.booleans())
-        parts.append(Part(dp, batch_size, draw(draws), epoch, trained, tuple(skip), first_step, draw(draws)))
+    parts = sorted(draw(st.lists(parts_of_runs, min_size=1, max_size=4)), key=lambda part: part.first_step)
     unit = draw(st.integers(1, 2**20))
     return RunState(
         stream_id=draw(st.none() | st.just(STREAM_ID)),
@@ -158,11 +158,18 @@ def seals(draw: st.DrawFn) -> Seal:
     )
 
 
-def numbers(seal: Seal) -> list[Any]:
-    """The arrays of a seal, as they can be compared."""
-    arrays: list[Any] = [seal.offsets, seal.digests, seal.tokens]
-    arrays += [seal.arrays.offsets, seal.arrays.digests] if seal.arrays else []
-    return [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
+def plain(value: Any) -> Any:
+    """The same as it can be compared, which the arrays of a seal cannot be."""
+    if not isinstance(value, Seal):
+        return value
+    arrays: list[Any] = [value.offsets, value.digests, value.tokens]
+    arrays += [value.arrays.offsets, value.arrays.digests] if value.arrays else []
+    numbers = [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
+    return value.chunk, numbers, value.source, value.sealed_at
+
+
+def u64(*values: int) -> Any:
+    return np.array(values, np.uint64)
 
 
 CURSOR: Final = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
@@ -333,7 +340,7 @@ RECORDS: Final = {
         lambda data, *file: Seal.decode(data, 7, *file),
         b'{"format":1,"chunk":7,"samples":2,"bytes":34,"offsets":"AAAAAAAAAAAPAAAAAAAAACIAAAAAAAAA",'
         b'"xxh3":"9oaKxn4L9YfgN7nyWtPycQ==","tokens":"AwAAAAcAAAA=","source":{"in.jsonl":34},"sealed_at":1700000002.5}\n',
-        None,
+        Seal(7, u64(0, 15, 34), u64(*DIGESTS), np.array([3, 7], "<u4"), {"in.jsonl": 34}, 1700000002.5),
         [
             *integer("chunk", 0, MAX_CHUNKS),
             *integer("samples", 1, 100_000_000),
@@ -360,7 +367,7 @@ RECORDS: Final = {
         b'"xxh3":"AQAAAAAAAAACAAAAAAAAAA==","tokens":null,"arrays_bytes":16,'
         b'"arrays_offsets":"AAAAAAAAAAAQAAAAAAAAABAAAAAAAAAA","arrays_xxh3":"AwAAAAAAAAAEAAAAAAAAAA==",'
         b'"source":null,"sealed_at":1.5}\n',
-        None,
+        Seal(0, u64(0, 11, 20), u64(1, 2), sealed_at=1.5, arrays=SealedArrays(u64(0, 16, 16), u64(3, 4))),
         [
             *integer("arrays_bytes", 0, MAX_SAMPLES),
             *wrong("arrays_bytes", 24, expected="16, "),

@@ -16,7 +16,7 @@ from lazyshard.format.arrays import Kept, chunk_key, encode_sample, fill_row, pa
 from lazyshard.format.batch import check_lines, decode_pack, encode_encoded_pack, without_array_keys
 from lazyshard.format.records import check_encoding, differences
 from lazyshard.format.row import check_row, encode_row
-from tests.format.records import finite, integers, json_of
+from tests.format.records import json_of
 from tests.stream.streams import raised
 
 ROW: dict[str, Any] = {
@@ -248,18 +248,6 @@ def test_arrays_of_a_pack_lie_one_behind_the_other() -> None:
     text = '{"$array":["int16",[3],0]}{"$bytes":[6,0,null]}'
     looks_like_one = encoded({"text": text, "{": text, "numbers": [0, 1]}).line
     assert arrays.move_arrays(looks_like_one, 8) == looks_like_one
-
-
-values = json_of(
-    st.one_of(
-        *(st.none(), integers, finite, st.text(max_size=6)),
-        st.sampled_from(['{"$array":["int8",[1],0]}', '"$array":', "\\"]),
-        st.builds(np.arange, st.integers(0, 5), dtype=st.sampled_from([np.uint8, np.int32, np.float64])),
-        st.builds(np.zeros, st.tuples(st.integers(0, 2), st.integers(0, 3)), dtype=st.just(np.bool_)),
-    ),
-    st.sampled_from(["a", "{", '"']),
-    6,
-)
 
 
 def test_what_is_no_encoding_is_refused_and_differences_are_named() -> None:

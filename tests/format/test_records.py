@@ -4,7 +4,6 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from tests.format.records import (
     changed,
     integers,
     json_of,
-    numbers,
+    plain,
     refusal,
     with_field,
     without,
@@ -52,7 +51,7 @@ def test_bytes_are_pinned_and_unknown_fields_ignored(record: Record) -> None:
     for data in (record.golden, changed(record.golden, more={"a": [1]})):
         found = record.decode(data)
         assert written(found) == record.golden
-        assert record.value in (None, found)
+        assert plain(found) == plain(record.value)
 
 
 @every_record
@@ -77,7 +76,7 @@ def test_missing_field_is_refused_and_named(record: Record) -> None:
         data = without(record.golden, field)
         if field in record.optional:
             found = record.decode(data)
-            assert not record.value or found == record.decode(changed(record.golden, **{field: None}))
+            assert plain(found) == plain(record.decode(changed(record.golden, **{field: None})))
             continue
         caught = raised(record.error, record.decode, data)
         assert caught.file == record.file
@@ -97,28 +96,7 @@ def test_any_value_is_read_again(record: Record, data: st.DataObject) -> None:
     value = data.draw(record.values)
     found = record.decode(written(value))
     assert written(found) == written(value)
-    if isinstance(value, Seal):
-        assert numbers(found) == numbers(value)
-        assert (found.chunk, found.source, found.sealed_at) == (value.chunk, value.source, value.sealed_at)
-    else:
-        assert found == value
-
-
-@every_record
-@given(data=st.data())
-def test_mutated_bytes_and_fields_are_read_or_refused(record: Record, data: st.DataObject) -> None:
-    golden = record.golden
-    start = data.draw(st.integers(0, len(golden)))
-    end = data.draw(st.integers(start, min(len(golden), start + 4)))
-    piece = data.draw(st.binary(max_size=4) | st.sampled_from([b"-", b"9", b'"', b"[", b"null", b"1e999"]))
-    with suppress(FormatInvalid):
-        record.decode(golden[:start] + piece + golden[end:])
-    values = orjson.loads(golden)
-    for field in data.draw(st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=2)):
-        values[field] = data.draw(anything)
-    with suppress(FormatInvalid):
-        record.decode(orjson.dumps(values))
-    raised(FormatInvalid, record.decode, data.draw(st.binary()))
+    assert plain(found) == plain(value)
 
 
 @every_record
@@ -229,9 +207,6 @@ def test_what_is_no_object_is_refused_and_shown_in_short(data: bytes, shown: str
     assert found.startswith(shown) if shown.endswith("(") else found == shown
 
 
-ID = "0123456789abcdef" * 2
-
-
 def test_packed_numbers_are_little_endian_and_cannot_be_written_to() -> None:
     assert pack([1, 258], "<u8") == "AQAAAAAAAAACAQAAAAAAAA=="
     assert unpack(fields(a="AQAAAAAAAAACAQAAAAAAAA=="), "a", "<u8", 2).tobytes() == struct.pack("<2Q", 1, 258)
@@ -281,8 +256,8 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding
 EXAMPLE = DOCUMENT.partition("## A worked example")[2]
 
 
-def example(pattern: str) -> bytes:
-    found = re.search(pattern, EXAMPLE, re.MULTILINE)
+def example(pattern: str, text: str = EXAMPLE) -> bytes:
+    found = re.search(pattern, text, re.MULTILINE)
     assert found, pattern
     return found[1].encode()
 
@@ -318,9 +293,7 @@ def test_example_with_arrays_is_what_is_written() -> None:
     arrays = EXAMPLE.partition("### The same with arrays")[2]
 
     def shown(name: str) -> bytes:
-        found = re.search(rf"^{re.escape(name)} +(.*)$", arrays, re.MULTILINE)
-        assert found, name
-        return found[1].encode()
+        return example(rf"^{re.escape(name)} +(.*)$", arrays)
 
     row = {"id": 7, "input_ids": np.array([1, -2, 3], np.int32), "mel": np.array([[0, 0.5], [1, 1.5]], np.float16)}
     line, data = pack_row(row)

@@ -1,7 +1,6 @@
 """Lines that are refused or look like it, one by one and together; rows made of Python values; keys that come twice."""
 
 import enum
-import json
 import pickle
 import tracemalloc
 from dataclasses import dataclass
@@ -11,17 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import batch
-from lazyshard.format.batch import CheckedLines, check_lines
-from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
+from lazyshard.format.batch import check_lines
+from lazyshard.format.row import check_row, encode_row, has_duplicate_keys, parse_row
 from tests.format.records import finite, integers, json_of
+from tests.harness.fuzz.formats import check_batch
 from tests.stream.streams import raised
 
 TORN: Final = "ends in NUL bytes"
@@ -37,7 +35,6 @@ REFUSED: Final[list[tuple[bytes, int, str]]] = [
     (b'{"a":1} {"b":2}', 8, ""),
     (b'{"a":1},', 7, ""),
     (b'{"a":1}\n{"b":2}\n', 8, ""),
-    # Bytes are counted, not characters.
     ('{"é":}'.encode(), 6, ""),
     ('{"日本語":"\u00fc", "b":}'.encode(), 23, ""),
     ('{"😀":"😀"}x'.encode(), 15, ""),
@@ -150,7 +147,6 @@ ACCEPTED: Final[list[tuple[bytes, object]]] = [
     (b'{"a":1E+0000000000000000000022,"b":1e-0000000000000000000001}', {"a": 1e22, "b": 0.1}),
     (b'{"a":1e22,"b":0.00000000000000000000000001}', {"a": 1e22, "b": 1e-26}),
     (b'{"a":1.7976931348623157e308,"b":5e-324,"c":-0.0}', {"a": 1.7976931348623157e308, "b": 5e-324, "c": -0.0}),
-    # Unusual rows.
     (b"{}", {}),
     (b'{"a":1}\r\n', {"a": 1}),
     (b'{"a":1}\r', {"a": 1}),
@@ -176,17 +172,6 @@ def test_line_end_within_the_row_is_refused_for_publishing() -> None:
         caught = raised(RowInvalid, check_row, line)
         assert caught.byte == byte
         assert str(caught.reason).startswith("a line end within the row")
-
-
-@given(st.binary(), st.integers(0, 40), st.integers(0, 3))
-def test_any_bytes_are_read_or_refused_at_a_byte_within(piece: bytes, at: int, drop: int) -> None:
-    golden = '{"é":[1.5,-2,"\\n😀"],"b":{"c":null}}\n'.encode()
-    spoiled = golden[:at] + piece[:3] + golden[at + drop :]
-    for line in (spoiled, piece, b'{"a":' + piece + b"}", b'{"a":"' + piece + b'"}'):
-        try:
-            check_row(line)
-        except RowInvalid as error:
-            assert error.byte is not None and 0 <= error.byte <= len(line)
 
 
 NAN = float("nan")
@@ -275,7 +260,6 @@ def test_place_of_the_value_and_advice_are_told() -> None:
 @pytest.mark.parametrize(
     ("line", "twice"),
     [
-        (b'{"a":1,"a":1}\n', True),
         (b'{"a":[1,{"b":[{"c":1,"c":2}]}]}', True),
         (b'{"a":1,"a"\t:2}', True),
         (rb'{"a":1,"\u0061":2}', True),
@@ -309,67 +293,6 @@ def test_encoded_row_reads_back_the_same(row: dict[str, Any]) -> None:
     assert not has_duplicate_keys(line, row)
 
 
-class Pairs(list[tuple[str, Any]]):
-    """An object's members, any key any number of times."""
-
-
-KEYS = st.text(alphabet='ab:"\\{} \n', max_size=4)
-INNER = st.recursive(
-    st.integers(-5, 5) | KEYS | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(KEYS, inner), max_size=4).map(Pairs),
-    max_leaves=10,
-)
-
-
-def written(value: Any, colon: str, escaped: bool) -> str:
-    if isinstance(value, Pairs):
-        members = (f"{written(key, '', escaped)}{colon}{written(one, colon, escaped)}" for key, one in value)
-        return "{" + ",".join(members) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(written(item, colon, escaped) for item in value) + "]"
-    return json.dumps(value).replace(":", "\\u003a") if escaped else json.dumps(value)
-
-
-def comes_twice(value: Any) -> bool:
-    if isinstance(value, Pairs):
-        return len({key for key, _ in value}) < len(value) or any(comes_twice(one) for _, one in value)
-    return isinstance(value, list) and any(map(comes_twice, value))
-
-
-@given(st.lists(st.tuples(KEYS, INNER), max_size=4).map(Pairs), st.sampled_from([":", " :", "\t: "]), st.booleans())
-def test_keys_that_come_twice_are_found_in_any_text(row: Pairs, colon: str, escaped: bool) -> None:
-    line = written(row, colon, escaped).encode()
-    assert has_duplicate_keys(line, orjson.loads(line)) == comes_twice(row)
-
-
-def one_by_one(lines: list[bytes]) -> tuple[list[bytes], list[int], str | None]:
-    """The rows, those that name a key twice, and the refusal: what `check_line` says of each line."""
-    rows: list[bytes] = []
-    duplicates: list[int] = []
-    for index, line in enumerate(lines):
-        try:
-            row, parsed = check_line(line)
-        except RowInvalid as refused:
-            return rows, duplicates, f"{index}: {refused}"
-        if has_duplicate_keys(row, parsed):
-            duplicates.append(index)
-        rows.append(row)
-    return rows, duplicates, None
-
-
-def check_same(lines: list[bytes]) -> CheckedLines:
-    rows, duplicates, refused = one_by_one(lines)
-    found = check_lines(lines)
-    assert found.data == b"".join(rows)
-    assert len(found) == len(rows)
-    assert found.ends.tolist() == [len(b"".join(rows[: number + 1])) for number in range(len(rows))]
-    assert found.digests.tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
-    assert found.ends.dtype == found.digests.dtype == np.uint64
-    assert list(found.duplicates) == duplicates
-    assert (f"{found.refused.index}: {found.refused}" if found.refused else None) == refused
-    return found
-
-
 GOOD = b'{"id":1,"messages":[{"role":"user","content":"a: \\"b\\": c"}]}\n'
 
 ODD = [
@@ -400,27 +323,14 @@ ODD = [
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_line_among_others_is_taken_as_alone(odd: bytes) -> None:
     for place in (0, 31, 32, 69):
-        check_same([*[GOOD] * place, odd, *[GOOD] * (69 - place)])
+        check_batch([*[GOOD] * place, odd, *[GOOD] * (69 - place)])
 
 
 @given(lines=st.lists(st.sampled_from([GOOD, *ODD]), max_size=12), group=st.sampled_from([1, 2, 3, 32]))
 def test_any_lines_come_out_as_one_by_one(lines: list[bytes], group: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "_GROUP", group)
-        check_same(lines)
-
-
-TEXT = st.text(alphabet='ab:"\\\u003a \n09', max_size=12)
-VALUES = json_of(st.integers(-(2**66), 2**66) | TEXT | st.none() | finite, TEXT, 8)
-
-
-@given(
-    rows=st.lists(st.dictionaries(TEXT, VALUES, max_size=4), max_size=8),
-    separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " : ")]),
-    end=st.sampled_from(["\n", "\r\n"]),
-)
-def test_generated_rows_come_as_one_by_one(rows: list[dict[str, Any]], separators: tuple[str, str], end: str) -> None:
-    check_same([(json.dumps(row, separators=separators) + end).encode() for row in rows])
+        check_batch(lines)
 
 
 @pytest.mark.parametrize("end", ['"b":1e30}', '"b":1,"b":":"}'])
@@ -441,16 +351,18 @@ def test_long_number_across_windows_is_found(number: bytes, monkeypatch: pytest.
     for before in (0, 1, 7, 8, 15):
         for length in range(30, 80):
             line = b'{"a":"' + b"x" * length + b'","b":' + number + b"}\n"
-            found = check_same([b'{"c":"' + b"y" * before + b'"}\n', line])
-            assert (found.refused is None) is (b"." in number)
+            lines = [b'{"c":"' + b"y" * before + b'"}\n', line]
+            check_batch(lines)
+            assert (check_lines(lines).refused is None) is (b"." in number)
 
 
 def test_checked_lines_are_those_before_the_first_refusal_and_survive_the_way_out_of_a_worker() -> None:
-    assert len(check_same([])) == 0
     # The first, though another one is refused for a reason that is seen sooner.
-    found = check_same([GOOD] * 40 + [b'{"a":18446744073709551616}\n'] + [GOOD] * 40 + [b"{\n"])
-    assert found.refused is not None and found.refused.index == 40
+    for lines, rows in (([], 0), ([GOOD] * 40 + [b'{"a":18446744073709551616}\n'] + [GOOD] * 40 + [b"{\n"], 40)):
+        check_batch(lines)
+        assert len(check_lines(lines)) == rows
     found = check_lines([GOOD, b'{"a":1,"a":2}\n', b"{"])
+    assert found.ends.dtype == found.digests.dtype == np.uint64
     again = pickle.loads(pickle.dumps(found))
     assert (again.data, again.duplicates, again.refused.index) == (found.data, (1,), 2)
     assert again.digests.tolist() == found.digests.tolist()

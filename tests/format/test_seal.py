@@ -2,46 +2,15 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-import xxhash
 
 from lazyshard.format.records import pack
-from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SealedArrays, SourceRows, mixed_sources
-from tests.format.records import RECORDS, changed, numbers, refusal, without
-
-GOLDEN = RECORDS["seal"].golden
-DIGESTS = [9796749203539134198, 8210857458222577632]
-"""XXH3 of `{"text":"one"}` and `{"text":"zwei ü"}`, each with its newline."""
+from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SourceRows, mixed_sources
+from tests.format.records import RECORDS, changed, refusal
 
 
-def u64(*values: int) -> Any:
-    return np.array(values, np.uint64)
-
-
-def test_seal_is_written_and_read() -> None:
-    rows = [b'{"text":"one"}\n', '{"text":"zwei ü"}\n'.encode()]
-    assert [xxhash.xxh3_64_intdigest(row) for row in rows] == DIGESTS
-    value = Seal(7, u64(0, 15, 34), u64(*DIGESTS), np.array([3, 7], "<u4"), {"in.jsonl": 34}, 1700000002.5)
-    assert value.encode() == GOLDEN
-    seal = Seal.decode(GOLDEN, 7)
-    assert (seal.chunk, seal.samples, seal.size) == (7, 2, 34)
-    assert (seal.source, seal.sealed_at) == ({"in.jsonl": 34}, 1700000002.5)
-    assert numbers(seal) == [("uint64", [0, 15, 34]), ("uint64", DIGESTS), ("uint32", [3, 7])]
-    bare = changed(GOLDEN, tokens=None, source=None)
-    for data in (bare, without(without(GOLDEN, "tokens"), "source")):
-        assert numbers(Seal.decode(data, 7)) == [*numbers(seal)[:2], None]
-        assert Seal.decode(data, 7).source is None
-
-
-def test_seal_of_a_chunk_with_arrays_is_written_and_read() -> None:
-    golden = RECORDS["seal with arrays"].golden
-    value = Seal(0, u64(0, 11, 20), u64(1, 2), sealed_at=1.5, arrays=SealedArrays(u64(0, 16, 16), u64(3, 4)))
-    assert value.encode() == golden
-    found = Seal.decode(golden, 0)
-    assert numbers(found) == numbers(value)
-    assert found.arrays is not None and found.arrays.size == 16
-    data = changed(GOLDEN, offsets=pack([0, 35, 34], "<u8"))
+def test_row_that_ends_past_the_file_is_named() -> None:
+    data = changed(RECORDS["seal"].golden, offsets=pack([0, 35, 34], "<u8"))
     refused = refusal(lambda: Seal.decode(data, 7), RECORDS["seal"].error, "chunk_00007.jsonl.completed", "offsets")
     assert refused.actual == "row 1 from byte 35 to byte 34"
 

@@ -46,7 +46,6 @@ def test_values_are_plain_and_survive_json_and_pickle() -> None:
     # Lists that came back as tuples, and fields that are not known.
     parts = tuple(part | {"skip": tuple(map(tuple, part["skip"])), "later": 5} for part in values["parts"])
     assert RunState.from_dict(values | {"parts": parts, "later": [1]}, "f") == VALUE
-    # Nothing is shared with the state.
     values["parts"][2]["skip"][0][0] = 99
     values["parts"].clear()
     assert VALUE.to_dict() == orjson.loads(GOLDEN)
@@ -151,7 +150,6 @@ def test_shares_of_a_blend_are_those_of_what_comes_next() -> None:
     directories = {"a": "/data/a", "b": "/data/b"}
     assert blend_shares(state(3), directories) == (BlendShare("/data/a", 0.75, 3), BlendShare("/data/b", 0.25, 0))
     assert blend_shares(state(4), directories) == (BlendShare("/data/a", 0.5, 3), BlendShare("/data/b", 0.5, 1))
-    # Names are kept as they can be shown.
     shown = blend_shares(state(4), {"a": "/x/" + "y" * 500, "b": "\udc80\n"})
     assert [one.stream for one in shown] == ["y" * 400, "\\udc80\\n"]
     most = cursors.MAX_SHARES

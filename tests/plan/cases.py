@@ -1,7 +1,10 @@
 """What the properties are tried on: small streams and courses of every shape, the same ones in every run."""
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -10,13 +13,20 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Deal, Rules
 from tests.plan import oracle
 
+
+def megatron() -> Any:
+    """Megatron Core's own helpers, compiled."""
+    with warnings.catch_warnings():
+        # Of Transformer Engine, which is not there.
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("megatron.core.datasets.helpers", exc_type=ImportError)
+
+
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run under one number of lanes, and the end of its stream."""
-
     rules: Rules
     part: Part
     total: int
@@ -31,15 +41,13 @@ class Case:
     def lanes(self) -> list[list[int]]:
         return oracle.dealt(self.part.dp, self.rules.unit, 0, self.total)
 
+    def shuffled(self, epoch: int) -> list[list[int]]:
+        window, seed = self.rules.window, self.rules.seed
+        return [oracle.shuffled(lane, window, seed, epoch, number) for number, lane in enumerate(self.lanes())]
+
     def drawn(self, epoch: int) -> list[list[int]]:
-        """Return what each lane draws in `epoch`, by the oracle."""
-        part, rules = self.part, self.rules
-        lanes = self.lanes()
-        # A batch more may be wanting one sample in some lane only: then no lane draws it, as ranks train in lockstep.
-        length = min(map(len, lanes)) // part.batch_size * part.batch_size
-        return [
-            oracle.shuffled(lane, rules.window, rules.seed, epoch, number)[:length] for number, lane in enumerate(lanes)
-        ]
+        """Return what each lane draws in `epoch`, by the oracle: as many batches as all can, in lockstep."""
+        return oracle.ended(self.shuffled(epoch), self.part.batch_size, "drop")
 
 
 @st.composite

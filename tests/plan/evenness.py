@@ -1,6 +1,6 @@
-"""How even the steps of ranks are that read chunks dealt to them in order, and how far apart neighbours are drawn."""
+"""How even the steps of ranks are that read chunks dealt to them in order."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,3 @@ def evenness(costs: _Floats) -> Evenness | None:
     # In a step that costs nothing all are equal.
     ratios = np.divide(largest, means, out=np.ones_like(means), where=means > 0)
     return Evenness(len(costs), float(largest.sum() / means.sum()), float(ratios.mean()))
-
-
-def neighbours(samples: npt.NDArray[Any], positions: npt.NDArray[Any]) -> float:
-    """The mean distance in positions of those samples (lanes, positions) that are neighbours in the stream, or 0.0."""
-    order = np.argsort(samples, axis=None)
-    beside = np.diff(samples.ravel()[order]) == 1
-    apart = np.abs(np.diff(np.broadcast_to(positions, samples.shape).ravel()[order]))
-    return float(apart[beside].mean()) if beside.any() else 0.0

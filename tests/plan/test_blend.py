@@ -1,8 +1,6 @@
 """Blends: the rule draw by draw and its periodic table, against Megatron Core's own; weights that change."""
 
-import importlib
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, BlendTable, next_stream, shares, whole_parts
+from tests.plan.cases import megatron
 from tests.plan.oracle import turns
 from tests.stream.streams import refusal_of
 
 WEIGHTS = st.lists(st.floats(0.001, 1000), min_size=1, max_size=6)
+STEPS = st.integers(0, 60)
 PARTS = st.lists(st.integers(1, 12), min_size=1, max_size=20)
 
 DRAWS = 200_000
 
 
 def draw(weights: list[float], count: int) -> list[int]:
-    """The order by the rule itself, in floats."""
     of, drawn, order = shares(weights), [0] * len(weights), []
     for _ in range(count):
         stream = next_stream(of, drawn)
@@ -91,7 +90,6 @@ def test_weights_that_people_write_are_met_exactly() -> None:
         ([0.1, 0.2, 0.7], (1, 2, 7)),
         ([1e-3, 1.0], (1, 1000)),
         ([7.0], (1,)),
-        # A tiny one keeps one draw of a period.
         ([1.0, 1e-9], (16_383, 1)),
         ([1.0] * 20_000, (1,) * 20_000),
     ]
@@ -120,22 +118,17 @@ def test_what_cannot_be_is_refused() -> None:
     refusal_of(ValueError, r"period of 2 .* 3 streams", whole_parts, [1, 1, 1], 2)
 
 
-def megatron(weights: Any, count: int) -> tuple[Any, Any]:
-    """Streams and draws by Megatron Core's own helpers, compiled."""
-    with warnings.catch_warnings():
-        # Of Transformer Engine, which is not there.
-        warnings.simplefilter("ignore")
-        pytest.importorskip("megatron.core.datasets.helpers", exc_type=ImportError)
-        build = importlib.import_module("megatron.core.datasets.helpers").build_blending_indices
+def blended(weights: Any, count: int) -> tuple[Any, Any]:
+    """Streams and draws by Megatron's rule."""
     streams, draws = np.zeros(count, np.int16), np.zeros(count, np.int64)
-    build(streams, draws, np.array(weights), len(weights), count, False)
+    megatron().build_blending_indices(streams, draws, np.array(weights), len(weights), count, False)
     return streams, draws
 
 
 @pytest.mark.full
 def test_the_rule_is_megatrons() -> None:
     for weights in ([1.0], [0.5, 0.5], [0.3, 0.5, 0.2, 1e-3], [1.0, 2, 3, 4, 5, 6, 7]):
-        assert megatron(shares(weights), 20_000)[0].tolist() == draw(weights, 20_000)
+        assert blended(shares(weights), 20_000)[0].tolist() == draw(weights, 20_000)
 
 
 EXACT = [(1, 1), (1, 3), (3, 5), (5, 2, 1), (1, 2, 4, 9), (47, 10, 23, 28, 20), (1, 1022, 1)]
@@ -146,7 +139,7 @@ PEOPLES = [[0.8, 0.2], [0.2, 0.8], [0.5, 0.3, 0.2], [0.4, 0.3, 0.2, 0.1], [0.9, 
 @pytest.mark.parametrize("parts", [*filter(lambda one: sum(one).bit_count() == 1, EXACT), *map(whole_parts, PEOPLES)])
 def test_equal_to_megatron_where_its_floats_are_exact_and_for_weights_as_people_write_them(parts: Any) -> None:
     table = BlendTable(parts)
-    theirs = megatron(np.array(parts) / sum(parts), DRAWS)
+    theirs = blended(np.array(parts) / sum(parts), DRAWS)
     assert (np.array(table.streams(0, DRAWS)) == theirs[0]).all()
     assert [table.draw(position)[1] for position in range(0, DRAWS, 97)] == theirs[1][::97].tolist()
 
@@ -155,7 +148,7 @@ def test_equal_to_megatron_where_its_floats_are_exact_and_for_weights_as_people_
 def test_elsewhere_megatron_takes_another_of_equals_and_comes_back(weights: list[float]) -> None:
     parts = whole_parts(weights)
     period, count = sum(parts), DRAWS // sum(parts) * sum(parts)
-    ours, theirs = np.array(BlendTable(parts).streams(0, count)), megatron(np.array(parts) / period, DRAWS)[0][:count]
+    ours, theirs = np.array(BlendTable(parts).streams(0, count)), blended(np.array(parts) / period, DRAWS)[0][:count]
     assert (ours != theirs).any(), "floats do not round here: this belongs to the test above"
     errors, each = np.array(parts), np.array(parts)
     for at, stream in enumerate(theirs[: 20 * period].tolist()):
@@ -168,7 +161,6 @@ def test_elsewhere_megatron_takes_another_of_equals_and_comes_back(weights: list
 
 
 def listed(course: BlendCourse, count: int) -> list[tuple[int, int]]:
-    """Draws position by position, with a counter for each stream."""
     drawn, order = [0] * len(course.pieces[0].parts), []
     for position in range(count):
         piece = [one for one in course.pieces if one.first <= position][-1]
@@ -210,7 +202,6 @@ def test_weights_hold_from_their_step_on() -> None:
     assert schedule.pieces(20, 2) == (BlendPiece(0, (3, 1)), BlendPiece(40, (0, 1), 1))
     assert schedule.pieces(40, 2) == (BlendPiece(0, (0, 1)),)
     assert not schedule.constant
-    # The same weights once more are no change.
     constant = BlendSchedule([(0, (0.8, 0.2)), (7, (4, 1)), (9, (8, 2))])
     assert constant.constant
     assert constant.pieces(8, 3) == (BlendPiece(0, (4, 1)),)
@@ -237,11 +228,7 @@ def test_short_pieces_add_up_to_their_shares(points: Any, draws_per_step: int) -
         assert (np.abs(target - counts) <= len(counts)).all(), (step, target, counts)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=4),
-    st.integers(0, 60),
-    st.integers(1, 3),
-)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=4), STEPS, st.integers(1, 3))
 def test_to_go_on_after_a_step_is_to_go_on(weights: list[tuple[int, int]], step: int, draws_per_step: int) -> None:
     schedule = BlendSchedule([(13 * number, one) for number, one in enumerate(weights)])
     whole = BlendCourse(schedule.pieces(0, draws_per_step))

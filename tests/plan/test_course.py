@@ -16,6 +16,7 @@ from lazyshard.plan.course import Course, Draw, Place, Run
 from lazyshard.plan.deal import Rules
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
+from tests.stream.streams import refusal_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,6 @@ def samples_of(course: Course, lane: int, positions: range, total: int | None) -
 
 
 def rescaled(course: Course, dp: int, batch_size: int, draws: int) -> Course:
-    """The course with other lanes after so many draws of its current part."""
     ended = replace(course.current, draws=draws)
     if (dp, batch_size) == (course.dp, course.batch_size):
         return Course(course.rules, (*course.parts[:-1], ended))
@@ -88,7 +88,6 @@ def rescaled(course: Course, dp: int, batch_size: int, draws: int) -> Course:
 @pytest.mark.parametrize(
     ("rules", "parts", "total", "lanes"),
     [
-        # The documented example.
         (Rules(3), [Part(2, draws=4), Part(3, draws=4)], 60, "0 1 2 6, 3 4 5 9, 7 8 12 13, 10 15 16 17, 11 18 19 20"),
         (
             Rules(2, window=4, seed=1),
@@ -202,7 +201,6 @@ def test_places_lead_back_to_their_samples(chain: Chain) -> None:
             if (epoch, sample) in places:
                 assert found == places[epoch, sample]
             elif found is not None:
-                # Still to come, in the current part.
                 assert found.part == len(chain.parts) - 1 and found.position >= course.current.draws
                 assert course.draw(found.lane, found.position, total) == Draw(epoch, sample)
 
@@ -252,7 +250,6 @@ def test_what_is_carried_over_counts_as_one_window() -> None:
     assert stops == [[1, 5, 5, 5, 5, 9, 9], [1, 5, 5, 5, 5, 9, 9], [4, 4, 4, 4, 8, 8, 8]]
     # In batches of 2 one position more would have to be certain.
     assert Course(Rules(2, window=4), [Part(2, batch_size=2)]).window_stop(0, 5, None) == 8
-    # The epoch of 100 samples ends at 50.
     assert Course(Rules(2, window=4), [Part(2)]).window_stop(1, 49, 100) == 50
     assert Course(Rules(2), [Part(2)]).window_stop(1, 3, 100) == 50
 
@@ -282,7 +279,6 @@ def test_done_is_the_first_sample_that_is_still_kept_and_never_falls(case: Case)
 @given(cases(), st.integers(0, 30), st.integers(0, 40))
 def test_what_is_said_live_to_be_done_holds_after_the_end(case: Case, position: int, more: int) -> None:
     course = case.course()
-    # Everything up to the position was certain when it was drawn.
     certain = course.needed(position - 1) if position else 0
     live, total = course.done_before(position, None), certain + more
     assert 0 <= live <= certain
@@ -382,5 +378,4 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Excep
     assert [found.shape for found in PLAIN.draws(1, 4, 40)] == [(), ()]
     assert [found.dtype for found in PLAIN.draws(0, [], 40)] == [np.int64, np.int64]
     assert (SHORT.epoch_length(5), SHORT.leftover(5)) == (0, 5)
-    with pytest.raises(error, match=what):
-        make()
+    refusal_of(error, what, make)

@@ -1,9 +1,7 @@
 """Documents cut into sequences, as Megatron and fms-fsdp do, also window by window; samples put into packs."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from lazyshard.plan import sequences as planned
 from lazyshard.plan.sequences import Cut, Pack, Piece, Split, completed, make_sequences, pack_samples
+from tests.plan.cases import megatron
 from tests.stream.streams import refusal_of
 
 BOS, EOS = "<", ">"
@@ -26,13 +25,11 @@ def token(document: int, number: int) -> str:
 
 
 def framed(lengths: list[int], rule: Split) -> list[list[str]]:
-    """The documents as they are concatenated."""
     own = [[token(document, number) for number in range(length)] for document, length in enumerate(lengths)]
     return [[BOS] * (rule.bos is not None) + tokens + [EOS] * (rule.eos is not None) for tokens in own]
 
 
 def written(sequence: planned.SplitSequence) -> list[str]:
-    """The tokens of a sequence."""
     found = [BOS] * sequence.bos
     for piece in sequence.pieces:
         found += [BOS] * piece.bos
@@ -42,22 +39,12 @@ def written(sequence: planned.SplitSequence) -> list[str]:
 
 
 def texts(sequences: list[list[str]]) -> list[str]:
-    """The tokens in them that are neither BOS nor EOS."""
     return [token for tokens in sequences for token in tokens if token not in (BOS, EOS)]
 
 
 def moved(sequence: planned.SplitSequence, by: int) -> planned.SplitSequence:
-    """The same of documents so many further on."""
     pieces = (piece._replace(document=piece.document + by) for piece in sequence.pieces)
     return sequence._replace(pieces=tuple(pieces))
-
-
-def megatron() -> Any:
-    """Megatron Core's own helpers, compiled."""
-    with warnings.catch_warnings():
-        # Of Transformer Engine, which is not there.
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("megatron.core.datasets.helpers_cpp", exc_type=ImportError)
 
 
 def of_buffer(documents: list[list[str]], rule: Split) -> Iterator[list[str]]:
@@ -93,7 +80,6 @@ def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list
     first, left = make_sequences(before, rule)
     rest, end = make_sequences(before + more, rule, left)
     assert (first + rest, end) == whole
-    # Those that are done with need not be given again.
     kept, end_of_kept = make_sequences((before + more)[left.document :], rule, Cut(0, left.offset))
     assert [written(moved(one, left.document)) for one in kept] == [written(one) for one in rest]
     assert end_of_kept == (end.document - left.document, end.offset)

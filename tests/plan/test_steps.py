@@ -12,8 +12,9 @@ from lazyshard.part import Part
 from lazyshard.plan.course import AtEnd, Course, Ending
 from lazyshard.plan.deal import Rules
 from tests.plan import oracle
-from tests.plan.cases import PROPERTY
+from tests.plan.cases import PROPERTY, Case, cases
 from tests.plan.test_course import Chain, chains
+from tests.stream.streams import refusal_of
 
 
 def test_steps_of_the_documented_example_and_of_four_parts_one_of_them_skipped() -> None:
@@ -24,7 +25,6 @@ def test_steps_of_the_documented_example_and_of_four_parts_one_of_them_skipped()
     steps = Steps([PartSteps(0, 6, 2), PartSteps(3, 4, 2, trained=False), PartSteps(3, 3, 1), PartSteps(6, 4, 4)])
     places = [(0, 0, 2), (0, 2, 4), (0, 4, 6), (2, 0, 1), (2, 1, 2), (2, 2, 3), (3, 0, 4)]
     assert [steps.place(step) for step in range(7)] == [StepPlace(*one) for one in places]
-    # Not trained yet: if the run continues as it is.
     assert steps.place(7) == StepPlace(3, 4, 8)
     assert (steps.trained, steps.breaks(), steps.unknown) == (7, [], None)
     assert [steps.step_of(1, 0), steps.step_of(3, 3), steps.step_of(3, 4)] == [None, 6, 7]
@@ -38,7 +38,6 @@ def test_parts_that_do_not_know_their_steps_and_breaks_between_steps_are_named()
     assert steps.breaks() == []
     assert Steps([PartSteps(0, 6, 0)]).place(0) is None
     assert Steps([PartSteps(2, 6, 2), PartSteps(5, 4, 2), PartSteps(8, 0, 2)]).breaks() == [(0, 0, 2), (2, 7, 8)]
-    # Steps 5 and 6 are nobody's.
     assert Steps([PartSteps(0, 10, 2), PartSteps(7, 0, 2)]).place(5) is None
     assert Steps([PartSteps(0, 6, 4), PartSteps(2, 8, 4), PartSteps(4, 3, 4)]).ragged() == [0, 2]
     # Where steps end with epochs, the last one of an epoch is whole however short it is.
@@ -67,7 +66,6 @@ def batches(ending: Ending, at_end: AtEnd) -> list[list[int]]:
 
 
 def in_turn(lanes: list[list[int]]) -> list[int]:
-    """What lanes draw, position by position."""
     return [
         lane[position] for position in range(max(map(len, lanes), default=0)) for lane in lanes if position < len(lane)
     ]
@@ -86,19 +84,10 @@ def test_golden_of_the_documented_example_and_of_an_epoch_shorter_than_a_batch()
 
 
 @PROPERTY
-@given(
-    dp=st.integers(1, 5),
-    batch=st.integers(1, 4),
-    unit=st.integers(1, 4),
-    windows=st.integers(0, 2),
-    total=st.integers(0, 60),
-    epoch=st.integers(0, 3),
-)
-def test_batch_is_that_of_lists(dp: int, batch: int, unit: int, windows: int, total: int, epoch: int) -> None:
-    window = unit * windows
-    lanes = oracle.dealt(dp, unit, 0, total)
-    lanes = [oracle.shuffled(lane, window, 0, epoch, number) for number, lane in enumerate(lanes)]
-    course = Course(Rules(unit, window), [Part(dp, batch)])
+@given(cases(), st.integers(0, 3))
+def test_batch_is_that_of_lists(case: Case, epoch: int) -> None:
+    total, course, dp, batch = case.total, case.course(), case.part.dp, case.part.batch_size
+    lanes = case.shuffled(epoch)
     length = course.full_epoch_length(total)
     at_ends: list[AtEnd] = ["drop", "pad", "loop"]
     # At an epoch's beginning; and within a run over several, where its first position is drawn.
@@ -157,5 +146,4 @@ def test_every_sample_is_drawn_by_the_end_of_the_epoch_whatever_ranks_drew_befor
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        make()
+    refusal_of(ValueError, what, make)

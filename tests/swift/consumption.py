@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.format.state import BlendState
 from lazyshard.stream import read_cursor
 from lazyshard.stream.run_parts import course_of
 from lazyshard_swift.checkpoints import Position, load_position
@@ -122,7 +123,7 @@ def killed_at(training: Training, directory: Path, consumer: str, step: int) -> 
 
 def consumed_of_first(position: Position) -> int:
     """How many samples of the stream, or of the first one of a blend, were trained."""
-    return position.consumed if position.blend is None else position.blend.members[0].consumed
+    return position.blend.members[0].consumed if isinstance(position.blend, BlendState) else position.consumed
 
 
 def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int, epochs: int = 1) -> None:

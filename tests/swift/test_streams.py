@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lazyshard.format.state import BlendState
 from lazyshard.stream import read_cursor
 from tests.plan.oracle import split_owners
 from tests.swift.commands import ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
@@ -162,4 +163,4 @@ def test_blend_by_sizes_whose_streams_have_units_of_their_own_and_keep_them(tmp_
     step = max(batch.step for batch in second.batches)
     for number in (6, step):
         blend = position_of(tmp_path / "output" / f"checkpoint-{number}").blend
-        assert blend is not None and [member.unit for member in blend.members] == [2, 12]
+        assert isinstance(blend, BlendState) and [member.unit for member in blend.members] == [2, 12]

@@ -195,6 +195,8 @@ def _of_data(given: _Given) -> _Problems:
         yield "cached_dataset", "is encoded in advance, --sharded_lazy true reads a stream: omit it"
     if given("packing") and kind is not None:
         yield "packing", f"true with --rlhf_type {kind}: packs of a stream are for sft and pt; omit it"
+    if given("packing") and given("packing_strategy") not in (None, "binpack"):
+        yield "packing_strategy", f"{given('packing_strategy')} is for ms-swift's own packs: omit it"
     if given("truncation_strategy") == "split":
         yield "truncation_strategy", "split makes several samples of a row: split rows in the producer instead"
     if weights and weights != streams:

@@ -15,14 +15,14 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import orjson
 import torch.distributed as dist
 
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.records import in_file, parse_object, read, take
-from lazyshard.format.state import BLEND, BlendState, RunState
+from lazyshard.format.state import BLEND, KIND, BlendState, RunState, SequenceState
 from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, Part, integer, or_null, tuples
 from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory, sync_file
@@ -52,6 +52,7 @@ FOREIGN: Final = "first-row-"
 GROUPED: Final = "grouped"
 _FORMAT: Final = 2
 
+Inner: TypeAlias = BlendState | SequenceState  # the state of what the positions of a run consist of
 _T = TypeVar("_T")
 _held: dict[tuple[str, str], CursorOwner] = {}
 
@@ -76,7 +77,8 @@ class Position(Checked):
         layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
         epoch_samples: the length of an epoch as passed to ms-swift.
         skipped: what the run was told to exclude, as on the command line, in all its starts.
-        state: the course of the run, for a blend that of its positions; None if ms-swift's sampler sets the order.
+        state: the course of the run, for a blend that of its positions, for packs made during training that of the
+            packs, and `blend` is the state of what these consist of; None if ms-swift's sampler sets the order.
     """
 
     stream: _Text
@@ -95,7 +97,7 @@ class Position(Checked):
     saved_at: Annotated[float, NUMBER]
     skipped: Annotated[tuple[str, ...], _TEXTS] = ()
     state: RunState | None = None
-    blend: BlendState | None = None
+    blend: Inner | None = None
     grouping: Annotated[str | None, or_null(TEXT)] = None
 
     @property
@@ -126,10 +128,11 @@ def parse(data: bytes, file: str) -> Position:
             return position
         if found["format"] == 1:
             return _with_state(position, _only_part(position))
-        blend: BlendState | None = None
+        blend: Inner | None = None
         state, within = found.get("state"), "state"
-        if isinstance(state, dict) and state.get("kind") == BLEND:
-            blend, state, within = BlendState.from_dict(state, file), found.get("positions"), "positions"
+        if isinstance(state, dict) and (kind := state.get("kind")) in (BLEND, KIND):
+            blend = (BlendState if kind == BLEND else SequenceState).from_dict(state, file)
+            state, within = found.get("positions"), "positions"
         return _with_state(position, RunState.from_dict(state, file, within=within), blend)
     except (LazyShardError, ValueError) as cause:
         why = str(cause).removeprefix(f"{file}: ")
@@ -147,13 +150,13 @@ def _only_part(position: Position) -> RunState:
     return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
 
 
-def _with_state(position: Position, state: RunState, blend: BlendState | None = None) -> Position:
+def _with_state(position: Position, state: RunState, blend: Inner | None = None) -> Position:
     """Returns the position with its state. Raises ValueError if they contradict each other."""
     size, part = position.samples_per_chunk, state.parts[-1]
     for name, there, here in (
         ("stream_id", state.stream_id, stream_id_of(position.stream)),
         ("samples_per_chunk", state.samples_per_chunk, size),
-        ("consumed", (state if blend is None else blend).consumed, position.consumed),
+        ("consumed", (blend if isinstance(blend, BlendState) else state).consumed, position.consumed),
         ("consumed", state.consumed, position.consumed),
         ("dp", part.dp, position.dp_size),
         ("batch_size", part.batch_size, position.batch_size),

@@ -41,6 +41,7 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_
 from lazyshard_swift.ms_swift import is_megatron, notice
 from lazyshard_swift.run_plan import (
     BLENDED,
+    PACKED,
     SHOWN,
     RunPlan,
     Stream,
@@ -50,7 +51,7 @@ from lazyshard_swift.run_plan import (
     state_of,
     without,
 )
-from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data, open_validation, retired_chunks
+from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data, open_packs, open_validation, retired_chunks
 
 # How ms-swift's templates read an environment variable; its `get_env_args` converts the name to capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
@@ -62,6 +63,7 @@ _READ_BY_QWEN: Final = (
     "VIDEO_MAX_TOKEN_NUM MODEL_SEQ_LEN FORCE_QWENVL_VIDEO_READER"
 )
 _CACHE: Final = "sharded_lazy_encode_cache"
+_PACKED_ROWS: Final = 10_000  # Rows that are packed together: packs are 99.9 % full then
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
@@ -76,8 +78,10 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     apart = own | {"samples_per_chunk": None}
     held_out = tuple(_open_stream(args, directory, rank, apart) for directory in validation_streams(vars(args).get))
     streams, facts = _blended(args, streams, rank, own) if len(streams) > 1 else (streams, streams[0])
-    directories = [one.directory for one in (*streams, *held_out)]
-    encode = rows.encoders(directories, template, rows.encoder_of(args, template, most), most)
+    every = (*streams, *held_out)
+    if most is not None and not all(one.packed for one in every):
+        most, facts = None, _packed(args, every, len(streams), facts)
+    encode = rows.encoders([one.directory for one in every], template, rows.encoder_of(args, template, most), most)
     lengths, digest = None, None
     if getattr(args, "group_by_length", False):
         if is_megatron(args):
@@ -200,10 +204,14 @@ def _open_stream(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
         there, this = (f"{name} of {size} samples per chunk" for name, size in (agreed[1:3], what))
         why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem shared by all nodes?"
         raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=agreed.identity, actual=identity)
-    if agreed.samples and resume_checkpoint(args) is None:
+    packing, checkpoint = bool(getattr(args, "packing", False)), resume_checkpoint(args)
+    if checkpoint is None:
+        packed = (packing or agreed.samples > 0) and rows.has_packs(packing, reader)
+    else:
         # A resumed run need not open a chunk that it has trained; its rows are checked when they are read.
-        rows.check_packs(bool(getattr(args, "packing", False)), reader, agreed.samples)
-    return agreed._replace(directory=directory)
+        saved = checkpoints.load_position(checkpoint)
+        packed = packing and (saved is None or saved.stream != PACKED)
+    return agreed._replace(directory=directory, packed=packed)
 
 
 def check_retired(plan: RunPlan) -> None:
@@ -243,6 +251,20 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
     return streams, Stream(where, BLENDED, 1, found, True)
 
 
+def _packed(args: Any, streams: tuple[Stream, ...], count: int, rows_of: Stream) -> Stream:
+    """Returns the packs that are made of the rows of streams, as a stream whose samples are still to be counted."""
+    if packed := [one.directory for one in streams if one.packed]:
+        raise refused("packing", f"true: the rows of {packed[0]} are packs already, those of the other streams are not")
+    for name in ("sharded_lazy_shuffle_distance", "sharded_lazy_unit", "sharded_lazy_skip"):
+        if getattr(args, name) is not None:
+            raise refused(name, "counts rows, but packs made during training are dealt: omit it")
+    steps, epochs = progress_of(args, live=not all(one.ended for one in streams[:count]))
+    if count > 1 and (args.sharded_lazy_on_end == "repeat" or (epochs or 1) > 1):
+        option = "num_train_epochs" if steps is None else "sharded_lazy_on_end"
+        raise refused(option, "repeats a blend of rows that are packed during training: train one epoch, or one stream")
+    return Stream(rows_of.directory, PACKED, 1, rows_of.samples, steps is None)
+
+
 def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, grouping: str | None = None) -> RunPlan:
     """Decides how a stream or a blend is read. If steps set the length, removes epochs from Megatron's arguments."""
     checkpoint, megatron = resume_checkpoint(args), is_megatron(args)
@@ -254,12 +276,14 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     trained = None if steps is None else steps * global_batch
-    splits, several = shares_of(vars(args).get), len(streams) > 1
+    made = facts.identity == PACKED
+    splits, several = shares_of(vars(args).get), made or len(streams) > 1
     gaps = order_of_split(splits, "train").gaps
     own = [one._replace(samples=gaps.kept(0, one.samples)) for one in streams]
     kept = facts.samples if several else own[0].samples
-    layout, window = order_of(args, saved, facts._replace(samples=kept), rank.dp_size, trained)
-    units = [_unit_of(args, one, part, trained, layout, window, saved) for one in own]
+    usual = -(-_PACKED_ROWS // streams[0].samples_per_chunk) if made else 8 if facts.ended else 2
+    layout, window = order_of(args, saved, facts._replace(samples=kept), rank.dp_size, trained, usual)
+    units = [0 if made else _unit_of(args, one, part, trained, layout, window, saved) for one in own]
     streams = tuple(one._replace(unit=unit) for one, unit in zip(streams, units, strict=True))
     # The positions of a blend are dealt one by one; each stream has its own unit.
     size, unit = facts.samples_per_chunk, 1 if several else streams[0].unit
@@ -277,7 +301,7 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         ),
         grouping=grouping,
         streams=streams,
-        stopping=args.stopping_strategy if several else "first_exhausted",
+        stopping=args.stopping_strategy if len(streams) > 1 else "first_exhausted",
         total=facts.total,
         splits=splits,
         rank=rank,
@@ -288,7 +312,12 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         take_over=args.sharded_lazy_take_over,
         checkpoint=checkpoint,
         saved=saved,
+        pack_tokens=rows.packing_length(args) if made else None,
     )
+    if made and facts.ended:
+        waits = {"max_wait": args.sharded_lazy_max_wait}
+        kept = checkpoints.agree(open_packs(plan, (), waits).total() if checkpoints.is_first() else 0)
+        plan = replace(plan, total=kept)
     plan = replace(plan, epoch_samples=plan.epoch_length())
     if saved is not None:
         check_fits(saved, plan, str(checkpoint))
@@ -308,8 +337,13 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
     return plan
 
 
-def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, trained: int | None) -> tuple[str, int]:
-    """Returns layout and window: the checkpoint's, else by the arguments. Steps train at most `trained` samples."""
+def order_of(
+    args: Any, saved: Position | None, facts: Stream, ranks: int, trained: int | None, usual: int
+) -> tuple[str, int]:
+    """Returns layout and window: the checkpoint's, else by the arguments, else `usual`, if samples are shuffled.
+
+    Steps train at most `trained` samples.
+    """
     grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
     if saved is not None and (saved.layout == GROUPED) != grouped:
         was = "without --group_by_length true: omit it" if grouped else "with --group_by_length true: keep it"
@@ -320,15 +354,15 @@ def order_of(args: Any, saved: Position | None, facts: Stream, ranks: int, train
     if args.sharded_lazy_shuffle_distance is not None:
         asked = _window_of_distance(args.sharded_lazy_shuffle_distance, saved is None, facts, ranks, trained)
     shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
-    # Training starts once ranks * 2 chunks are published; 8 are cheap to keep open.
-    window = asked if asked is not None else 0 if facts.dealt or not shuffle else 2 if live else 8
+    # A live training starts once ranks * 2 chunks are published; 8 are cheap to keep open.
+    window = asked if asked is not None else 0 if facts.dealt or not shuffle else usual
     blocks = is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
     begun = saved is not None and bool(saved.window or saved.layout == "block")
     if facts.dealt and asked is None and shuffle and not begun:
         notice("the rows of the stream were dealt by cost, so they are read in order and not shuffled again")
         blocks = False
-    if blocks and len(args.dataset) > 1:
-        notice("--data_sharding true is ignored: each rank reads its own chunks of all streams, shuffled in windows")
+    if blocks and facts.identity in (BLENDED, PACKED):
+        notice("--data_sharding true is ignored: blends, and packs made during training, are shuffled in windows")
         blocks = False
     if saved is not None:
         if saved.layout == "block" and not blocks:

@@ -140,18 +140,19 @@ def encoder_of(args: Any, template: Any, most: int | None = None) -> RowEncoder:
     return RowEncoder(template, **row_options(args), keep_unused=not args.remove_unused_columns, packing_length=most)
 
 
-def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
-    """Refuses a stream of packs without ``--packing``, and other rows with it. The stream must have samples."""
-    wrong = None
+def has_packs(packing: bool, reader: StreamReader) -> bool:
+    """Returns whether the rows of a stream are packs, by one of them; waits for it. Refuses packs without packing."""
+    packed, samples = False, reader.wait_for(1).samples
     # Errors of the row itself are reported when it is read.
     with contextlib.suppress(LazyShardError):
         try:
             line = reader.line(0)
         except ChunkRetired:
             line = reader.line(samples - 1)
-        wrong = _mismatch(decode_pack(parse_row(line)) is not None, packing)
-    if wrong is not None:
-        raise refused("packing", f"and --dataset {reader.directory}: {wrong}")
+        packed = samples > 0 and decode_pack(parse_row(line)) is not None
+    if packed and not packing:
+        raise refused("packing", f"and --dataset {reader.directory}: {_mismatch(packed, packing)}")
+    return packed
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:

@@ -23,19 +23,22 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_name
 from lazyshard.stream import Published, run_parts
-from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, stream_id_of
+from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Inner, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed
+from lazyshard_swift.packs import Packs
 
 SHOWN: Final = 20  # Maximum number of streams whose share is logged
 BLENDED: Final = f"{FOREIGN}blend"
-"""The identity of every blend, as its streams and weights may change."""
+PACKED: Final = f"{FOREIGN}packs"
+"""The identities of every blend, as its streams and weights may change, and of all packs made during training."""
 
 
 class Stream(NamedTuple):
     """A stream, or all positions of a blend, as seen when the ranks start; only the directory may differ between ranks.
 
     `identity` is the id in its manifest, or a digest of its first row; rows that were `dealt` by cost are read in
-    order. `unit` is the number of consecutive samples that a rank is dealt, 0 until it is decided.
+    order. `unit` is the number of consecutive samples that a rank is dealt, 0 until it is decided. With ``--packing``,
+    `packed` rows are packs already.
     """
 
     directory: str
@@ -46,6 +49,7 @@ class Stream(NamedTuple):
     dealt: bool = False
     weight: float = 1.0
     unit: int = 0
+    packed: bool = False
 
     @property
     def total(self) -> int | None:
@@ -74,7 +78,8 @@ class RunPlan(Position):
         global_batch: samples of a step, over all ranks.
         index_offset: added to the trainer's indices to get those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch.
-        blend_at: returns the state of a blend after a number of samples of the run; None for one stream.
+        blend_at: returns the state of a blend, or of `packs`, after a number of samples of the run; else None.
+        pack_tokens: the maximum number of tokens of the packs that are made during training: the samples of the run.
     """
 
     state: RunState
@@ -92,7 +97,9 @@ class RunPlan(Position):
     saved: Position | None
     index_offset: int = 0
     one_pass: bool = False
-    blend_at: Callable[[int], BlendState] | None = None
+    blend_at: Callable[[int], Inner] | None = None
+    pack_tokens: int | None = None
+    packs: Packs | None = None
 
     @property
     def blended(self) -> bool:
@@ -120,6 +127,9 @@ class RunPlan(Position):
 
     def end(self, consumed: int, published: Sequence[Published]) -> tuple[str, str]:
         """Returns what has ended and what was not trained, for the log, after `consumed` samples of the run."""
+        if self.packs is not None:
+            left, samples = max(0, self.packs.last - consumed), sum(seen.samples for seen in published)
+            return f"{self.directory} has ended with {samples} samples", f"; not trained: {left} packs" if left else ""
         # A run ends if its next step would draw past the end of a stream.
         now, then = self._trained(consumed), self._trained(consumed + self.global_batch)
         given = zip(self.streams, published, now, then, strict=True)
@@ -136,9 +146,9 @@ class RunPlan(Position):
         return f"{name} has ended with {seen.samples} samples", untrained
 
     def _trained(self, consumed: int) -> list[int]:
-        if self.blend_at is None:
+        state = None if self.blend_at is None else self.blend_at(consumed)
+        if not isinstance(state, BlendState):
             return [consumed]
-        state = self.blend_at(consumed)
         return [state.members[state.names.index(one.name)].consumed for one in self.streams]
 
     def draws_left(self) -> int | None:
@@ -171,8 +181,10 @@ class RunPlan(Position):
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> Iterator[tuple[str, Cursor]]:
         """Yields the cursor of each directory once a position is durable; `others` may also be resumed from."""
+        if self.packs is not None:
+            newest, *others = map(self.packs.rows_at, (newest, *others))
         places = {one.name: one.directory for one in self.streams}
-        blend = () if newest.blend is None else blend_shares(newest.blend, places)
+        blend = blend_shares(newest.blend, places) if isinstance(newest.blend, BlendState) else ()
         # In all other cases another epoch, or another evaluation, may follow.
         ends = self.stop_at_end and self.stopping == "first_exhausted" and self.splits is None
         for one in self.streams:
@@ -183,6 +195,9 @@ class RunPlan(Position):
                 done = chunks_done(known, one.total) if ends and len(known) == len(states) else 0
             rules, consumed = (self.state, newest.consumed) if state is None else (state, state.consumed)
             plan = {"dp_size": self.dp_size, "unit": rules.unit, "window": rules.window, "seed": self.seed}
+            if self.packs is not None:
+                # Their rows are drawn as by one rank, which does not show what the ranks have trained.
+                plan, state = {"dp_size": self.dp_size}, None
             made = stream_id_of(one.identity), consumed, done, plan | {"batch_size": self.batch_size}
             yield one.directory, Cursor(self.consumer, *made, time.time(), state, blend=blend)
 
@@ -209,7 +224,7 @@ class RunPlan(Position):
 
 def state_of(position: Position | None, name: str) -> RunState | None:
     """Returns the state of a stream, by its name in a blend, at a position; None if it was not trained."""
-    if position is None or position.blend is None:
+    if position is None or not isinstance(position.blend, BlendState):
         return None if position is None else position.state
     blend = position.blend
     return blend.members[blend.names.index(name)] if name in blend.names else None
@@ -221,7 +236,10 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     Ranks, micro batch and steps may differ, unless ms-swift's sampler sets the order.
     """
     there, this, anew = position.directory, now.directory, "start over on this one from the weights alone"
-    if (position.blend is None) != (now.stream != BLENDED):
+    if (position.stream == PACKED) != (now.stream == PACKED):
+        kind = "packs made" if position.stream == PACKED else "no packs that are made"
+        raise not_resumed(checkpoint, f"it was trained on {kind} during training: keep --packing", there, this)
+    if (position.stream == BLENDED) != (now.stream == BLENDED):
         kind = "the stream in" if position.blend is None else "a blend of"
         raise not_resumed(checkpoint, f"it was trained on {kind} {there}: use the same --dataset", there, this)
     option = "--group_by_length" if position.layout == GROUPED else "--data_sharding"

@@ -21,19 +21,21 @@ import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, Dataset
 
-from lazyshard import BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
+from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
-from lazyshard.format.state import BlendState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, read_retired
 from lazyshard_swift import checkpoints, errors
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
 from lazyshard_swift.ms_swift import changed, notice
+from lazyshard_swift.packs import Packs
 from lazyshard_swift.rows import Encode, EncodedRows
 from lazyshard_swift.run_plan import SHOWN, RunPlan, Stream, order_of_split
 
-Data: TypeAlias = LazyShardedDataset | BlendedDataset
+Rows: TypeAlias = LazyShardedDataset | BlendedDataset
+Data: TypeAlias = Rows | Packs
 Lengths: TypeAlias = npt.NDArray[np.uint32]
 Options: TypeAlias = dict[str, Any]  # keyword arguments of the data set of one stream
 
@@ -47,7 +49,7 @@ _SAVE_S: Final = 1800.0  # Time for a rank that has given up to save a checkpoin
 
 def open_data(
     streams: Sequence[Stream], rank: Rank, encode: Sequence[Encode], order: Order, own: Options, **whole: Any
-) -> Data:
+) -> Rows:
     """Opens a stream or a blend, with options `own` for each stream and `whole` for all; without encoders, raw rows."""
     pairs, blended = [], len(streams) > 1
     # Layout and steps are set on the blend, all else on each stream.
@@ -61,9 +63,16 @@ def open_data(
     return BlendedDataset(pairs, order=shared, **whole) if blended else pairs[0][0]
 
 
+def open_packs(plan: RunPlan, encode: Sequence[Encode], own: Options) -> Packs:
+    """Opens the packs that are made of the rows of the plan's streams."""
+    whole = {"stopping": plan.stopping} if plan.blended else {}
+    source = open_data(plan.streams, Rank(0, 1), encode, order_of_split(plan.splits, "train"), own, **whole)
+    return Packs(source, plan, own.get("bad_rows", BadRows()))
+
+
 def members(data: Data) -> tuple[LazyShardedDataset, ...]:
     """Returns the data sets of the streams."""
-    return data.datasets if isinstance(data, BlendedDataset) else (data,)
+    return (data,) if isinstance(data, LazyShardedDataset) else data.datasets
 
 
 class Validation(ConcatDataset[Any]):
@@ -207,7 +216,8 @@ class TrainStream(Dataset[Any]):
             whole["stopping"] = plan.stopping
             steps = plan.state.parts[-1].draws_per_step // plan.batch_size
             order = replace(order, micro_batches_per_step=steps or None)
-        asked = open_data(plan.streams, plan.rank, (), order, own, **whole)
+        made = plan.pack_tokens is not None
+        asked: Data = open_packs(plan, (), own) if made else open_data(plan.streams, plan.rank, (), order, own, **whole)
         # Workers read ahead of the training without a deadline: the gate enforces it.
         own, read_by = own | {"max_wait": float("inf"), "consumer": plan.consumer}, plan.rank
         if plan.layout == checkpoints.GROUPED:
@@ -215,7 +225,8 @@ class TrainStream(Dataset[Any]):
             own["consumer"], read_by = None, Rank(0, 1)
         if plan.layout != "strided":
             order, whole["num_samples"] = replace(order, layout="block"), plan.epoch_samples
-        self._dataset = open_data(plan.streams, read_by, encode, order, own, **whole)
+        read = open_packs(plan, encode, own) if made else open_data(plan.streams, read_by, encode, order, own, **whole)
+        self._dataset: Data = read
         for dataset in members(self._dataset):
             dataset.reader.quiet = True
         _load_state(plan, self._dataset, asked)
@@ -224,6 +235,8 @@ class TrainStream(Dataset[Any]):
             # Positions count from the start of the plan's current part; the blend's own part may start elsewhere.
             shift = (plan.course.consumed_before - asked.consumed_before) // plan.dp_size
             plan = replace(plan, blend_at=asked._state_after)
+        elif isinstance(asked, Packs):
+            asked._warns, plan = checkpoints.is_first(), replace(plan, blend_at=asked.state_after, packs=asked)
         self.plan = plan
         self._offset = plan.index_offset + shift * plan.dp_size
         self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
@@ -232,7 +245,7 @@ class TrainStream(Dataset[Any]):
         """Excludes what only the main process uses: the gate, the validation data, and the lengths, for samplers."""
         own = ("gate", "validation", "_lengths")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
-        return state | {"plan": replace(self.plan, blend_at=None)}
+        return state | {"plan": replace(self.plan, blend_at=None, packs=None)}
 
     def __len__(self) -> int:
         """The length of an epoch for ms-swift, over all ranks."""
@@ -260,7 +273,9 @@ class TrainStream(Dataset[Any]):
             shown.append(f"{which} ({one.samples} samples published, {state})")
         shown += [f"and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else []
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
-        if plan.layout != "strided":
+        if isinstance(data, Packs):
+            order = f"packs of at most {plan.pack_tokens} tokens of the rows of {data.window} chunks"
+        elif plan.layout != "strided":
             order = f"{'grouped by length' if plan.layout == checkpoints.GROUPED else 'shuffled'} by ms-swift's sampler"
         elif plan.unit != plan.samples_per_chunk:
             order = f"dealt in units of {plan.unit} samples, {order}"
@@ -278,13 +293,17 @@ class TrainStream(Dataset[Any]):
         # The gate reads it again, and handles errors.
         with contextlib.suppress(LazyShardError, OSError):
             published = sum(self.plan.kept(one.samples) for one in self.gate.published())
+            if self.plan.packs is not None:
+                notice(f"trained {consumed} packs; {published} samples are published")
+                return
             more = ", in several epochs" if consumed > published else ""
             notice(f"trained {consumed} of {published} published samples{more}")
 
     def log_cache(self) -> None:
         """Logs, at the end of a training, how many samples of this rank were cached, if there is a cache."""
         if self._cache is not None:
-            stats = [dataset.stats() for dataset in members(self._dataset)]
+            data = self._dataset
+            stats = [one.stats() for one in ((data,) if isinstance(data, Packs) else members(data))]
             encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
             left = sum(one.not_cached for one in stats)
             more = f"; {left} of the encoded ones could not be cached" if left else ""
@@ -299,7 +318,7 @@ class TrainStream(Dataset[Any]):
         # If the run is complete, no sample follows, and the first one may be deleted.
         with contextlib.suppress(ChunkRetired):
             self.gate.published()
-            ready = data.ready if isinstance(data, BlendedDataset) else data._space().ready
+            ready = data._space().ready if isinstance(data, LazyShardedDataset) else data.ready
             return self[index] if ready(index + self._offset) else None
         return None
 
@@ -319,7 +338,7 @@ class TrainStream(Dataset[Any]):
         if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
             why = f"it is at sample {consumed}, but the stream ends at {total}: was it truncated, or repeated?"
             raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
-        for dataset in members(self.gate.data) if plan.layout == "strided" else ():
+        for dataset in members(self.gate.data) if plan.layout == "strided" and plan.packs is None else ():
             _check_present(dataset, plan.stop_at_end)
 
 
@@ -345,8 +364,8 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
     """Loads the plan's state into the data sets, unless the run is new."""
     goes_on = plan.layout == "strided" and (plan.saved is not None or plan.skipped)
-    begun: RunState | BlendState | None = plan.state if goes_on else None
-    if plan.blended:
+    begun: RunState | checkpoints.Inner | None = plan.state if goes_on else None
+    if plan.blended or plan.pack_tokens is not None:
         begun = None if plan.saved is None else plan.saved.blend
     try:
         for data in datasets:

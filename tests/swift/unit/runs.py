@@ -15,7 +15,7 @@ from lazyshard.part import Part
 from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Position, save_position
 from lazyshard_swift.ms_swift import is_megatron
-from lazyshard_swift.opening import decide, open_train_stream, read_lengths
+from lazyshard_swift.opening import _packed, decide, open_train_stream, read_lengths
 from lazyshard_swift.run_plan import RunPlan, Stream
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
@@ -42,7 +42,7 @@ _BOTH = DEFAULTS | {
     **{"sharded_lazy": True, "dataset": ["/one"], "output_dir": "/runs/one", "data_seed": 42, "max_length": 512},
     **{"train_dataloader_shuffle": True, "ddp_timeout": 18_000_000, "remove_unused_columns": True},
     **dict.fromkeys(("save_strategy", "eval_strategy"), "steps"),
-    **dict.fromkeys(("group_by_length", "strict"), False),
+    **dict.fromkeys(("group_by_length", "strict", "packing"), False),
     **dict.fromkeys(("num_train_epochs", "columns")),
 }
 
@@ -123,7 +123,8 @@ def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     found, lengths = facts_of(directory), None
     if args.group_by_length:
         _, lengths = read_lengths(found, {}, sampler_of(is_megatron(args)))
-    return decide_one(args, found, Rank(rank, dp), lengths)
+    samples = _packed(args, (found,), 1, found) if args.packing else found
+    return decide(args, (found,), samples, Rank(rank, dp), lengths)
 
 
 def sampler_of(megatron: bool) -> Any:

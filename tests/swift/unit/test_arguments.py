@@ -238,6 +238,7 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
         )
     ),
     ("packing", {"packing": True, "rlhf_type": "dpo"}),
+    ("packing_strategy", {"packing": True, "packing_strategy": "sequential"}),
     *((name, {"split_dataset_ratio": 0.01, name: True}) for name in ("group_by_length", "data_sharding")),
     ("predict_with_generate", {"split_dataset_ratio": 0.01, "predict_with_generate": True}),
     ("predict_with_generate", {"val_dataset": ["s3://bucket/stream"], "predict_with_generate": True}),

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import SkipSample
+from lazyshard.format.state import BlendState
 from lazyshard.stream import list_consumers, read_cursor
 from lazyshard.stream.listing import retire
 from lazyshard_swift import commands, rows
@@ -80,7 +81,7 @@ def test_each_stream_of_a_blend_is_split(tmp_path: Path) -> None:
     drawn = [stream[index]["id"] for index in range(2 * len(of(0, 20)))]
     assert set(drawn) <= set(of(0, 40))
     state = stream.plan.position(8, 8).blend
-    assert state is not None and [one.split for one in state.members] == [((7, 3), 0)] * 2
+    assert isinstance(state, BlendState) and [one.split for one in state.members] == [((7, 3), 0)] * 2
 
 
 def test_run_with_a_ratio_keeps_every_chunk_and_resumes_with_the_same_ratio(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from inspect import iscoroutinefunction
+from operator import methodcaller
 from typing import Any, Final, NamedTuple
 
 from torch import Generator
@@ -70,20 +73,18 @@ class Sharding:
     def count(self, total: int) -> int:
         """Returns how many elements this shard gets of `total`."""
         full, left = divmod(total, self.batch)
-        return full * len(self.own) + len(self.last(left, full > 0))
+        return full * len(self.own) + len(self.last(left, left))
 
-    def last(self, left: int, has_first: bool) -> list[tuple[bool, int]]:
+    def last(self, left: int, first: int) -> list[tuple[bool, int]]:
         """Returns what this shard gets of a last global batch of `left` elements that is not full.
 
-        For each element: whether it is taken from the first global batch (if there was one), and its place there.
+        For each element: whether it is taken from the first global batch, of `first` elements, and its place there.
         """
         if not left or self.drop_last:
             return []
         if not self.even_batches:
             return [(False, place) for place in self.own if place < left]
-        # Without a full batch before it, the last batch is also the first.
-        size = self.batch if has_first else left
-        return [(False, place) if place < left else (has_first, (place - left) % size) for place in self.own]
+        return [(False, place) if place < left else (True, (place - left) % first) for place in self.own]
 
 
 def streaming_shard(
@@ -128,9 +129,10 @@ def streaming_shard(
 
     Returns:
         A torch `IterableDataset` with `set_epoch`, `state_dict` and `load_state_dict`, and a length if `iterable` has
-        one. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` returns the
-        same order for any number of workers; a torch `IterableDataset`, including Hugging Face's, splits its elements
-        over the workers itself.
+        one. Without `transform` it has `map`, `filter`, `shuffle` and `batch` if `iterable` has them; each returns
+        a shard. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` returns
+        the same order for any number of workers; a torch `IterableDataset`, including Hugging Face's, splits its
+        elements over the workers itself.
 
     Raises ValueError: a number is out of range, or batches cannot be split evenly.
     """
@@ -153,7 +155,46 @@ class StreamingShard(IterableDataset[Any]):
         self._left_out = BadRowCount(BadRows(limit=None), instead="the result for another element is used instead")
         self._epoch: int | None = None
         # The position of the current pass, or of the next one if a state was loaded.
-        self._place, self._loaded = _PassPlace(), False
+        self._place, self._loaded, self._following = _PassPlace(), False, _PassPlace()
+        # Steps for the rows of this shard. After a step for all rows, a state of Hugging Face's would lose some.
+        self._steps: tuple[tuple[str, methodcaller], ...] = ()
+        self._rereads = False
+
+    def __getattr__(self, name: str) -> Callable[..., StreamingShard]:
+        """Returns `map`, `filter`, `shuffle` or `batch`, if the iterable has it and no `transform` is given.
+
+        Of a Hugging Face `IterableDataset` without a format, a `map` of single rows and `batch` apply to the rows of
+        this shard. All else applies to all rows, so that all shards have the same length. If they may differ
+        (`even_batches=False`), a `filter` after `map` applies to the rows of this shard.
+        """
+        own = name in ("map", "filter", "shuffle", "batch") and self._transform is None and hasattr(self.iterable, name)
+        if not own or (name != "map" and "batch" in dict(self._steps)):
+            raise AttributeError(f"{type(self).__name__} has no {name}", name=name)
+        return lambda *args, **options: self._chained(name, args, options)
+
+    def _chained(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> StreamingShard:
+        source, steps, call = self.iterable, self._steps, methodcaller(name, *args, **options)
+        kind, seedless = type(source).__module__, not args and options.get("seed") is options.get("generator") is None
+        if name == "shuffle" and seedless and kind.startswith("datasets."):
+            raise ValueError("shuffle without a seed gives each shard another order: give all shards the same seed")
+        given = {option for option, value in options.items() if value}
+        of_one = given <= {"function", "input_columns", "remove_columns", "fn_kwargs"} and len(args) < 2
+        of_one = of_one and not iscoroutinefunction((*args, options.get("function"))[0])
+        # A filter of the rows of one shard makes its length differ from those of the others.
+        uneven = bool(steps) and not (self.sharding.even_batches or self.sharding.drop_last)
+        own = name == "batch" or (of_one and (name == "map" or (name == "filter" and uneven)))
+        if own and kind == "datasets.iterable_dataset" and getattr(source, "_formatting", None) is None:
+            steps = (*steps, (name, call))
+        elif "batch" in dict(steps):
+            raise ValueError("after batch, map takes a function of one batch, and no batched, with_indices or features")
+        else:
+            # Whether rows are shuffled before or after a step for one row makes no difference.
+            for _, step in steps if name != "shuffle" else ():
+                source = step(source)
+            source, steps = call(source), steps if name == "shuffle" else ()
+        shard = StreamingShard(source, self.sharding)
+        shard._steps, shard._rereads = steps, self._rereads or source is not self.iterable
+        return shard
 
     def __len__(self) -> int:
         """Elements of this shard. Raises TypeError if the iterable has no length."""
@@ -173,29 +214,61 @@ class StreamingShard(IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the current pass: after what it has returned, in this process."""
         settings = {"format": _FORMAT, **asdict(self.sharding), "turn": list(self._turn())}
-        return {**settings, **self._place._asdict(), "epoch": self._epoch}
+        ended = self._place.handed_out == len(self.sharding.own) and self._following.batches == self._place.batches + 1
+        place = self._following if ended else self._place
+        return {**settings, **place._asdict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass continue from a state.
 
-        An iterable that has `state_dict` and `load_state_dict` is set to its position; any other is read from the
-        start. Raises StateInvalid: not a state; StateMismatch: of another shard, other settings or another worker.
+        An iterable that has `state_dict` and `load_state_dict` is set to its position, unless the chain has a step for
+        all rows; any other is read from the start. A state of another number of shards is that of each of them if all
+        have returned the same whole global batches. Raises StateInvalid: not a state; StateMismatch: within a global
+        batch of another number of shards, of another shard, other settings or another worker.
         """
         own = self.state_dict()
+        state = {"start": 0, **state} if isinstance(state, dict) else state
         if not isinstance(state, dict) or set(state) != set(own) or state["format"] != _FORMAT:
             raise StateInvalid(f"expected a state of streaming_shard, format {_FORMAT}, found {state!r:.200}")
+        free, place = {"epoch", *_PassPlace._fields}, _PassPlace(*(state[name] for name in _PassPlace._fields))
+        if state["shards"] != self.sharding.shards:
+            old = Sharding(**{name: state[name] for name in asdict(self.sharding)})
+            last, rest = divmod(place.handed_out, len(old.own))
+            if rest or self._turn()[1] > 1 or "filter" in dict(self._steps):
+                where = "after whole global batches, without a filter after map, and if no workers take them in turn"
+                raise StateMismatch(f"the state is of {old.shards} shards: {self.sharding.shards} can load it {where}")
+            # After the last global batch, `inner` is the iterable's state before it.
+            place = _PassPlace(0, 0, None if last else place.inner, place.start + (place.batches + last) * old.batch)
+            free |= {"shards", "index", "batch_size", "split_batches"}
         for name, value in own.items():
-            if name not in ("epoch", *_PassPlace._fields) and state[name] != value:
+            if name not in free and state[name] != value:
                 mine = f"this shard has {name}={value!r}; use the settings with which the state was saved"
                 raise StateMismatch(f"the state is of {name}={state[name]!r}, {mine}")
         if state["epoch"] is not None:
             self.set_epoch(state["epoch"])
-        self._place, self._loaded = _PassPlace(*(state[name] for name in _PassPlace._fields)), True
+        self._place, self._loaded, self._following = place, True, place
 
     def __iter__(self) -> Iterator[Any]:
         """Begins a pass: from the start, or from the state that was just loaded."""
         self._place, self._loaded = self._place if self._loaded else _PassPlace(), False
-        return self._filled(self._pass(self._place))
+        elements = self._filled(self._pass(self._place))
+        return self._made_of(elements) if self._steps else elements
+
+    def _made_of(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Yields what Hugging Face makes of rows by `_steps`; the position moves when it is returned."""
+        library = sys.modules[type(self.iterable).__module__]
+        made: Any = library.IterableDataset(library.ExamplesIterable(lambda: enumerate(rows), {}))
+        for _, step in self._steps:
+            made = step(made)
+        place = self._place
+        try:
+            # Unlike `__iter__`, `iter` does not split rows over workers.
+            for result in made.iter(batch_size=1):
+                place = self._place
+                yield {name: value for name, (value,) in result.items()}
+        except (Exception, KeyboardInterrupt, SystemExit):
+            self._place = place
+            raise
 
     def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
         """Yields the results of elements; a skipped element's place gets the result of the next one."""
@@ -242,41 +315,43 @@ class StreamingShard(IterableDataset[Any]):
 
     def _pass(self, place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
         """Yields the elements of this shard and their positions; the caller sets `_place` when it returns them."""
-        rules, (turn, turns), (batches, handed_out, inner) = self.sharding, self._turn(), place
+        rules, (turn, turns), (batches, handed_out, inner, start) = self.sharding, self._turn(), place
         completes = rules.even_batches and not rules.drop_last
         reading: Any = self.iterable
         generator = getattr(reading, "generator", None)
         if self._epoch is not None and not hasattr(reading, "set_epoch") and isinstance(generator, Generator):
             generator.manual_seed(self._epoch)
         elements = iter(reading)
-        first = _take(elements, rules.batch, range(rules.batch))[0] if batches and completes else {}
-        if batches and inner is not None:
+        passed = start + batches * rules.batch
+        first = _take(elements, rules.batch, range(rules.batch))[0] if passed and completes else {}
+        if passed and inner is not None:
             # Use a copy if possible: Hugging Face's would restart there in each pass of the same epoch.
             with contextlib.suppress(Exception):
                 reading = copy.deepcopy(reading)
             reading.load_state_dict(inner)
             elements = iter(reading)
         else:
-            passed = (batches - bool(first)) * rules.batch
-            next(itertools.islice(elements, passed, passed), None)
+            # With other shards before, it may begin within the first global batch.
+            elements = itertools.islice(itertools.chain(list(first.values()), elements), passed, None)
         while True:
             mine = batches % turns == turn
             wanted = range(rules.batch) if completes and not first else rules.own if mine else range(0)
             batch, found = _take(elements, rules.batch, wanted)
             if completes and not first:
                 first = batch
+            resumable = not self._rereads and hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
+            following = _PassPlace(batches + 1, 0, reading.state_dict() if resumable else None, start)
+            self._following = place if found < rules.batch else following
             if mine:
                 places = [(False, at) for at in rules.own]
                 if found < rules.batch:
-                    places = rules.last(found, batches > 0)
+                    places = rules.last(found, len(first))
                 for begun, at in places[handed_out:]:
                     handed_out += 1
-                    yield (first if begun else batch)[at], _PassPlace(batches, handed_out, inner)
+                    yield (first if begun else batch)[at], _PassPlace(batches, handed_out, inner, start)
             if found < rules.batch:
                 return
-            resumable = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
-            batches, handed_out, inner = batches + 1, 0, reading.state_dict() if resumable else None
-            self._place = _PassPlace(batches, 0, inner)
+            batches, handed_out, inner, _ = self._place = following
 
     def _turn(self) -> tuple[int, int]:
         """Returns the number of this worker, and how many workers take global batches in turn."""
@@ -292,6 +367,8 @@ class _PassPlace(NamedTuple):
     batches: int = 0
     handed_out: int = 0
     inner: Any = None
+    # Elements before the first of these global batches, which were dealt to another number of shards.
+    start: int = 0
 
 
 def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:

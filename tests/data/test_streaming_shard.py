@@ -16,7 +16,10 @@ from lazyshard import streaming_shard
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
 from tests.stream.streams import raised, refusal_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # Hugging Face's torch format
+]
 
 
 def resumed(opened: Callable[[], Any], taken: int) -> tuple[list[Any], Any]:
@@ -220,3 +223,218 @@ def test_elements_of_other_shards_are_not_kept() -> None:
     assert sum(1 for _ in streaming_shard(Elements(), 10, 3, batch_size=2, drop_last=True)) == 20
     # Its own of a global batch of 20 and of the next one, and what passes by.
     assert len(counts) == 200 and max(counts) <= 8
+
+
+def hugging_face(total: int = 23, files: int = 1) -> Any:
+    datasets = pytest.importorskip("datasets")
+    columns = {"id": list(range(total)), "text": [f"row {number}" for number in range(total)]}
+    return datasets.Dataset.from_dict(columns).to_iterable_dataset(num_shards=files)
+
+
+TOKENIZED: list[int] = []
+
+
+def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+    TOKENIZED.append(row["id"])
+    return {"tokens": [row["id"]] * 3}
+
+
+def labelled(row: dict[str, Any]) -> dict[str, Any]:
+    row["labels"] = row["tokens"][1:]
+    return row
+
+
+def is_kept(row: dict[str, Any], divisor: int = 3) -> bool:
+    return row["id"] % divisor != 0
+
+
+def counted(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"n": [len(rows["id"]), sum(rows["id"])]}
+
+
+CHAINS: dict[str, Callable[[Any], Any]] = {
+    "of the feature request": lambda rows: rows.map(tokenize).map(labelled).filter(is_kept),
+    "filter first": lambda rows: rows.filter(is_kept, fn_kwargs={"divisor": 4}).map(tokenize, remove_columns="text"),
+    "shuffle last": lambda rows: rows.map(tokenize).map(labelled, remove_columns=["tokens"]).shuffle(5, buffer_size=4),
+    "shuffle first": lambda rows: rows.shuffle(seed=0, buffer_size=4).map(function=tokenize).filter(is_kept),
+    "columns": lambda rows: rows.map(lambda one, more: {"id": one + more}, input_columns="id", fn_kwargs={"more": 7}),
+    "several rows": lambda rows: rows.map(counted, batched=True, batch_size=4, remove_columns=["id", "text"]),
+    "row numbers": lambda rows: rows.map(tokenize).map(lambda row, at: {"at": at}, with_indices=True),
+    "torch": lambda rows: rows.map(lambda row: {"next": row["id"] + 1}).filter(is_kept).batch(2),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"strided": True}])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_deals_what_hugging_face_makes_of_all_rows(name: str, options: dict[str, Any]) -> None:
+    source = hugging_face().with_format("torch") if name == "torch" else hugging_face()
+    everything = list(CHAINS[name](source))
+    for index in range(3):
+        shard = CHAINS[name](streaming_shard(source, 3, index, 2, **options))
+        assert repr(list(shard)) == repr(list(streaming_shard(everything, 3, index, 2, **options)))
+
+
+def test_a_map_is_called_for_the_rows_of_a_shard_only_and_a_filter_after_it_if_shards_may_differ_in_length() -> None:
+    def calls(chain: Callable[[Any], Any], **options: Any) -> list[list[int]]:
+        found = []
+        for index in range(4):
+            TOKENIZED.clear()
+            rows = list(chain(streaming_shard(hugging_face(40), num_shards=4, index=index, **options)))
+            found.append([row["id"] for row in rows])
+            assert {*found[-1]} <= {*TOKENIZED}
+            assert len(TOKENIZED) == expected
+        return found
+
+    expected = 10
+    assert calls(lambda rows: rows.map(tokenize))[1] == [*range(1, 40, 4)]
+    kept = calls(CHAINS["of the feature request"], even_batches=False)
+    assert [len(one) for one in kept] == [6, 7, 7, 6]
+    assert sorted(itertools.chain(*kept)) == [number for number in range(40) if number % 3]
+    # With shards of equal length, a filter after the map needs all of its results, and one before it none.
+    expected = 40
+    assert {len(one) for one in calls(CHAINS["of the feature request"])} == {7}
+    expected = 7
+    assert {len(one) for one in calls(lambda rows: rows.filter(is_kept).map(tokenize))} == {7}
+
+
+def test_batches_are_of_the_rows_of_a_shard() -> None:
+    def opened(index: int, size: int, **options: Any) -> Any:
+        rows = streaming_shard(hugging_face(24), 2, index, 4).map(tokenize)
+        return rows.batch(size, **options).map(lambda batch: {"least": min(batch["id"])}, remove_columns="text")
+
+    whole = [list(opened(index, 4)) for index in range(2)]
+    unsharded = hugging_face(24).map(tokenize).batch(4)
+    assert [batch for pair in zip(*whole, strict=True) for batch in pair] == list(
+        unsharded.map(lambda batch: {"least": min(batch["id"])}, remove_columns="text")
+    )
+    assert [batch["id"] for batch in opened(1, 5)] == [[4, 5, 6, 7, 12], [13, 14, 15, 20, 21], [22, 23]]
+    assert [batch["least"] for batch in opened(0, 5, drop_last_batch=True)] == [0, 9]
+    raised(ValueError, lambda: opened(0, 4).map(tokenize, batched=True))
+    assert [hasattr(opened(0, 4), name) for name in ("map", "filter", "shuffle", "batch")] == [True, *[False] * 3]
+
+
+class Doubling:
+    """A data set with a `map` of its own and none of the other methods."""
+
+    def __init__(self, *functions: Callable[[int], int]) -> None:
+        self.functions = functions
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(9):
+            for function in self.functions:
+                number = function(number)
+            yield number
+
+    def map(self, function: Callable[[int], int]) -> "Doubling":
+        return Doubling(*self.functions, function)
+
+
+def test_a_chain_has_the_methods_of_its_source() -> None:
+    def methods(shard: Any) -> list[str]:
+        return [name for name in ("map", "filter", "shuffle", "batch", "take") if hasattr(shard, name)]
+
+    assert methods(streaming_shard(hugging_face(), 2, 0)) == ["map", "filter", "shuffle", "batch"]
+    assert methods(streaming_shard(Doubling(), 2, 0).map(lambda number: number * 2)) == ["map"]
+    assert list(streaming_shard(Doubling(), 2, 1).map(lambda number: number * 2)) == [2, 6, 10, 14, 0]
+    assert methods(streaming_shard(Shuffled(), 2, 0)) == methods(streaming_shard(range(9), 2, 0)) == []
+    raised(AttributeError, lambda: streaming_shard(Shuffled(), 2, 0).map(abs))
+    assert methods(streaming_shard(hugging_face(), 2, 0, transform=tokenize)) == []
+    raised(ValueError, streaming_shard(hugging_face(), 2, 0).shuffle, buffer_size=4)
+
+
+@pytest.mark.parametrize("options", [{}, {"even_batches": False}])
+@pytest.mark.parametrize("name", [*(name for name in CHAINS if name != "torch"), "batches"])
+def test_a_chain_goes_on_from_its_state(name: str, options: dict[str, Any]) -> None:
+    def opened() -> Any:
+        shard = streaming_shard(hugging_face(), 2, 1, 3, **options)
+        return shard.map(tokenize).batch(2) if name == "batches" else CHAINS[name](shard)
+
+    whole = list(opened())
+    for taken in range(len(whole) + 1):
+        elements, after = resumed(opened, taken)
+        assert elements + list(after) == whole
+        assert list(after) == whole
+
+
+def test_rows_of_which_a_step_failed_were_not_handed_out() -> None:
+    def fails(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"inverse": 1 / (batch["id"][0] - 4)}
+
+    shard = streaming_shard(hugging_face(8), 1, 0).batch(2).map(fails)
+    elements = iter(shard)
+    assert [next(elements)["id"], next(elements)["id"]] == [[0, 1], [2, 3]]
+    raised(ZeroDivisionError, lambda: next(elements))
+    after = streaming_shard(hugging_face(8), 1, 0).batch(2)
+    after.load_state_dict(shard.state_dict())
+    assert [batch["id"] for batch in after] == [[4, 5], [6, 7]]
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [*range(53)],
+    "with a state": lambda: Places(53),
+    "Hugging Face's": lambda: hugging_face(53),
+    "shuffled": lambda: hugging_face(53),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"even_batches": False}, {"drop_last": True}])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_other_numbers_of_shards_go_on_after_whole_global_batches(kind: str, options: dict[str, Any]) -> None:
+    def shards(number: int, size: int) -> list[Any]:
+        found: list[Any] = [streaming_shard(SOURCES[kind](), number, at, size, **options) for at in range(number)]
+        return [shard.shuffle(seed=1, buffer_size=9) for shard in found] if kind == "shuffled" else found
+
+    def dealt(passes: list[Any], size: int, batches: int = 53) -> list[Any]:
+        """The order of all shards in global batches: `size` elements of each in turn."""
+        rows = [row for _ in range(batches) for one in passes for row in itertools.islice(one, size)]
+        return [row["id"] if isinstance(row, dict) else row for row in rows]
+
+    whole = dealt([iter(shards(1, 1)[0])], 1)
+    assert sorted(whole) == [*range(53)]
+    for numbers in (((3, 2), (2, 4), (4, 3)), ((1, 5), (5, 4), (3, 2)), ((4, 3), (1, 5), (2, 4))):
+        done, states, passes, size = list[Any](), list[Any](), list[Any](), 0
+        for number, size in numbers:
+            now = shards(number, size)
+            for shard in now if states else ():
+                shard.load_state_dict(states[-1])
+            passes = [iter(shard) for shard in now]
+            done += dealt(passes, size, batches=1)
+            states = [shard.state_dict() for shard in now]
+            assert len({repr({**state, "index": 0}) for state in states}) == 1
+        assert done == whole[: len(done)]
+        rest, each = whole[len(done) :], len(passes) * size
+        if "drop_last" in options:
+            rest = rest[: len(rest) // each * each]
+        elif not options:
+            rest += whole[: -len(rest) % each]
+        assert dealt(passes, size) == rest
+
+
+def test_other_numbers_of_shards_go_on_in_workers() -> None:
+    def loader(number: int, index: int) -> Any:
+        shard = streaming_shard(hugging_face(48, files=2), number, index, 2).map(tokenize).batch(2)
+        return StatefulDataLoader(shard, None, num_workers=2)
+
+    def ids(batches: Iterator[Any]) -> list[int]:
+        return [number for batch in batches for number in batch["id"]]
+
+    before = [loader(2, index) for index in range(2)]
+    begun = [ids(itertools.islice(iter(one), 4)) for one in before]
+    after = [loader(4, index) for index in range(4)]
+    for one in after:
+        one.load_state_dict(before[0].state_dict())
+    assert sorted(itertools.chain(*begun, *(ids(iter(one)) for one in after))) == [*range(48)]
+
+
+def test_other_numbers_of_shards_are_refused_within_a_global_batch_and_after_a_filter_of_one_shard() -> None:
+    def state(rows: Any, taken: int) -> Any:
+        list(itertools.islice(iter(rows), taken))
+        return rows.state_dict()
+
+    other = streaming_shard(range(40), 3, 2, 2)
+    raised(StateMismatch, other.load_state_dict, state(streaming_shard(range(40), 2, 0, 2), 3))
+    other.load_state_dict(state(streaming_shard(range(40), 2, 0, 2), 4))
+    assert list(other)[:2] == [12, 13]
+    raised(StateMismatch, other.load_state_dict, state(streaming_shard(range(40), 2, 0, 2, strided=True), 4))
+    uneven = CHAINS["of the feature request"](streaming_shard(hugging_face(), 3, 0, even_batches=False))
+    raised(StateMismatch, uneven.load_state_dict, state(streaming_shard(hugging_face(), 2, 0, even_batches=False), 1))

@@ -16,6 +16,7 @@ from lazyshard.format.state import check_consumer
 from lazyshard.part import MOST_SHARES
 from lazyshard.plan.deal import UNIT_NAMES, check_field
 from lazyshard.store.files import check_place, is_url, stream_name
+from lazyshard.stream.listing import other_files
 from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.ms_swift import caution, is_megatron, notice
 
@@ -27,6 +28,8 @@ _TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "M
 
 _COLLECTIVE_SLACK_S: Final = 60.0  # Time for a rank that gives up to report it before its peers' collectives time out
 
+_FILES: Final = (".jsonl", ".json", ".csv", ".txt", ".parquet", ".arrow")  # which ms-swift reads
+
 _Problems: TypeAlias = Iterator[tuple[str, str]]
 _Given: TypeAlias = Callable[[str], Any]
 """`_Given` returns the value of an argument by its name; `_Problems` are names and what follows them in the message."""
@@ -36,7 +39,8 @@ class _Ours:
     """The added arguments; the paragraphs are their help.
 
     sharded_lazy: Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own chunks,
-    while they are still being produced, each sample exactly once. Several streams are blended by --interleave_prob.
+    while they are still being produced, each sample exactly once. Several streams, and ordinary data sets, are blended
+    by --interleave_prob. STREAM#N are the first N samples.
 
     sharded_lazy_samples_per_chunk: Rows of every chunk file. Required for directories that another program fills, which
     have no stream.json; otherwise checked against stream.json.
@@ -134,9 +138,46 @@ def check(args: Any) -> None:
     args.dataset = [os.path.expanduser(name) for name in names]
     check_combinations(args)
     # As ms-swift does with its own paths: args.json then records what was read, wherever the command was started.
-    args.dataset = [stream_name(name) for name in args.dataset]
+    args.dataset = [_absolute(name) for name in args.dataset]
     if validation := validation_streams(vars(args).get):
         args.val_dataset = [stream_name(name) for name in validation]
+
+
+def first_of(name: str) -> tuple[str, int | None]:
+    """Splits ``STREAM#N`` into the stream and N; without a number N is None.
+
+    >>> first_of("s3://bucket/chats#1000"), first_of("chats")
+    (('s3://bucket/chats', 1000), ('chats', None))
+    """
+    match = None if os.path.exists(name) else re.fullmatch(r"(.+)#([1-9]\d{0,17})", name)
+    return (name, None) if match is None else (match[1], int(match[2]))
+
+
+def place_of(name: str) -> str:
+    """Returns the path, or the name in a hub, of an ordinary data set that ms-swift knows as ``PLACE:SUBSET#N``."""
+    whole = re.sub(r"#\d+$", "", name)
+    return next((one for one in (name, whole) if os.path.exists(one)), re.sub(r"(?<!:):(?!:).*", "", whole))
+
+
+def is_ordinary(name: str) -> bool:
+    """Returns whether ms-swift loads an entry: a file, a directory of files, or a data set of a hub.
+
+    ``a/b`` is of a hub if no stream can appear there, since there is no directory ``a``.
+    """
+    place = place_of(name)
+    if is_url(name):
+        return False
+    if os.path.isdir(place):
+        # Hidden files may be those of a stream's producer, or of a hub's client.
+        return bool(other_files(one for one in os.listdir(place) if not one.startswith(".")))
+    if os.path.isfile(place) or place.endswith(_FILES) or name.startswith(("hf::", "ms::")):
+        return True
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", place) is not None and not os.path.isdir(os.path.dirname(place))
+
+
+def _absolute(name: str) -> str:
+    # The name of a data set of a hub is no path.
+    return name if is_ordinary(name) and not os.path.exists(place_of(name)) else stream_name(name)
 
 
 def validation_streams(given: _Given) -> list[str]:
@@ -169,18 +210,21 @@ def check_combinations(args: Any) -> None:
 def _of_dataset(given: _Given) -> _Problems:
     names = list(given("dataset") or [])
     if not any(names):
-        yield "dataset", "names no stream: --sharded_lazy true takes stream directories"
-    if len(set(map(stream_name, names))) != len(names):
+        yield "dataset", "names no stream: --sharded_lazy true takes stream directories and ordinary data sets"
+    if len({_absolute(name if is_ordinary(name) else first_of(name)[0]) for name in names}) != len(names):
         yield "dataset", f"{' '.join(names)}: a stream is given twice; give it once, with the sum of its weights"
     for name in names:
         if not name or "\0" in name:
             yield "dataset", "has an empty name or a name with a NUL character: give the paths of stream directories"
-        if "#" in os.path.basename(name) and (is_url(name) or not os.path.isdir(name)):
-            yield "dataset", f"{name}: '#' is for ordinary data sets; use --train_iters or --max_steps to train a part"
-        if os.path.isfile(name):
-            yield "dataset", f"{name} is a file: make a stream of it with `lazyshard-producer run --source {name} ...`"
+        if is_ordinary(name):
+            if (place := place_of(name)).endswith(_FILES) and not os.path.exists(place):
+                yield "dataset", f"{name}: there is no such file"
+            continue
+        directory, _ = first_of(name)
+        if "#" in os.path.basename(directory) and (is_url(directory) or not os.path.isdir(directory)):
+            yield "dataset", f"{name}: expected STREAM#N for its first N samples, with N from 1 on"
         try:
-            check_place(name)
+            check_place(directory)
         except StreamMissing as missing:
             yield "dataset", str(missing)
 

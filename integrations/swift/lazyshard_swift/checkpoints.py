@@ -350,9 +350,14 @@ def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
                 yield file.parent, position
 
 
+def run_folder(output_dir: str) -> Path:
+    """Returns the output folder of a run, the same for all its starts."""
+    path = Path(os.path.abspath(output_dir))
+    return path.parent if _VERSIONED.fullmatch(path.name) else path
+
+
 def consumer_name(output_dir: str) -> str:
     """Returns the name of a run's cursor, derived from its output folder, so that restarts keep it."""
-    path = Path(os.path.abspath(output_dir))
-    path = path.parent if _VERSIONED.fullmatch(path.name) else path
+    path = run_folder(output_dir)
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")[:64] or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import xxhash
 
 from lazyshard import BadRows, EncodeCache, LazyShardError, StreamReader
 from lazyshard.data.encode_cache import cache_place
-from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.run_state import is_dealt
-from lazyshard.errors import LengthUnknown, StreamMismatch, redact
+from lazyshard.errors import StreamMismatch, redact
 from lazyshard.format.records import Encoding
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
@@ -34,11 +30,12 @@ from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import is_url, list_names, stream_path
 from lazyshard.stream.listing import other_files
-from lazyshard_swift import checkpoints, ms_swift, rows
+from lazyshard_swift import arguments, checkpoints, ms_swift, rows
 from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of, shares_of, validation_streams
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
+from lazyshard_swift.errors import ResumeRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron, notice
+from lazyshard_swift.ordinary import spooled
 from lazyshard_swift.run_plan import (
     BLENDED,
     PACKED,
@@ -51,7 +48,15 @@ from lazyshard_swift.run_plan import (
     state_of,
     without,
 )
-from lazyshard_swift.stream import Lengths, Options, TrainStream, open_data, open_packs, open_validation, retired_chunks
+from lazyshard_swift.stream import (
+    Options,
+    TrainStream,
+    open_data,
+    open_packs,
+    open_validation,
+    read_lengths,
+    retired_chunks,
+)
 
 # How ms-swift's templates read an environment variable; its `get_env_args` converts the name to capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
@@ -82,6 +87,10 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     if most is not None and not all(one.packed for one in every):
         most, facts = None, _packed(args, every, len(streams), facts)
     encode = rows.encoders([one.directory for one in every], template, rows.encoder_of(args, template, most), most)
+    encode = tuple(
+        replace(one, prepared=stream.prepared) if isinstance(one, rows.RowEncoder) else one
+        for one, stream in zip(encode, every, strict=True)
+    )
     lengths, digest = None, None
     if getattr(args, "group_by_length", False):
         if is_megatron(args):
@@ -138,8 +147,8 @@ def encode_cache(args: Any, template: Any) -> EncodeCache:
     if getattr(template, "use_model", False):
         raise refused(_CACHE, "is not for a template that encodes with the model, which training changes: omit it")
     try:
-        for stream in (*args.dataset, *validation_streams(vars(args).get)):
-            cache_place(directory, stream)
+        for name in (*args.dataset, *validation_streams(vars(args).get)):
+            cache_place(directory, arguments.first_of(name)[0])
     except ValueError as cause:
         raise refused(_CACHE, f"{directory}: {cause}") from cause
     return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
@@ -156,7 +165,8 @@ def cache_facts(args: Any, template: Any) -> Encoding:
         # Plain attributes, in which templates keep their settings.
         "attributes": rows.digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
         "environment": rows.digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
-        "plugins": rows.digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
+        # A changed plugin may encode differently.
+        "plugins": rows.digest([rows.content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
     }
 
 
@@ -175,15 +185,10 @@ def _variables() -> frozenset[str]:
     return frozenset({*_READ_BY_QWEN.split(), *names, *map(str.upper, names)})
 
 
-def _content(name: str) -> str:
-    """Returns a digest of a plugin, since a changed plugin may encode differently."""
-    with contextlib.suppress(OSError):
-        return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
-    return name
-
-
-def _open_stream(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
+def _open_stream(args: Any, name: str, rank: Rank, own: Options) -> Stream:
     """Opens a stream, waiting for it if it is missing, and agrees on its facts with all ranks. A collective."""
+    prepared = checkpoints.agree(arguments.is_ordinary(name))
+    directory, limit = (spooled(args, name), None) if prepared else arguments.first_of(name)
     # An empty or missing directory may still become a stream.
     with contextlib.suppress(FileNotFoundError if is_url(directory) else OSError):
         if found := other_files(list_names(stream_path(directory))):
@@ -198,8 +203,9 @@ def _open_stream(args: Any, directory: str, rank: Rank, own: Options) -> Stream:
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     what = identity, reader.samples_per_chunk
+    stream = Stream(directory, *what, 0, False, is_dealt(reader), limit=limit, prepared=prepared)
     # Rank 0's view, so that a stream that ends right now has ended for all ranks or for none.
-    agreed = checkpoints.agree(Stream(directory, *what, published.samples, published.ended, is_dealt(reader)))
+    agreed = checkpoints.agree(stream.at(published))
     if agreed[1:3] != what:
         there, this = (f"{name} of {size} samples per chunk" for name, size in (agreed[1:3], what))
         why = f"rank 0 sees {there}, this rank {this}: is the directory on a filesystem shared by all nodes?"
@@ -296,7 +302,7 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         consumer=args.sharded_lazy_consumer or (saved.consumer if saved else consumer_name(args.output_dir)),
         saved_at=0.0,
         state=RunState(
-            *(stream_id_of(facts.identity), size, unit, span, seed, None, (part,), 0),
+            *(stream_id_of(facts.identity), size, unit, span, seed, facts.limit, (part,), 0),
             split=None if several else gaps.split,
         ),
         grouping=grouping,
@@ -431,44 +437,3 @@ def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan
     except ValueError as cause:
         raise refused("sharded_lazy_skip", f"{skip!r}: {cause}") from cause
     return replace(plan, state=state, skipped=(*done, *new))
-
-
-def _grouping_refused(why: str) -> SettingsRefused:
-    return refused("group_by_length", f"true: {why}")
-
-
-def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Lengths, str]:
-    """Returns the lengths of all samples by which the sampler sorts, of shape (samples,), and a digest.
-
-    The digest covers the lengths and the sampler's order of a few, and is the same on all ranks. A collective.
-    """
-    directory, parameters = stream.directory, inspect.signature(sampler).parameters
-    if "group_by_length" not in parameters:
-        raise _grouping_refused("not with the sampler of this ms-swift: omit it, or upgrade to a later ms-swift 4")
-    if not stream.ended:
-        raise _grouping_refused(f"{directory} is still being produced: wait for its end, or produce it with --balance")
-    if stream.dealt:
-        raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: omit it")
-    try:
-        tokens = lengths_by_sample(StreamReader(directory, **own), stream.samples)
-    except LengthUnknown as cause:
-        raise _grouping_refused(str(cause)) from cause
-    # The batches of a few samples in their second epoch show whether the installed sampler sorts as before.
-    few = [7 * number % 23 for number in range(400)]
-    both: dict[str, Any] = {"total_samples": len(few), "shuffle": True, "group_by_length": True}
-    if "data_sharding" in parameters:
-        # Megatron's; older ones take no seed.
-        both |= {"dataset": {"lengths": few}, "consumed_samples": len(few), "micro_batch_size": 4}
-        both |= {"data_parallel_rank": 0, "data_parallel_size": 2, "data_sharding": False}
-        made = sampler(**both, **({"seed": 42} if "seed" in parameters else {}))
-    else:
-        # As rank 0 of 1, so that the order is the same on all ranks.
-        alone = type("Alone", (sampler,), {"rank": 0, "world_size": 1})
-        made = alone(batch_size=4, drop_last=False, data_seed=42, lengths=few, **both)
-        made.set_epoch(1)
-    found = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
-    found.update(np.array(list(made), "<i8").tobytes())
-    if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
-        why = "rank 0 has different lengths: do the nodes have different versions of ms-swift, transformers or torch?"
-        raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
-    return tokens, mine

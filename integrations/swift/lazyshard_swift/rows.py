@@ -74,6 +74,8 @@ class RowEncoder:
     auto_columns: bool = True
     keep_unused: bool = False
     packing_length: int | None = None
+    # Whether ms-swift has preprocessed the rows, as those of an ordinary data set.
+    prepared: bool = False
     # Preprocessor and column names by the columns of a row: most rows of a stream have the same columns.
     _known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ class RowEncoder:
         from swift.template import MaxLengthError
 
         try:
-            return self.template.encode(self._standardise(row), return_length=True)
+            return self.template.encode(row if self.prepared else self._standardise(row), return_length=True)
         except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
 
@@ -381,6 +383,16 @@ def _tokenizer(template: Any) -> Any:
     rules = {name: value for name, value in parts if name not in ("padding", "truncation")}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     return {"rules": rules, "special": special, "chat": chat}
+
+
+def content(name: str) -> str:
+    """Returns a digest of a file; its name if it cannot be read."""
+    found = xxhash.xxh3_64()
+    with contextlib.suppress(OSError), open(name, "rb") as file:
+        while block := file.read(2**20):
+            found.update(block)
+        return found.hexdigest()
+    return name
 
 
 def digest(value: Any) -> str:

@@ -38,7 +38,8 @@ class Stream(NamedTuple):
 
     `identity` is the id in its manifest, or a digest of its first row; rows that were `dealt` by cost are read in
     order. `unit` is the number of consecutive samples that a rank is dealt, 0 until it is decided. With ``--packing``,
-    `packed` rows are packs already.
+    `packed` rows are packs already. With a `limit` the stream ends after so many samples. Rows of an ordinary data set
+    are `prepared`.
     """
 
     directory: str
@@ -50,6 +51,14 @@ class Stream(NamedTuple):
     weight: float = 1.0
     unit: int = 0
     packed: bool = False
+    limit: int | None = None
+    prepared: bool = False
+
+    def at(self, published: Published) -> Stream:
+        """Returns the stream with what is published, up to its limit."""
+        if self.limit is None or published.samples < self.limit:
+            return self._replace(samples=published.samples, ended=published.ended)
+        return self._replace(samples=self.limit, ended=True)
 
     @property
     def total(self) -> int | None:
@@ -60,6 +69,11 @@ class Stream(NamedTuple):
     def name(self) -> str:
         """The stream's name in the state of a blend."""
         return stream_id_of(self.identity) or stream_name(self.directory)
+
+    @property
+    def shown(self) -> str:
+        """The stream in messages."""
+        return self.directory if self.limit is None else f"{self.directory}#{self.limit}"
 
 
 def order_of_split(splits: tuple[int, int] | None, split: Literal["train", "validation"], **order: Any) -> Order:
@@ -132,10 +146,8 @@ class RunPlan(Position):
             return f"{self.directory} has ended with {samples} samples", f"; not trained: {left} packs" if left else ""
         # A run ends if its next step would draw past the end of a stream.
         now, then = self._trained(consumed), self._trained(consumed + self.global_batch)
-        given = zip(self.streams, published, now, then, strict=True)
-        rows = [
-            (one.directory, seen, max(0, self.kept(seen.samples) - at), after - at) for one, seen, at, after in given
-        ]
+        given = zip([one.at(seen) for one, seen in zip(self.streams, published, strict=True)], now, then, strict=True)
+        rows = [(one.shown, one, max(0, self.kept(one.samples) - at), after - at) for one, at, after in given]
         left_of = [(name, left, self.kept(seen.samples)) for name, seen, left, _ in rows[:SHOWN] if left]
         parts = ", ".join(f"{left} of the {samples} of {name}" for name, left, samples in left_of)
         untrained = f"; not trained: {parts}" if parts else ""

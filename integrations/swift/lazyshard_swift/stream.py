@@ -9,6 +9,7 @@ stop or give up at the same step without communication. Workers, which read ahea
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import threading
 import time
@@ -19,16 +20,27 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
+import xxhash
 from torch.utils.data import ConcatDataset, Dataset
 
-from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
+from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order, StreamReader
+from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
-from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
+from lazyshard.errors import (
+    ChunkMissing,
+    ChunkRetired,
+    LengthUnknown,
+    StateMismatch,
+    StoreUnavailable,
+    StreamMismatch,
+    WaitTimeout,
+    redact,
+)
 from lazyshard.format.state import RunState
 from lazyshard.store.files import stream_path
 from lazyshard.stream import Published, read_retired
 from lazyshard_swift import checkpoints, errors
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import changed, notice
 from lazyshard_swift.packs import Packs
 from lazyshard_swift.rows import Encode, EncodedRows
@@ -59,7 +71,8 @@ def open_data(
     for stream, one in itertools.zip_longest(streams, encode):
         cache = {"cache": EncodeCache()} if one is None or isinstance(one, EncodedRows) else {}
         dealt = replace(inner, unit=stream.unit or inner.unit)
-        pairs.append((LazyShardedDataset(stream.directory, one, order=dealt, **own | cache), stream.weight))
+        limited = own | cache | {"max_total_samples": stream.limit}
+        pairs.append((LazyShardedDataset(stream.directory, one, order=dealt, **limited), stream.weight))
     return BlendedDataset(pairs, order=shared, **whole) if blended else pairs[0][0]
 
 
@@ -269,7 +282,7 @@ class TrainStream(Dataset[Any]):
         shares, shown = data.shares if isinstance(data, BlendedDataset) else (1.0,), []
         for share, one in zip(shares[:SHOWN], plan.streams, strict=False):
             state = f"{one.samples_per_chunk} per chunk, {'ended' if one.ended else 'still being produced'}"
-            which = f"{share:.4g} of {redact(one.directory)}" if plan.blended else redact(one.directory)
+            which = f"{share:.4g} of {redact(one.shown)}" if plan.blended else redact(one.shown)
             shown.append(f"{which} ({one.samples} samples published, {state})")
         shown += [f"and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else []
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
@@ -292,7 +305,8 @@ class TrainStream(Dataset[Any]):
         self._logged_at = now
         # The gate reads it again, and handles errors.
         with contextlib.suppress(LazyShardError, OSError):
-            published = sum(self.plan.kept(one.samples) for one in self.gate.published())
+            seen = zip(self.plan.streams, self.gate.published(), strict=True)
+            published = sum(self.plan.kept(one.at(there).samples) for one, there in seen)
             if self.plan.packs is not None:
                 notice(f"trained {consumed} packs; {published} samples are published")
                 return
@@ -376,4 +390,47 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
         if cause.field == "split":
             # The library's message names its own arguments.
             why = f"it draws {cause.expected}, here it is {cause.actual}: keep --split_dataset_ratio as it was"
+        if cause.field == "max_total_samples":
+            why = f"N of STREAM#N was {cause.expected}, here it is {cause.actual}: keep it as it was"
         raise not_resumed(plan.checkpoint or plan.directory, why, cause.expected, cause.actual) from cause
+
+
+def _grouping_refused(why: str) -> SettingsRefused:
+    return refused("group_by_length", f"true: {why}")
+
+
+def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Lengths, str]:
+    """Returns the lengths of all samples by which the sampler sorts, of shape (samples,), and a digest.
+
+    The digest covers the lengths and the sampler's order of a few, and is the same on all ranks. A collective.
+    """
+    directory, parameters = stream.directory, inspect.signature(sampler).parameters
+    if "group_by_length" not in parameters:
+        raise _grouping_refused("not with the sampler of this ms-swift: omit it, or upgrade to a later ms-swift 4")
+    if not stream.ended:
+        raise _grouping_refused(f"{directory} is still being produced: wait for its end, or produce it with --balance")
+    if stream.dealt:
+        raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: omit it")
+    try:
+        tokens = lengths_by_sample(StreamReader(directory, **own), stream.samples)
+    except LengthUnknown as cause:
+        raise _grouping_refused(str(cause)) from cause
+    # The batches of a few samples in their second epoch show whether the installed sampler sorts as before.
+    few = [7 * number % 23 for number in range(400)]
+    both: dict[str, Any] = {"total_samples": len(few), "shuffle": True, "group_by_length": True}
+    if "data_sharding" in parameters:
+        # Megatron's; older ones take no seed.
+        both |= {"dataset": {"lengths": few}, "consumed_samples": len(few), "micro_batch_size": 4}
+        both |= {"data_parallel_rank": 0, "data_parallel_size": 2, "data_sharding": False}
+        made = sampler(**both, **({"seed": 42} if "seed" in parameters else {}))
+    else:
+        # As rank 0 of 1, so that the order is the same on all ranks.
+        alone = type("Alone", (sampler,), {"rank": 0, "world_size": 1})
+        made = alone(batch_size=4, drop_last=False, data_seed=42, lengths=few, **both)
+        made.set_epoch(1)
+    found = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
+    found.update(np.array(list(made), "<i8").tobytes())
+    if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
+        why = "rank 0 has different lengths: do the nodes have different versions of ms-swift, transformers or torch?"
+        raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
+    return tokens, mine

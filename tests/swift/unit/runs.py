@@ -15,9 +15,9 @@ from lazyshard.part import Part
 from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Position, save_position
 from lazyshard_swift.ms_swift import is_megatron
-from lazyshard_swift.opening import _packed, decide, open_train_stream, read_lengths
+from lazyshard_swift.opening import _packed, decide, open_train_stream
 from lazyshard_swift.run_plan import RunPlan, Stream
-from lazyshard_swift.stream import TrainStream
+from lazyshard_swift.stream import TrainStream, read_lengths
 from tests.data import swift_samplers
 
 _NAMES = (

@@ -15,8 +15,9 @@ from lazyshard.stream.listing import retire
 from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
-from lazyshard_swift.opening import check_retired, read_lengths
+from lazyshard_swift.opening import check_retired
 from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.stream import read_lengths
 from tests.stream.streams import foreign, produce, put_lengths, raised, sealed
 from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, sampler_of, tells
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped

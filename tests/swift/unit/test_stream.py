@@ -68,10 +68,6 @@ def test_end_of_a_blend(tmp_path: Path) -> None:
 
 def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
     raised(WaitTimeout, opened, tmp_path / "s")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "part-00000.jsonl").write_bytes(TWO)
-    tells(raised(SettingsRefused, opened, other), "part-00000.jsonl", argument="dataset")
     made = foreign(tmp_path / "foreign", TWO, TWO, end=True)
     tells(raised(SettingsRefused, opened, made), argument="sharded_lazy_samples_per_chunk")
     empty = produce(tmp_path / "empty", 0, 2)

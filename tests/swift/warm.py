@@ -103,8 +103,9 @@ def _end(server: subprocess.Popen[bytes], owner: int) -> None:
     server.returncode = 0
 
 
-def run_warm(folder: Path, *command: object) -> None:
+def run_warm(folder: Path, *command: object, packages: Path | None = None) -> None:
     """Runs a script, or `-m` and a module, that imports ms-swift; it must end well. Its files are in a folder."""
-    variables = warm("swift", None)
-    done = run_command(variables["PYTHON_EXEC"], *command, env=offline(folder) | variables, cwd=folder, timeout=300)
+    variables = warm("swift", packages)
+    environment = offline(folder, packages=packages) | variables
+    done = run_command(variables["PYTHON_EXEC"], *command, env=environment, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -94,7 +94,7 @@ def _check_same(args: Any, entry: str, identity: str) -> None:
     """Refuses to resume with other rows of an entry than those in the checkpoint."""
     checkpoint = checkpoints.resume_checkpoint(args)
     saved = None if checkpoint is None else checkpoints.load_position(checkpoint)
-    names = () if saved is None else (saved.stream,)
+    names: tuple[str, ...] = () if saved is None else (saved.stream,)
     if saved is not None and isinstance(saved.blend, BlendState):
         names = saved.blend.names
     was = [name for name in names if name.startswith(identity[:16])]

@@ -15,6 +15,7 @@ from a template object: the template of a run is compared with the one with whic
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import itertools
@@ -33,7 +34,7 @@ from lazyshard.data import samples as tensors
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import Encoding, differences
-from lazyshard.format.row import parse_row
+from lazyshard.format.row import parse_row, values_in
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
 from lazyshard.store.files import stream_path
@@ -60,6 +61,11 @@ _ATTRIBUTES: Final = (
     "remove_unused_columns"
 )
 PLAIN: Final = (type(None), str, bool, int, float)
+
+# Suffixes of ms-swift's media columns. Audio and video become data URIs, as some templates take only text. Their type
+# is that of an image: frames of a video must have it, readers of audio and video ignore it.
+_MEDIA: Final = ("images", "audios", "videos")
+_DATA_URI: Final = "data:image;base64,"
 
 
 @dataclass(eq=False)
@@ -90,10 +96,17 @@ class RowEncoder:
     def _encode(self, row: dict[str, Any]) -> Any:
         from swift.template import MaxLengthError
 
+        standard = row if self.prepared else self._standardise(row)
         try:
-            return self.template.encode(row if self.prepared else self._standardise(row), return_length=True)
+            return self.template.encode(standard, return_length=True)
         except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
+        except Exception as cause:
+            raise_if_short(cause)
+            if not (columns := ", ".join(name for name, value in row.items() if _has_bytes(value))):
+                raise
+            kind, reason = self.template.template_meta.template_type, f"{type(cause).__name__}: {cause!s:.300}"
+            raise ValueError(f"template {kind} cannot encode this row, with bytes in {columns}: {reason}") from cause
 
     def _standardise(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the row after ms-swift's preprocessing."""
@@ -102,6 +115,9 @@ class RowEncoder:
             self._known[names] = self._choose(names)
         preprocessor, renamed = self._known[names]
         values = {renamed.get(name, name): [value] for name, value in row.items()}
+        for name, (value,) in values.items():
+            if name.endswith(_MEDIA) and _has_bytes(value):
+                values[name] = [_of_bytes(value, name.endswith("images"))]
         if "solution" in row:
             # Under this name ms-swift keeps it through the preprocessing, which would take it for the response.
             values["__#solution"] = [row["solution"]]
@@ -125,6 +141,21 @@ class RowEncoder:
         if self.auto_columns:
             columns = rename(columns, preprocessor.columns)
         return preprocessor, {was: now for now, was in columns.features.items() if now != was}
+
+
+def _has_bytes(value: Any) -> bool:
+    return any(isinstance(one, bytes) for one in values_in(value))
+
+
+def _of_bytes(value: Any, image: bool) -> Any:
+    """Returns media of a column, some of which are `bytes` or ``{"bytes": …}``, in the form that templates take."""
+    if isinstance(value, list):
+        return [_of_bytes(one, image) for one in value]
+    media = value if isinstance(value, dict) else {"bytes" if isinstance(value, bytes) else "path": value}
+    data, path = media.get("bytes"), media.get("path")
+    if image:
+        return {"bytes": data, "path": path}
+    return path if data is None else _DATA_URI + base64.b64encode(data).decode()
 
 
 @dataclass
@@ -285,7 +316,9 @@ def open_encoder(
         raise refused("truncation_strategy", "split makes several samples of a row: split rows with --transform")
     made = args.get_template()
     if made.use_model:
-        raise SettingsRefused(f"only training can encode with {made.template_meta.template_type}: it uses the model")
+        # Of the model such templates use methods and settings, no weights: ms-swift's own export has none either.
+        with torch.device("meta"):
+            made.model, _ = args.get_model_processor(return_dummy_model=True)
     made.set_mode(mode)
     encoder = encoder_of(args, made)
     return lambda row: pack(encoder(row)), of_producer(made, **row_options(args))

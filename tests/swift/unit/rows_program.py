@@ -8,6 +8,7 @@ import importlib
 import json
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lazyshard_swift.rows import RowEncoder
@@ -107,8 +108,26 @@ LITERAL: dict[str, dict[str, Any]] = {
 }
 
 
+# Media as `bytes`: columns of a row, and what reaches the template.
+URI = "data:image;base64,iVBORw=="
+BLOB, IN_ROW = b"\x89PNG", {"bytes": b"\x89PNG", "path": None}
+BLOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"images": [BLOB, BLOB]}, {"images": [IN_ROW, IN_ROW]}),
+    ({"image": BLOB}, {"images": [IN_ROW]}),
+    ({"image": {"bytes": BLOB}}, {"images": [IN_ROW]}),
+    ({"images": ["/a.png", BLOB]}, {"images": [{"bytes": None, "path": "/a.png"}, IN_ROW]}),
+    ({"images": [{"bytes": BLOB, "path": "/a.png"}]}, {"images": [{"bytes": BLOB, "path": "/a.png"}]}),
+    ({"images": [BLOB], "rejected_images": BLOB}, {"images": [IN_ROW], "rejected_images": [IN_ROW]}),
+    ({"audio": BLOB, "pdf": BLOB}, {"audios": [URI]}),
+    ({"audios": ["/a.wav", {"bytes": BLOB, "path": None}]}, {"audios": ["/a.wav", URI]}),
+    ({"videos": [BLOB, [BLOB, "/2.png"]]}, {"videos": [URI, [URI, "/2.png"]]}),
+]
+
+
 class Template:
     """Encodes to what it was given."""
+
+    template_meta = SimpleNamespace(template_type="echo")
 
     def encode(self, row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
         text = str(row["messages"])
@@ -172,6 +191,11 @@ def main() -> None:
     long, other = ours([{"query": "too long", "response": "a"}, {"query": "q", "response": "a"}], {})
     assert (long, other) == ("SkipSample: Current length of row(9) is larger", {"messages": [ASKED, ANSWERED]})
     assert ours([{"query": "impossible", "response": "a"}], {}) == ["ValueError: no such image"]
+    for given, reached in BLOBS:
+        assert ours([{"messages": CHAT, **given}], {}) == [{"messages": CHAT, **reached}], given
+    assert importlib.import_module("swift.template").load_file(URI).read() == BLOB
+    (refusal,) = ours([{"query": "impossible", "response": "a", "image": BLOB}], {})
+    assert refusal.startswith("ValueError: ") and "bytes in image: ValueError: no such image" in refusal
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""Rows with images as bytes through the template of Qwen2-VL; in a process of its own, since importing ms-swift warns.
+
+    python images_program.py MODEL FOLDER ROWS
+
+Writes streams to FOLDER for `test_images.py`: of rows whose images are `paths` or `blobs`, and of the latter `encoded`
+by the producer. An assertion that does not hold ends it.
+"""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard_producer.cli import main as producer
+from lazyshard_swift.rows import EncodedRows, open_encoder, unpack
+from tests.data.test_encode import same
+from tests.stream.streams import lengths_of
+from tests.swift.streams import row
+
+SIZE, TOKEN, MAX_LENGTH = 8, "<image>", 512
+OPTIONS = ("--template", "qwen2_vl", "--encode-option", "model_type=qwen2_vl", "--max-length", str(MAX_LENGTH))
+
+
+def picture(number: int) -> bytes:
+    """A PNG of 4 to 12 tokens, other ones for each number."""
+    pixels = np.random.default_rng(number).integers(0, 256, (56, 28 * (2 + number % 5), 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def asking(number: int, **media: Any) -> dict[str, Any]:
+    question, answer = row(number)["messages"]
+    return {"messages": [question | {"content": TOKEN + question["content"]}, answer], **media}
+
+
+def write(directory: Path, rows: list[dict[str, Any]]) -> str:
+    with ChunkWriter(directory, SIZE, arrays=True) as writer:
+        for one in rows:
+            writer.write(one)
+    return str(directory)
+
+
+def produce(model: str, source: str, out: Path, *options: str) -> int:
+    common = ("--source", source, "--out", str(out), "--samples-per-chunk", str(SIZE), "--no-progress")
+    return producer(["run", *common, "--model", model, *OPTIONS, *options])
+
+
+def main(model: str, folder: str, rows: str) -> None:
+    root, data = Path(folder), list(map(picture, range(int(rows))))
+    files = [root / f"{number}.png" for number in range(len(data))]
+    for path, content in zip(files, data, strict=True):
+        path.write_bytes(content)
+    write(root / "paths", [asking(number, images=[str(path)]) for number, path in enumerate(files)])
+    blobs = write(root / "blobs", [asking(number, images=[content]) for number, content in enumerate(data)])
+
+    encode, _ = open_encoder(model, "qwen2_vl", MAX_LENGTH, [("model_type", "qwen2_vl")])
+    expected = [unpack(encode(one)) for one in StreamReader(root / "paths")]
+    assert expected[0]["pixel_values"].shape == (4 * 4, 3 * 2 * 14 * 14)
+    assert not torch.equal(expected[0]["pixel_values"], expected[5]["pixel_values"])
+    assert all(one["input_ids"].count(151655) == len(one["pixel_values"]) / 4 for one in expected)
+    assert same([unpack(encode(one)) for one in StreamReader(blobs)], expected)
+    for form in ([{"bytes": data[0], "path": None}], {"bytes": data[0]}, data[0]):
+        assert same(unpack(encode(asking(0, images=form))), expected[0])
+    parts = [{"type": "image", "image": data[0]}, {"type": "text", "text": row(0)["messages"][0]["content"]}]
+    inside = {"messages": [{"role": "user", "content": parts}, row(0)["messages"][1]]}
+    assert same(unpack(encode(inside)), expected[0])
+    frames = [[str(files[0]), str(files[5])], [data[0], data[5]]]
+    ask = {"messages": [{"role": "user", "content": "<video>what"}, row(0)["messages"][1]]}
+    videos = [unpack(encode(ask | {"videos": [two]})) for two in frames]
+    assert "pixel_values_videos" in videos[0] and same(*videos)
+
+    # By the producer; one that is no image, one that is cut, and one of 225 million pixels in 28 KB are bad rows.
+    bomb = io.BytesIO()
+    Image.new("1", (15_000, 15_000)).save(bomb, "png")
+    bad = write(root / "bad", [asking(0, images=[one]) for one in (b"none", data[1][:500], bomb.getvalue(), data[0])])
+    assert produce(model, blobs, root / "encoded", "--encode", "swift") == 0
+    assert same([EncodedRows()(one) for one in StreamReader(root / "encoded")], expected)
+    assert produce(model, bad, root / "measured", "--measure", "swift", "--on-bad-row", "quarantine") == 0
+    assert lengths_of(root / "measured") == [expected[0]["length"]]
+    assert StreamReader(root / "measured").read(0) == asking(0, images=[data[0]])
+    refused = [json.loads(line)["reason"] for line in (root / "measured" / "quarantine.jsonl").read_text().splitlines()]
+    errors = ("UnidentifiedImageError", "OSError", "DecompressionBombError")
+    for reason, error in zip(refused, errors, strict=True):
+        assert f"with bytes in images: {error}: " in reason
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

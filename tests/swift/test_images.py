@@ -1,0 +1,70 @@
+"""Images as bytes in rows, with template, processor and a tiny model of Qwen2-VL: they train as their files do."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.swift.commands import Run, megatron_sft, missing_stack, swift_sft
+from tests.swift.warm import CPU, run_warm
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1000)]
+ROWS: Final = 24
+PACKAGES: Final = ("qwen-vl-utils==0.0.14", "torchvision==0.28.0")
+"""What Qwen2-VL needs beside ms-swift; torchvision is the one of the torch that is installed here."""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `PACKAGES`, to be taken before the installed ones."""
+    if reason := missing_stack():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("vision")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # It describes kernels that cannot be loaded beside a torch without CUDA; images are made without them.
+    (folder / "torchvision" / "_meta_registrations.py").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vision_model(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vision_model")
+    run_warm(folder, CPU / "tiny_vision_model.py", folder / "model", packages=packages)
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def streams(packages: Path, vision_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the streams that `images_program.py` writes while it checks their samples."""
+    folder = tmp_path_factory.mktemp("images")
+    program = Path(__file__).with_name("images_program.py")
+    run_warm(folder, program, vision_model, folder, ROWS, packages=packages)
+    return folder
+
+
+def train(work: Path, model: Path, command: Callable[..., Run], streams: dict[str, Path], **options: Any) -> list[Run]:
+    """Trains an epoch of each of the streams of the same rows; returns the runs."""
+    options |= {"template": "qwen2_vl", "sharded_lazy": True, "num_train_epochs": 1}
+    runs = [command(work / name, model, dataset=stream, **options) for name, stream in streams.items()]
+    assert sorted(number for batch in runs[0].batches for number in batch.ids) == list(range(ROWS))
+    assert len(set(runs[0].losses.values())) > 1
+    return runs
+
+
+def test_swift(packages: Path, vision_model: Path, streams: Path, tmp_path: Path) -> None:
+    three = {name: streams / name for name in ("paths", "blobs", "encoded")}
+    runs = train(tmp_path, vision_model, swift_sft, three, processes=1, packages=packages)
+    assert [run.losses == runs[0].losses for run in runs] == [True] * 3
+
+
+def test_megatron(packages: Path, vision_model: Path, streams: Path, tmp_path: Path) -> None:
+    two = {name: streams / name for name in ("paths", "blobs")}
+    # By default its vision part needs FlashAttention.
+    options = {"processes": 1, "packages": packages, "global_batch_size": 4, "vit_attn_impl": "sdpa"}
+    runs = train(tmp_path, vision_model, megatron_sft, two, **options)
+    assert runs[0].losses == runs[1].losses

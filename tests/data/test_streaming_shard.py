@@ -245,7 +245,7 @@ def labelled(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_kept(row: dict[str, Any], divisor: int = 3) -> bool:
-    return row["id"] % divisor != 0
+    return bool(row["id"] % divisor)
 
 
 def counted(rows: dict[str, Any]) -> dict[str, Any]:

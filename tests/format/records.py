@@ -387,7 +387,7 @@ RECORDS: Final = {
         b'{"format":3,"chunk":0,"samples":1,"bytes":8,"offsets":"AAAAAAAAAAAIAAAAAAAAAA==","xxh3":"AQAAAAAAAAA=",'
         b'"tokens":null,"arrays_bytes":8,"arrays_offsets":"AAAAAAAAAAAIAAAAAAAAAA==","arrays_xxh3":"AwAAAAAAAAA=",'
         b'"source":null,"sealed_at":1.5}\n',
-        None,
+        Seal(0, u64(0, 8), u64(1), sealed_at=1.5, arrays=SealedArrays(u64(0, 8), u64(3), blobs=True)),
         [*wrong("format", 0, "3", None, expected="an integer from 1")],
         st.builds(Seal, st.just(0), st.just(np.array([0, 1], "<u8")), st.just(np.array([5], "<u8"))),
         newest=3,

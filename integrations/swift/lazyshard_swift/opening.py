@@ -30,24 +30,13 @@ from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import is_url, list_names, stream_path
 from lazyshard.stream.listing import other_files
-from lazyshard_swift import arguments, checkpoints, ms_swift, rows
+from lazyshard_swift import arguments, checkpoints, ms_swift, rows, run_plan
 from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of, shares_of, validation_streams
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
 from lazyshard_swift.errors import ResumeRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron, notice
 from lazyshard_swift.ordinary import spooled
-from lazyshard_swift.run_plan import (
-    BLENDED,
-    PACKED,
-    SHOWN,
-    RunPlan,
-    Stream,
-    check_fits,
-    order_of_split,
-    resumed,
-    state_of,
-    without,
-)
+from lazyshard_swift.run_plan import BLENDED, PACKED, RunPlan, Stream, check_fits, order_of_split, resumed, state_of
 from lazyshard_swift.stream import (
     Options,
     TrainStream,
@@ -241,7 +230,7 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
         weights = [one.samples for one in streams]
         if unknown := [one.directory for one in streams if not one.total]:
             raise refused(name, f"is needed: {unknown[0]} is still being produced or empty")
-        shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
+        shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[: run_plan.SHOWN])
         notice(f"the streams of --dataset are blended by their sizes, {shares}; --{name} sets other shares")
     streams = tuple(one._replace(weight=float(weight)) for one, weight in zip(streams, weights, strict=True))
     where, samples = ", ".join(one.directory for one in streams), sum(one.samples for one in streams)
@@ -433,7 +422,7 @@ def _without_skipped(plan: RunPlan, skip: str | None, published: int) -> RunPlan
             raise ValueError("ms-swift's own shuffle draws every sample: omit --data_sharding")
         if saved is None and any(kind == "steps" for kind, *_ in new.values()):
             raise ValueError("this run has no checkpoint to resume, so no steps yet: name samples or chunks")
-        state = without(plan.state, list(new.values()), plan.total, published)
+        state = run_plan.without(plan.state, list(new.values()), plan.total, published)
     except ValueError as cause:
         raise refused("sharded_lazy_skip", f"{skip!r}: {cause}") from cause
     return replace(plan, state=state, skipped=(*done, *new))

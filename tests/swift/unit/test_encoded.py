@@ -299,7 +299,7 @@ def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_was_found_is_told(notices: list[str]) -> None:
     data = SimpleNamespace(stats=lambda: Stats(0, 0, 0.0, encoded=4, from_cache=4, not_cached=2))
-    stream: Any = SimpleNamespace(_cache="/c", _dataset=data)
+    stream: Any = SimpleNamespace(_cache="/c", _dataset=SimpleNamespace(datasets=(data,)))
     TrainStream.log_cache(stream)
     (told,) = notices
     assert "this rank encoded 4 rows and found 4 in the cache; 2 of the encoded ones" in told

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from lazyshard.data.rank import log
-from lazyshard.data.samples import BUSY, SampleMaker, pack, unpack
+from lazyshard.data.samples import BUSY, SampleMaker, from_stored, to_stored
 from lazyshard.data.settings import EncodeCache, EncodeFn, RowSteps
 from lazyshard.errors import RowInvalid, SkipSample, redact
 from lazyshard.format import arrays
@@ -91,7 +91,7 @@ class CachedSampleMaker(SampleMaker):
             return BUSY, None
         if found is not None:
             self._counts["from_cache"] += 1
-            return (unpack(found.sample), None) if found.dropped is None else (None, SkipSample(found.dropped))
+            return (from_stored(found.sample), None) if found.dropped is None else (None, SkipSample(found.dropped))
         self._counts["encoded"] += 1
         try:
             made, failed = super()._made(sample, line)
@@ -149,7 +149,7 @@ class CachedSampleMaker(SampleMaker):
             return  # The exception holds more than a reason
         kind, why = "large", ""
         try:
-            given = pack(made) if dropped is None else dropped.args[0]
+            given = to_stored(made) if dropped is None else dropped.args[0]
             record = arrays.encode_sample(given, key, row, digest, dropped=dropped is not None)
             if not self._full and self._node.keep(*place, record):
                 return

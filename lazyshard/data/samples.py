@@ -1,4 +1,4 @@
-"""Makes samples from lines: parses, applies steps, encodes, keeps, packs, and substitutes other rows for bad ones."""
+"""Makes samples from lines: parses, applies steps, encodes, keeps, and substitutes other rows for bad ones."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def as_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def pack(value: Any) -> Any:
+def to_stored(value: Any) -> Any:
     """Converts a value to one that `lazyshard.format.arrays.pack_row` accepts.
 
     ::
@@ -314,14 +314,14 @@ def pack(value: Any) -> Any:
         return value if math.isfinite(value) else {"$float": np.array(value)}
     if kind is list:
         array = array_of_list(value) if len(value) > _SHORT else None
-        return [pack(one) for one in value] if array is None else array
+        return [to_stored(one) for one in value] if array is None else array
     if kind is dict:
         for name in value:
             if type(name) is not str or name in MARKS:
                 raise TypeError(f"the key {name!r:.80}")
-        return {name: pack(one) for name, one in value.items()}
+        return {name: to_stored(one) for name, one in value.items()}
     if kind is tuple:
-        return {"$tuple": [pack(one) for one in value]}
+        return {"$tuple": [to_stored(one) for one in value]}
     if kind is torch.Tensor:
         # Anything more than numbers in CPU memory would not be restored.
         odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
@@ -336,26 +336,26 @@ def pack(value: Any) -> Any:
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def unpack(value: Any) -> Any:
+def from_stored(value: Any) -> Any:
     """Restores a packed value; arrays and tensors share the memory of the packed ones."""
     kind = type(value)
     if kind is np.ndarray:
         return value.tolist()
     if kind is list:
-        return [unpack(one) for one in value]
+        return [from_stored(one) for one in value]
     if kind is not dict:
         return value
     if len(value) == 1:
         (mark, inner), *_ = value.items()
         if mark in MARKS:
             return MARKS[mark](inner)
-    return {name: unpack(one) for name, one in value.items()}
+    return {name: from_stored(one) for name, one in value.items()}
 
 
 # By reserved keys.
 MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}
 MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item()}
-MARKS |= {"$tuple": lambda values: tuple(map(unpack, values))}
+MARKS |= {"$tuple": lambda values: tuple(map(from_stored, values))}
 
 
 def array_of_list(values: list[Any]) -> Array | None:

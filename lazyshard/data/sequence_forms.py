@@ -1,4 +1,4 @@
-"""Gives sequences their rows, parses the states of runs over them, and makes each sequence from its rows."""
+"""Makes each sequence from its rows, and parses states of runs over them. Forms: `lazyshard.plan.sequences`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Arrays and blobs in rows: their bytes are stored in a side file; the row describes their kind, size and offset.
+r"""Arrays and blobs (images, any bytes) in rows: stored in a side file; the row has their kind, size and offset.
 
 ```
 row as written          {"id": 7, "input_ids": array([1, 2, 3], dtype=int32), "image": b"\xff\xd8\xff..."}
@@ -8,7 +8,7 @@ bytes in the side file  01000000 02000000 03000000 00000000  (48,211 bytes of th
 
 An array is little-endian and in C order; a blob, `bytes` in Python, is stored as it is. Each begins at a multiple of 8
 bytes and is padded with zeros to the next one. Its offset counts from the first byte of its row, so the line and bytes
-of a row are the same anywhere in a chunk.
+of a row are the same anywhere in a chunk. Below are the records of encoded samples in the cache of a node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How a reader waits for a filesystem that does not answer, and for a producer that has nothing new.
+"""Helpers of a waiting reader: it is woken, shares its polls within a node, and reports calls that hang.
 
-A reader polls, with back-off. `Waker`, a notification from the local filesystem, is only a shortcut: inotify never
-reports writes of another machine. `Watchdog` reports calls that hang; `Parent` is the process that this one works for.
+The loop is in `lazyshard.stream.reader`, its back-off `lazyshard.stream.head.next_poll`. `Waker`, a notification from
+the local filesystem, is only a shortcut: inotify never reports writes of another machine. `Watchdog` reports calls that
+hang; `Parent` is the process that this one works for.
 
 Single-flight polling per node, `NodePoll`: one process polls the filesystem for a stream, the others reuse its answer.
 There is no election. Each process keeps its own interval, and before it polls it reads the answers of the others

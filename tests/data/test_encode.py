@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import BFLOAT16, EncodeCache, LazyShardedDataset
-from lazyshard.data.samples import pack, unpack
+from lazyshard.data.samples import from_stored, to_stored
 from lazyshard.data.settings import RowSteps
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
@@ -155,10 +155,10 @@ def test_worker_and_copy_start_with_the_right_samples(tmp_path: Path) -> None:
 
 
 def through(value: Any) -> Any:
-    line, arrays = pack_row({"value": pack(value)})
+    line, arrays = pack_row({"value": to_stored(value)})
     row = orjson.loads(line)
     fill_row(row, np.frombuffer(arrays, np.uint8).copy())
-    return unpack(row["value"])
+    return from_stored(row["value"])
 
 
 def same(one: Any, other: Any) -> bool:

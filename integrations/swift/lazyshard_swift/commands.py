@@ -1,4 +1,4 @@
-"""ms-swift's commands: how they start the training, what `--help` prints, and how the data set passes the pipeline.
+"""How a stream becomes the data set of ms-swift's pipeline (`_get_dataset`); its commands: start and `--help`.
 
 On SIGTERM, ms-swift's command exits alone and leaves `torchrun` behind as an orphan; with the flag it forwards the
 signal and waits. Its script of `swift sft` first runs a small parser, which prints only one option for `--help`.

@@ -340,9 +340,9 @@ def pack(encoded: dict[str, Any]) -> dict[str, Any]:
 
 def _pack(value: dict[str, Any]) -> Any:
     with contextlib.suppress(TypeError):
-        return tensors.pack(value)
+        return tensors.to_stored(value)
     # A row drops the additional attributes of a subclass and the gradient of a tensor.
-    return tensors.pack(_plain(value))
+    return tensors.to_stored(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -359,7 +359,7 @@ def _plain(value: Any) -> Any:
 
 def unpack(row: dict[str, Any]) -> dict[str, Any]:
     """Restores an encoded sample from a row; tensors share the memory of the row."""
-    return {name: tensors.unpack(value) for name, value in row.items()}
+    return {name: tensors.from_stored(value) for name, value in row.items()}
 
 
 def fingerprint(template: Any) -> dict[str, Any]:

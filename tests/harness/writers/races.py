@@ -1,4 +1,4 @@
-"""Several writers of one stream where locks do not meet, as threads of which one runs; each stops before any call."""
+"""Rival producers of one stream, whose locks do not meet, as threads of which one runs. Named writers: `many`."""
 
 import fcntl
 import os

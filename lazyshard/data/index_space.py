@@ -125,7 +125,8 @@ class IndexSpace(Space):
         # With num_samples the caller decides where to stop; `leftover` returns the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
-            self.warn_once("leftover", f"{known} samples; left over in each epoch: {left}, {batch}")
+            kept = course.gaps.kept(0, known)
+            self.warn_once("leftover", f"{kept} samples; left over in each epoch: {left}, {batch}")
         # Positions up to this one are decided, given this total: if a position needs fewer published samples than one
         # that was already waited for, the stream is not read. Only ever replaced as one value, so that no thread
         # combines a position with the total of another thread.

@@ -169,7 +169,7 @@ class StreamingShard(IterableDataset[Any]):
         """
         own = name in ("map", "filter", "shuffle", "batch") and self._transform is None and hasattr(self.iterable, name)
         if not own or (name != "map" and "batch" in dict(self._steps)):
-            raise AttributeError(f"{type(self).__name__} has no {name}", name=name)
+            raise AttributeError(f"{type(self).__name__} has no {name}: call it on the iterable before", name=name)
         return lambda *args, **options: self._chained(name, args, options)
 
     def _chained(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> StreamingShard:

@@ -370,7 +370,9 @@ class Batches(Iterator[Any]):
         return batch
 
     def _log_end(self) -> None:
-        if not self._trained:
+        if not self._trained and not self.step:
+            log.warning("epoch %d has no step: fewer samples are left than in one micro batch of all ranks", self.epoch)
+        elif not self._trained:
             log.warning("epoch %d is trained already: it ended with step %d", self.epoch, self.step)
         elif self._epochs is not None:
             # The last index of each remaining micro batch.

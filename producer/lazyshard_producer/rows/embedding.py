@@ -32,20 +32,21 @@ def _media(value: Any, where: str, most: int) -> Any:
         value = _decode(data, where) if isinstance(data, str) else path if data is None else data
     if value is None:
         return None
+    name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
     if isinstance(value, str):
         value = _read(value, where, most)
     if not isinstance(value, bytes):
         raise bad_row(f"--embed {where}: expected the path of a file, found {type(value).__name__}")
     if (fault := "is empty" if not value else _fault(value)) is not None:
-        raise bad_row(f"--embed {where}: the {media_type(value) or 'file'} {fault}")
+        raise bad_row(f"--embed {where}: {name}the {media_type(value) or 'file'} {fault}")
     return value
 
 
 def _read(text: str, where: str, most: int) -> bytes:
     if text.startswith("data:"):
         return _decode(text.partition(",")[2], where)
-    if "://" in text:
-        raise bad_row(f"--embed {where}: {text:.200} is not a file of this machine: download it first")
+    if "://" in text or not text:
+        raise bad_row(f"--embed {where}: {text[:200]!r} is no path of a file of this machine: give one")
     try:
         return read_file(Path(text), most)
     except FileRefused as cause:

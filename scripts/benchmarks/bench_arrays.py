@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from lazyshard import BadRows
 from scripts.benchmarks.bench_formats import SHARD_BYTES, streaming
 
 ROWS: Final = 128
@@ -82,8 +81,9 @@ def write_lazyshard(place: Path) -> None:
 
 def read_lazyshard(place: Path) -> Callable[[], Batches]:
     """`LazyShardedDataset`, a batch at a time as a DataLoader asks for it; each row is checked against its digests."""
-    dataset = importlib.import_module("lazyshard").LazyShardedDataset(
-        place, lambda found: found["features"], dp_rank=0, dp_size=1, bad_rows=BadRows("raise")
+    ours = importlib.import_module("lazyshard")
+    dataset = ours.LazyShardedDataset(
+        place, lambda found: found["features"], dp_rank=0, dp_size=1, bad_rows=ours.BadRows("raise")
     )
     return lambda: (dataset.__getitems__(list(range(first, first + BATCH))) for first in range(0, ROWS, BATCH))
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard import LateRow, Order
 from scripts.benchmarks.bench_formats import Row, all_rows, streaming
 from scripts.benchmarks.bench_loaders_rows import MapRows, chunk_files
 from scripts.benchmarks.bench_process import processor_s, session_mb
@@ -110,14 +109,14 @@ def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
         settings: what to read, and how.
         late: whether rows cross from the workers as they lie on disk, to be parsed in the main process.
     """
-    dataset_of = importlib.import_module("lazyshard").LazyShardedDataset
+    ours = importlib.import_module("lazyshard")  # its packages are not in the environments of others
     loader_of = importlib.import_module("torch.utils.data").DataLoader
     order, batched = settings.order, settings.in_workers or settings.shuffled
 
     def opened() -> Iterable[Any]:
         window = WINDOW_CHUNKS if settings.shuffled else 0
-        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": LateRow if late else None}
-        dataset = dataset_of(settings.data, order=Order(shuffle_window=window), **options)
+        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": ours.LateRow if late else None}
+        dataset = ours.LazyShardedDataset(settings.data, order=ours.Order(shuffle_window=window), **options)
         if settings.in_workers:
             indices = dataset.rank_indices
             found: Iterable[Any] = loader_of(dataset, BATCH, sampler=indices, num_workers=WORKERS, collate_fn=list)

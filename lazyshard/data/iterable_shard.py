@@ -173,7 +173,7 @@ class StreamingShard(IterableDataset[Any]):
         return lambda *args, **options: self._chained(name, args, options)
 
     def _chained(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> StreamingShard:
-        source, steps, call = self.iterable, self._steps, methodcaller(name, *args, **options)
+        source, steps, applied = self.iterable, self._steps, methodcaller(name, *args, **options)
         kind, seedless = type(source).__module__, not args and options.get("seed") is options.get("generator") is None
         if name == "shuffle" and seedless and kind.startswith("datasets."):
             raise ValueError("shuffle without a seed gives each shard another order: give all shards the same seed")
@@ -184,14 +184,14 @@ class StreamingShard(IterableDataset[Any]):
         uneven = bool(steps) and not (self.sharding.even_batches or self.sharding.drop_last)
         own = name == "batch" or (of_one and (name == "map" or (name == "filter" and uneven)))
         if own and kind == "datasets.iterable_dataset" and getattr(source, "_formatting", None) is None:
-            steps = (*steps, (name, call))
+            steps = (*steps, (name, applied))
         elif "batch" in dict(steps):
             raise ValueError("after batch, map takes a function of one batch, and no batched, with_indices or features")
         else:
             # Whether rows are shuffled before or after a step for one row makes no difference.
             for _, step in steps if name != "shuffle" else ():
                 source = step(source)
-            source, steps = call(source), steps if name == "shuffle" else ()
+            source, steps = applied(source), steps if name == "shuffle" else ()
         shard = StreamingShard(source, self.sharding)
         shard._steps, shard._rereads = steps, self._rereads or source is not self.iterable
         return shard

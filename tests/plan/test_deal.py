@@ -172,7 +172,8 @@ def dealt(total: int, shards: int, batch_size: int, **options: Any) -> list[list
         rules = Sharding(shards, index, batch_size, **options)
         full, left = divmod(total, rules.batch)
         mine = [batch * rules.batch + place for batch in range(full) for place in rules.own]
-        mine += [at if begun else full * rules.batch + at for begun, at in rules.last(left, full > 0)]
+        last = rules.last(left, rules.batch if full else left)
+        mine += [at if begun else full * rules.batch + at for begun, at in last]
         assert rules.count(total) == len(mine)
         found.append(mine)
     return found

@@ -275,8 +275,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
 
         Raises LengthUnknown: the stream is live and has fewer than `max_total_samples` samples; BadSample, as reading.
         """
-        order = self._states.order
-        total, others = order.known_total(self.reader.refresh()), order.gaps
+        others, total = self._states.order.gaps, self._states.order.known_total(self.reader.refresh())
         if total is None:
             raise index_space.still_open(self.reader, "the dropped samples are not known yet")
         own = (sample for sample in range(total) if sample not in others)

@@ -125,7 +125,7 @@ class IndexSpace(Space):
         # With num_samples the caller decides where to stop; `leftover` returns the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
-            kept = course.gaps.kept(0, known)
+            kept = course.gaps.kept(0, known or 0)
             self.warn_once("leftover", f"{kept} samples; left over in each epoch: {left}, {batch}")
         # Positions up to this one are decided, given this total: if a position needs fewer published samples than one
         # that was already waited for, the stream is not read. Only ever replaced as one value, so that no thread
@@ -400,10 +400,14 @@ class IndexReader:
         gap = position - last[2] if last[:2] == (lane, epoch) else -1
         planned_lane, planned_epoch, first, planned, held = self._planned
         if planned_lane != lane or planned_epoch != epoch or not first <= position < first + len(planned):
+            if count == 1 and not rules.window and not 0 <= gap < rules.unit:
+                # A single position: finding its neighbours would cost as much again.
+                self._next = lane, epoch, position + 1
+                return [space.draw_at(lane, position).sample], position, None, 0, 0
             self._steady = self._steady + 1 if 0 <= gap <= rules.window else 0
             first, held = position, None
             # Once two calls have continued near the end of the previous one, the rest of the window is planned.
-            if self._steady < 2 if rules.window else count == 1 and not 0 <= gap < rules.unit:
+            if rules.window and self._steady < 2:
                 # Planning more would cost as much again. Positions after a lane's last one belong to another lane.
                 stop = min(position + count, space.layout.block)
                 planned = [space.draw_at(lane, at).sample for at in range(position, stop)]

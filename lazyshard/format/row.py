@@ -30,6 +30,7 @@ _CREATE: Final = "create the stream with ChunkWriter(..., arrays=True)"
 
 # What to do with a value, by the names of its type
 _ADVICE: Final = (
+    ("ndarray", _CREATE),
     ("bytes bytearray memoryview", f"{_CREATE}, or write base64 text: base64.b64encode(it).decode()"),
     ("Image PngImageFile JpegImageFile WebPImageFile", "write the path or the bytes of a file that holds it"),
     ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
@@ -51,8 +52,6 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
     if not reason.startswith(_TYPE):
         return ""
     name = reason[len(_TYPE) :].rpartition(".")[2]
-    if name == "ndarray":
-        return f"; to store arrays, {_CREATE}"
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
     holds = "JSON values, numpy arrays and bytes" if arrays else "JSON values"

@@ -55,8 +55,7 @@ def _read(text: str, where: str, most: int) -> bytes:
         # The text of a binary column is the media, and no path.
         if (data := _decoded(text)) is not None and media_type(data) is not None:
             return data
-        why = getattr(cause, "strerror", None) or cause
-        raise bad_row(f"--embed {where}: {text:.200}: {why}") from cause
+        raise bad_row(f"--embed {where}: {text:.200}: {getattr(cause, 'strerror', None) or cause}") from cause
 
 
 def _decode(text: str, where: str) -> bytes:

@@ -165,7 +165,8 @@ def is_ordinary(name: str) -> bool:
     ``a/b`` is of a hub if no stream can appear there, since there is no directory ``a``.
     """
     place = place_of(name)
-    if is_url(name):
+    # A stream's directory may hold very many files: not listed if the manifest is there.
+    if is_url(name) or os.path.exists(os.path.join(name, MANIFEST)):
         return False
     if os.path.isdir(place):
         # Hidden files may be those of a stream's producer, or of a hub's client.

@@ -12,7 +12,6 @@ writes the spool, this one waits for its end.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import os
@@ -31,7 +30,7 @@ from lazyshard.stream.lock import Wanted, open_for_writing
 from lazyshard_swift import checkpoints, ms_swift
 from lazyshard_swift.arguments import place_of
 from lazyshard_swift.errors import not_resumed, refused
-from lazyshard_swift.rows import content, digest
+from lazyshard_swift.rows import content, data_uri, digest
 
 _SAMPLES_PER_CHUNK: Final = 1000  # unless --sharded_lazy_samples_per_chunk is given
 # Arguments of ms-swift's `load_dataset` that do not determine the rows of a single data set.
@@ -123,4 +122,4 @@ def _load(entry: str, options: dict[str, Any]) -> Sequence[Any]:
 
 def _as_text(value: Any) -> str:
     """Returns a value that JSON does not have as text: of an image's bytes, templates take it."""
-    return f"data:image;base64,{base64.b64encode(value).decode()}" if isinstance(value, bytes) else str(value)
+    return data_uri(value) if isinstance(value, bytes) else str(value)

@@ -62,10 +62,7 @@ _ATTRIBUTES: Final = (
 )
 PLAIN: Final = (type(None), str, bool, int, float)
 
-# Suffixes of ms-swift's media columns. Audio and video become data URIs, as some templates take only text. Their type
-# is that of an image: frames of a video must have it, readers of audio and video ignore it.
-_MEDIA: Final = ("images", "audios", "videos")
-_DATA_URI: Final = "data:image;base64,"
+_MEDIA: Final = ("images", "audios", "videos")  # suffixes of ms-swift's media columns
 
 
 @dataclass(eq=False)
@@ -155,7 +152,15 @@ def _of_bytes(value: Any, image: bool) -> Any:
     data, path = media.get("bytes"), media.get("path")
     if image:
         return {"bytes": data, "path": path}
-    return path if data is None else _DATA_URI + base64.b64encode(data).decode()
+    return path if data is None else data_uri(data)
+
+
+def data_uri(media: bytes) -> str:
+    """Returns media as text, which all templates take.
+
+    The type is that of an image: frames of a video must have it, readers of audio and video ignore it.
+    """
+    return f"data:image;base64,{base64.b64encode(media).decode()}"
 
 
 @dataclass

@@ -268,7 +268,7 @@ class Settings:
     """Keep only these columns, renamed from OLD to NEW; a NAME alone is kept as it is."""
     embed: Keys = _row((), "NAME,...", '["images", "audios"]', repeat=True)
     """Replace paths under these keys, or lists of them, by the bytes of the files, after the options above. A missing
-    or truncated file is a bad row."""
+    or truncated file is a bad row. Publishes any file that a row names, with all permissions of this command."""
     shuffle: Annotated[Whole, Interval(ge=0, le=MAX_SHUFFLE)] = _row(0, "N", "10000")
     """Shuffle the rows in blocks of N. Default: 0, keep their order."""
     seed: FromZero = _row(0, "N")

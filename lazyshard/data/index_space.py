@@ -140,6 +140,10 @@ class IndexSpace(Space):
         """Returns epoch and sample of a position. Waits and raises as `draw`; so do the methods below."""
         return self.course.draw(lane, position, self._total(position))
 
+    def sample_at(self, lane: int, position: int) -> int:
+        """Returns the sample of a position."""
+        return self.course.sample(lane, position, self._total(position))
+
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
         """Returns the position where the epoch of a run ends that has drawn `drawn` positions, and the total.
 
@@ -266,6 +270,7 @@ class IndexReader:
 
     def __init__(self, reader: StreamReader, samples: SampleMaker, shared: SharedNumbers, *, late: bool) -> None:
         self.ahead = NOTHING
+        self.rows_of: RowsOf | None = None
         self._pid = 0  # The process that has entered; 0 for none yet
         self._reader, self._samples, self._shared, self._late = reader, samples, shared, late
         self._scattered = ScatteredReader(reader)
@@ -286,6 +291,8 @@ class IndexReader:
         self._samples.left_out = space.course.gaps
         if self._late and get_worker_info() is not None and self._reader.stream_id is not None:
             self._samples.rows_of = partial(late_rows, self._reader)
+        # Makes samples from lines if rows are used as they are; None if they are encoded or hold arrays.
+        self.rows_of = None if self._samples.encodes else self._samples.rows_of
         if self._pid:
             # A fork inherits the bad samples of its parent, but the limit applies to each process.
             self._samples.reset_counts()
@@ -297,16 +304,16 @@ class IndexReader:
         """Begins to read."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, LazyShardError) and get_worker_info() is not None:
+        if error is not None and isinstance(error, LazyShardError) and get_worker_info() is not None:
             error.carry_fields()
         self.report()
 
     def report(self) -> None:
         """Adds the statistics since the last report to the shared ones."""
-        now, before = self._samples.stats, self._reported
-        if now == before:
+        stats, before = self._samples.stats, self._reported
+        if stats == before:
             return
-        self._reported = now
+        now = self._reported = Stats._make(stats)
         self._shared.report(now, before)
         space, numbers = self._space, self._shared.view
         first = now.chunks_opened and not before.chunks_opened and not numbers[ORDER_CHECKED]
@@ -315,20 +322,18 @@ class IndexReader:
             numbers[ORDER_CHECKED] = 1
             warn_if_undone(space.order, space.course.rules.unit, self._reader)
 
-    @property
-    def rows_of(self) -> RowsOf | None:
-        """Makes samples from lines if rows are used as they are; None if they are encoded or hold arrays."""
-        return None if self._samples.encodes else self._samples.rows_of
-
     def read(self, space: IndexSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
         """Returns the samples of consecutive indices of a batch from place `start` on, at least one.
 
         If the samples lie after the end at which a training loop stops and their chunk is deleted, returns the stream's
         last sample instead, whose chunk is kept and which is not trained. Raises as `LazyShardedDataset.__getitem__`.
         """
-        if len(wanted) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
-            space.warn_once("batch", f"got a batch of {len(wanted)}, batch_size is {size}: set it to the loader's")
-        index, count = consecutive(wanted, start, space.step)
+        if (count := len(wanted)) == 1:
+            index = wanted[0]
+        else:
+            if space.wraps and count != (size := space.order.batch_size) and not space.order.blended:
+                space.warn_once("batch", f"got a batch of {count}, batch_size is {size}: set it to the loader's")
+            index, count = consecutive(wanted, start, space.step)
         try:
             lane, position = space.layout.locate(index)
             if lane != space.rank.dp_rank:
@@ -385,32 +390,35 @@ class IndexReader:
                     break
                 if len(lines[-1]) > LARGE_ROW_BYTES:
                     break
-        self.ahead = (index, space.step, epoch, lines, self.rows_of)
+        if len(lines) > 1:
+            self.ahead = (index, space.step, epoch, lines, self.rows_of)
         return lines
 
     def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
         """Returns the lines read ahead for the first of `count` consecutive indices."""
         first, step, ahead_epoch, lines, _ = self.ahead
+        if not lines:
+            return lines
         place, rest = divmod(index - first, step)
         return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not rest else []
 
     def _locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> _Located:
         """Finds the samples that a position and the following ones draw, waiting until they are decided."""
         rules, last = space.course.rules, self._next
-        gap = position - last[2] if last[:2] == (lane, epoch) else -1
+        gap = position - last[2] if last[0] == lane and last[1] == epoch else -1
         planned_lane, planned_epoch, first, planned, held = self._planned
         if planned_lane != lane or planned_epoch != epoch or not first <= position < first + len(planned):
             if count == 1 and not rules.window and not 0 <= gap < rules.unit:
                 # A single position: finding its neighbours would cost as much again.
                 self._next = lane, epoch, position + 1
-                return [space.draw_at(lane, position).sample], position, None, 0, 0
+                return [space.sample_at(lane, position)], position, None, 0, 0
             self._steady = self._steady + 1 if 0 <= gap <= rules.window else 0
             first, held = position, None
             # Once two calls have continued near the end of the previous one, the rest of the window is planned.
             if rules.window and self._steady < 2:
                 # Planning more would cost as much again. Positions after a lane's last one belong to another lane.
                 stop = min(position + count, space.layout.block)
-                planned = [space.draw_at(lane, at).sample for at in range(position, stop)]
+                planned = [space.sample_at(lane, at) for at in range(position, stop)]
             else:
                 if rules.window:
                     planned = window = space.window(lane, position, _MOST)

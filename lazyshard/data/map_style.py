@@ -81,11 +81,11 @@ class Indexed(Dataset[Any], Generic[_S]):
 
     def _fetch(self, indices: list[int]) -> list[Any]:
         # The whole batch uses one epoch, even if another one is set meanwhile.
-        epoch, samples = self._numbers[EPOCH], list[Any]()
-        with self._lanes:
+        epoch, lanes, samples = self._numbers[EPOCH], self._lanes, list[Any]()
+        with lanes:
             space = self._entered(epoch)
             while len(samples) < len(indices):
-                samples += self._lanes.read(space, indices, len(samples), epoch)
+                samples += lanes.read(space, indices, len(samples), epoch)
         return samples
 
     @property

@@ -138,10 +138,10 @@ class SampleMaker:
         return self.__dict__ | fresh | {"_counts": dict.fromkeys(self._counts, 0)}
 
     @property
-    def stats(self) -> Stats:
-        """Statistics of this process."""
+    def stats(self) -> tuple[float, ...]:
+        """The values of `Stats` for this process; a plain tuple, since it is made for each read."""
         bad, reader = self._bad, self._reader
-        return Stats(len(bad.seen), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values())
+        return len(bad.seen), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values()
 
     def reset_counts(self) -> None:
         """Resets the counts."""

@@ -244,7 +244,8 @@ class StreamReader:
             return call()
         finally:
             READERS.answered()
-            self._hung_s += max(0.0, time.monotonic() - asked - _ANSWER_S)
+            if (hung := time.monotonic() - asked - _ANSWER_S) > 0:
+                self._hung_s += hung
 
     def _clock(self) -> float:
         """Returns seconds for measuring waits: this clock stops while the filesystem does not answer."""

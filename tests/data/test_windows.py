@@ -124,7 +124,7 @@ def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: 
     reads = preads(monkeypatch)
     for start in range(0, SAMPLES, 4):
         assert ids(dataset.__getitems__(list(range(start, start + 4)))) == expected[start : start + 4]
-        assert len(dataset._lanes.ahead[3]) == 1
+        assert len(dataset._lanes.ahead[3]) <= 1
     assert sizes(reads) == [len(dataset.reader.line(sample)) for sample in expected]
 
 

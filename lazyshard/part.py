@@ -61,7 +61,7 @@ def or_null(kind: Kind) -> Kind:
     return Kind(
         f"{kind.expected} or null",
         lambda value: value is None or kind.fits(value),
-        lambda value: None if value is None else kind.read(value),
+        as_it_is if kind.read is as_it_is else lambda value: None if value is None else kind.read(value),
     )
 
 
@@ -106,8 +106,7 @@ class Checked:
 
     def _values(self, *, hashed: bool = False) -> tuple[Any, ...]:
         """Returns the values of the fields that are compared, or hashed."""
-        fields = dataclasses.fields(self)
-        return tuple(getattr(self, one.name) for one in fields if one.compare and not (hashed and one.hash is False))
+        return tuple([getattr(self, name) for name in _compared(type(self), hashed)])  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values: dicts, lists, strings, numbers, true, false and None."""
@@ -125,6 +124,12 @@ def _plain(value: Any) -> Any:
 @cache
 def _names_of(cls: type) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(cls))
+
+
+@cache
+def _compared(cls: type, hashed: bool) -> tuple[str, ...]:
+    fields = dataclasses.fields(cls)
+    return tuple(one.name for one in fields if one.compare and not (hashed and one.hash is False))
 
 
 @cache

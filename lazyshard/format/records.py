@@ -157,12 +157,15 @@ def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
     return of_format(value, newest, "written in stream", "a JSON object")
 
 
+_VERSION: Final = integer(1, 2**31)
+
+
 def of_format(value: Any, newest: int, what: str, expected: str = "an object") -> dict[str, Any]:
     """Returns an object of a known format. Call it first: all other fields of a later format may differ."""
     if not isinstance(value, dict):
         # `load_state_dict` gets Python values, not JSON.
         raise refused("", expected, value, "None" if value is None and expected == "an object" else None)
-    if (version := take(value, "format", integer(1, 2**31))) > newest:
+    if (version := take(value, "format", _VERSION)) > newest:
         known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
         text = f"{what} format {version}, but this release of lazyshard reads {known}; install a newer lazyshard"
         raise VersionUnsupported(text, field="format", expected=str(newest), actual=str(version))
@@ -185,8 +188,11 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
         if name in value and kind.read is part.as_it_is:
             found[name] = value[name]
         elif name in value:
-            with inside(name):
+            try:
                 found[name] = kind.read(value[name])
+            except (StateInvalid, VersionUnsupported):
+                with inside(name):
+                    raise
         elif name not in missing:
             raise refused(name, kind.expected, None, "no such field")
     return cls(**found)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import index as as_int
 from typing import Final, NamedTuple, TypeVar
@@ -232,6 +232,9 @@ class Gaps:
         return count(sample) - self._before[at] - count(min(sample, self._stops[at])) + count(self._starts[at])
 
 
+_gaps_of: Final = lru_cache(maxsize=64)(partial(Gaps, ()))  # makes the gaps of a split once
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules that never change in a run: the consecutive samples that a lane gets, the shuffle, and the split.
@@ -254,7 +257,7 @@ class Rules:
     @property
     def gaps(self) -> Gaps:
         """The samples of other splits."""
-        return Gaps(split=self.split)
+        return _gaps_of(self.split)
 
     @property
     def span(self) -> int:

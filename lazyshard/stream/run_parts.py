@@ -121,8 +121,8 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
     }
     for field, way_out in ways.items():
-        expected, actual = (str(split_of(one) if field == "split" else getattr(one, field)) for one in (state, now))
-        if expected != actual:
+        if getattr(state, field) != getattr(now, field):
+            expected, actual = (str(split_of(one) if field == "split" else getattr(one, field)) for one in (state, now))
             what = f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}"
             raise StateMismatch(what, directory=where, field=field, expected=expected, actual=actual)
 

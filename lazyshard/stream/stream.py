@@ -270,6 +270,7 @@ class NativeStream:
         self.arrays, self.encoding = manifest.arrays, manifest.encoding
         self.stream_id: str | None = manifest.stream_id
         self.mirror: Mirror | None = None
+        self._head: tuple[bytes, Head | None] = b"", None  # the last file that was read
         if isinstance(directory, UrlPath):
             # Code for object stores that readers of directories need not import.
             from lazyshard.store.mirror import Mirror
@@ -286,11 +287,19 @@ class NativeStream:
     def published(self, wanted: int | None = None) -> Published:
         """Polls what is published, from `head.json`, or if that is lost by listing the seals."""
         try:
-            head = read_record(self.directory / HEAD, Head.decode)
+            head = read_record(self.directory / HEAD, self._decode_head)
         except (FileNotFoundError, FileInvalid):
             return self._listed()
         self._check(head, ended=head.ended)
         return Published(head.chunks, head.samples, head.ended, head)
+
+    def _decode_head(self, data: bytes, file: str) -> Head:
+        known, head = self._head
+        # Most polls find the same bytes again.
+        if head is None or data != known:
+            head = Head.decode(data, file)
+            self._head = data, head
+        return head
 
     def _check(self, found: Head | End, *, ended: bool) -> None:
         if not found.is_whole(size := self.samples_per_chunk, ended=ended):

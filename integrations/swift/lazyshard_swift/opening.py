@@ -226,6 +226,11 @@ def _blended(args: Any, streams: tuple[Stream, ...], rank: Rank, own: Options) -
     weights, name = args.interleave_prob, "interleave_prob"
     if not all(weight > 0 for weight in weights or ()):
         raise refused(name, f"{' '.join(map(str, weights))}: weights must be numbers above 0")
+    kept = {one.identity: one.directory for one in streams}
+    for one in streams:
+        other = kept[one.identity]
+        if other != one.directory and not one.identity.startswith(FOREIGN):
+            raise refused("dataset", f"{one.directory} and {other} are copies of one stream: give one of them")
     if not weights:
         weights = [one.samples for one in streams]
         if unknown := [one.directory for one in streams if not one.total]:

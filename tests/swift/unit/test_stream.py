@@ -1,6 +1,7 @@
 """`stream`: what a start or a resume refuses; packs; `StepGate`: the same decision on every rank, without a word."""
 
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
     tells(raised(SettingsRefused, opened, made), argument="sharded_lazy_samples_per_chunk")
     empty = produce(tmp_path / "empty", 0, 2)
     tells(raised(StreamTooShort, opened, empty), directory=str(empty), samples=0)
+
+
+def test_copy_of_a_stream_beside_it_is_refused(tmp_path: Path) -> None:
+    made = produce(tmp_path / "s", 8, 2)
+    copy = shutil.copytree(made, tmp_path / "copy")
+    names, weights = [str(made), str(copy)], [0.5, 0.5]
+    tells(raised(SettingsRefused, opened, tmp_path, dataset=names, interleave_prob=weights), argument="dataset")
 
 
 def test_directory_that_another_program_fills_is_known_by_its_first_row(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class Checked:
                 raise refused(name, kind.expected, value)
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return self._values() == other._values() if isinstance(other, type(self)) else NotImplemented
 
     def __hash__(self) -> int:

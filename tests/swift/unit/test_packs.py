@@ -26,6 +26,7 @@ from tests.cli.commands import lazyshard
 from tests.stream.streams import raised
 from tests.swift.unit.runs import checkpoint, opened, tells
 from tests.swift.unit.test_rescale import Shape, both, shaped
+from tests.swift.unit.test_validation import of
 from tests.swift.unit.trainers import Trained, train
 
 PER_CHUNK = 3
@@ -207,3 +208,10 @@ def test_rows_that_are_longer_than_sealed_are_left_out_or_raised(packing: dict[s
         strict = opened(writer.directory, **packing, sharded_lazy_shuffle_window=0, sharded_lazy_on_bad_sample="raise")
         error = raised(BadSample, read, strict)
         assert code_of(error) == 5
+
+
+def test_the_train_split_alone_is_packed(packing: dict[str, Any], tmp_path: Path) -> None:
+    ratio = {"split_dataset_ratio": 0.3, "sharded_lazy_shuffle_window": 4}
+    stream = opened(write(tmp_path / "stream", 61), **packing, **ratio)
+    assert {row for pack in read(stream) for row in pack} == set(of(0, 61))
+    assert stream.validation is not None and list(stream.validation) == of(1, 61)

@@ -91,6 +91,8 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
 def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
     options = {**GIVING_UP, "max_steps": None, "train_iters": 100, "global_batch_size": 4}
+    # torchrun ends the other ranks once it sees that one has ended: on a busy machine before they could say why.
+    options["environment"] = {"PET_MONITOR_INTERVAL": "5"}
     with start_megatron_sft(tmp_path / "run", model, processes=2, dataset=stream, **options) as training:
         run, _ = assert_gave_up(training, stream, ("rank 0", "rank 1"))
         assert run.returncode == 1

@@ -19,7 +19,7 @@ import re
 from array import array
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -82,6 +82,8 @@ class Setting:
         if not self.steps:
             raise ValueError(f"--rows must be at least {self.step_rows}, one step of all ranks, got {self.rows}")
         self.chunks = -(-self.rows // size)
+        self.chunk_s = size / self.producer_rate  # between two chunks
+        self.poll_s = 2 * self.latency_s  # an open of the head, then a read
         self.chunk_bytes = size * (self.row_bytes + 27)  # on disk, with the seal: 27 bytes per row
         # How far the producer may be ahead, at least one chunk; None for no limit.
         try:
@@ -181,47 +183,38 @@ class WaitEnd(NamedTuple):
     deletion_polls: int = 0
 
 
-class Polls:
-    """The waits of readers under a setting."""
+def find_wait(setting: Setting, missing: int, phase: int, blind_s: float) -> WaitEnd:
+    """Returns how a wait for chunks ends; the rate is unknown for `blind_s`.
 
-    def __init__(self, setting: Setting) -> None:
-        self.poll_s = 2 * setting.latency_s  # An open of the head, then a read
-        self._setting = setting
-        self._period = setting.samples_per_chunk / setting.producer_rate
-        self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
-        self._known = lru_cache(maxsize=None)(self._find)
-
-    def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> WaitEnd:
-        """Returns how a wait for chunks ends; the first shows in `next_s` > 0, the rate is unknown for `blind_s`."""
-        return self._known(missing, max(1, round(next_s / self._period * _STEPS)), round(blind_s, 3))
-
-    def _find(self, missing: int, phase: int, blind_s: float) -> WaitEnd:
-        setting, period, size = self._setting, self._period, self._setting.samples_per_chunk
-        first = phase * period / _STEPS
-        arrival, watched, deletion_poll_at = first + (missing - 1) * period, not setting.woken, -_DELETION_POLL_S
-        own, shared, deletion_polls, time, age = 0, 0, 0, 0.0, 0.0
-        while True:
-            there = 0 if time < first else min(missing, int((time - first) / period + 1 + 1e-9))
-            own, shared = (own, shared + 1) if age else (own + 1, shared)
-            done = there >= missing or time >= arrival
-            time += self.poll_s
-            if done:
-                later = min(LATER_S, age / 4) if self._shares else 0.0
-                return WaitEnd(max(0.0, time - arrival) + later, own, shared, deletion_polls)
-            if time - deletion_poll_at >= _DELETION_POLL_S:
-                deletion_polls, deletion_poll_at = deletion_polls + 1, time
-            rate = 0.0 if time < blind_s else setting.producer_rate
-            head = Head(there, there * size, False, "running", rate, "-", 1, 0.0)
-            age = next_poll(time, expected_wait(missing * size, Published(there, there * size, False, head)))
-            event = max(time, first + there * period)
-            if not watched and time >= 0.02:
-                # Shorter waits sleep, see `lazyshard.stream.reader`. A reader that starts to watch polls once more.
-                watched, age = True, 0.0
-            elif watched and setting.woken and event <= time + age + 1e-6:
-                # Woken by the seal, then by the head that lists the chunk.
-                own, time, age = own + 1, event, 0.0
-            else:
-                time += age
+    The first chunk is seen after `phase` parts, of `_STEPS`, of the time between two chunks.
+    """
+    size, period = setting.samples_per_chunk, setting.chunk_s
+    first = phase * period / _STEPS
+    arrival, watched, deletion_poll_at = first + (missing - 1) * period, not setting.woken, -_DELETION_POLL_S
+    own, shared, deletion_polls, time, age = 0, 0, 0, 0.0, 0.0
+    while True:
+        there = 0 if time < first else min(missing, int((time - first) / period + 1 + 1e-9))
+        own, shared = (own, shared + 1) if age else (own + 1, shared)
+        done = there >= missing or time >= arrival
+        time += setting.poll_s
+        if done:
+            several = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
+            later = min(LATER_S, age / 4) if several else 0.0
+            return WaitEnd(max(0.0, time - arrival) + later, own, shared, deletion_polls)
+        if time - deletion_poll_at >= _DELETION_POLL_S:
+            deletion_polls, deletion_poll_at = deletion_polls + 1, time
+        rate = 0.0 if time < blind_s else setting.producer_rate
+        head = Head(there, there * size, False, "running", rate, "-", 1, 0.0)
+        age = next_poll(time, expected_wait(missing * size, Published(there, there * size, False, head)))
+        event = max(time, first + there * period)
+        if not watched and time >= 0.02:
+            # Shorter waits sleep, see `lazyshard.stream.reader`. A reader that starts to watch polls once more.
+            watched, age = True, 0.0
+        elif watched and setting.woken and event <= time + age + 1e-6:
+            # Woken by the seal, then by the head that lists the chunk.
+            own, time, age = own + 1, event, 0.0
+        else:
+            time += age
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +229,6 @@ class Timeline:
     waits: FloatArray  # how long each of them was waited for
     needs: int  # how often a reading process needed rows that it had not seen published
     polls: WaitEnd  # the sums over these
-    waiting_s: float  # seconds that it waited, ahead of the training or not
 
     @property
     def first_step_s(self) -> float:
@@ -261,7 +253,7 @@ class Timeline:
 
 def simulate(setting: Setting) -> Timeline:
     """Simulates a run from the beginning of the training to its last step."""
-    producer, polls = Producer(setting), Polls(setting)
+    producer, wait = Producer(setting), lru_cache(maxsize=None)(partial(find_wait, setting))
     step_s, lag = setting.loaded_step_s, setting.visibility_s
     # Workers prefetch two batches each while earlier steps are trained; reading a batch takes a moment.
     early = 2 * setting.workers // setting.micro_batches
@@ -269,7 +261,7 @@ def simulate(setting: Setting) -> Timeline:
     after_wait, began, waits = [0], [0.0], [0.0]
     ends = list[WaitEnd]()
     step = seen = 0
-    found = waiting = 0.0
+    found = 0.0
 
     def begins(step: int) -> float:
         """Returns when a step begins without further waits."""
@@ -285,18 +277,17 @@ def simulate(setting: Setting) -> Timeline:
             visible = producer.published[needed - 1] + lag
             there = bisect_right(producer.published, needed_at - lag + _NOTHING_S)
             if there >= needed:
-                found = needed_at + polls.poll_s
+                found = needed_at + setting.poll_s
                 ends.append(WaitEnd(own=1))
             else:
                 first = producer.published[there] + lag - needed_at
                 # Before the first chunk, only a heartbeat reports the rate.
                 blind = max(0.0, min(HEARTBEAT_S, first + needed_at) - needed_at) if not there else 0.0
-                wait = polls.wait(needed - there, max(first, _NOTHING_S), blind)
-                found = visible + wait.late_s
+                end = wait(needed - there, max(1, round(first / setting.chunk_s * _STEPS)), round(blind, 3))
+                found = visible + end.late_s
                 # Before the first step no chunk is open.
-                ends.append(wait if step else wait._replace(deletion_polls=0))
-                waiting += found - needed_at
-            seen = max(needed, bisect_right(producer.published, found - polls.poll_s - lag))
+                ends.append(end if step else end._replace(deletion_polls=0))
+            seen = max(needed, bisect_right(producer.published, found - setting.poll_s - lag))
         ready, due = found + fill_s, begins(step)
         if not step:
             began[0] = waits[0] = ready
@@ -309,21 +300,11 @@ def simulate(setting: Setting) -> Timeline:
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
     chunks = np.array(producer.published), np.array(producer.begun)
     counted = WaitEnd(*map(sum, zip(*ends, strict=True)))
-    return Timeline(setting, *chunks, after, begun, waited, len(ends), counted, waiting)
+    return Timeline(setting, *chunks, after, begun, waited, len(ends), counted)
 
 
-class Disk(NamedTuple):
-    """Disk use: the maximum number of chunks, their bytes and when; cursor commits; chunks deleted."""
-
-    peak_chunks: int
-    peak_bytes: int
-    peak_at_s: float
-    cursor_writes: int
-    deleted: int
-
-
-def disk_use(timeline: Timeline) -> Disk:
-    """Returns the disk use of a run."""
+def disk_use(timeline: Timeline) -> dict[str, float]:
+    """Returns the disk use of a run: the most chunks, their bytes and when; cursor commits; chunks deleted."""
     setting, published, every = timeline.setting, timeline.published, timeline.setting.checkpoint_steps
     count, deleted = np.arange(1, len(published) + 1), np.zeros(len(published), dtype=np.int64)
     commits = setting.steps // every if every else 0
@@ -339,22 +320,23 @@ def disk_use(timeline: Timeline) -> Disk:
         deleted = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
     kept = count - deleted
     at = int(np.argmax(kept))
-    return Disk(int(kept[at]), int(kept[at]) * setting.chunk_bytes, float(published[at]), commits, int(deleted[-1]))
+    peak = {"peak_chunks": int(kept[at]), "peak_bytes": int(kept[at]) * setting.chunk_bytes}
+    return peak | {"peak_at_s": float(published[at]), "cursor_writes": commits, "deleted": int(deleted[-1])}
 
 
-def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
+def count_files(timeline: Timeline, disk: dict[str, float]) -> dict[str, float]:
     """Counts operations. A main process polls at start and at commits, and with workers also at each new stripe."""
     setting, seconds, opened = timeline.setting, timeline.end_s, timeline.setting.all_openings
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
     _, own, shared, for_deleted = timeline.polls
     polls, deletion_polls = own * loaders + shared * nodes, for_deleted * nodes
-    head_opens = polls + setting.ranks * (1 + (timeline.needs if setting.workers else 0)) + disk.cursor_writes
+    head_opens = polls + setting.ranks * (1 + (timeline.needs if setting.workers else 0)) + disk["cursor_writes"]
     reading = head_opens + opened * _CHUNK_METADATA + deletion_polls
     spans = -(-setting.steps * setting.draws // setting.span)
-    hints = min(spans, int(seconds / HINT_S) + timeline.needs) + disk.cursor_writes
+    hints = min(spans, int(seconds / HINT_S) + timeline.needs) + disk["cursor_writes"]
     # Replacing a small file durably: create, stat, rename, sync of the directory. Publishing a chunk also takes
     # three renames with a stat each, and a check for the seal.
-    total = reading + 4 * hints + setting.chunks * (PUBLISH_OPENS + 7) + 2 * disk.deleted
+    total = reading + 4 * hints + setting.chunks * (PUBLISH_OPENS + 7) + 2 * disk["deleted"]
     return {
         "processes": loaders,
         "nodes": nodes,
@@ -363,8 +345,6 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
         "metadata_operations": total,
         "metadata_a_second": total / seconds,
         "metadata_a_second_and_node": reading / seconds / nodes,
-        "polls_a_second": (polls + deletion_polls) / timeline.waiting_s if timeline.waiting_s else 0.0,
-        "stripe_operations": nodes + loaders * _CHUNK_METADATA,
     }
 
 
@@ -381,4 +361,4 @@ def outcome(setting: Setting) -> dict[str, Any]:
         "waits": len(timeline.waits) - 1,
         "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # without the wait for the first step
     }
-    return asdict(setting) | found | disk._asdict() | count_files(timeline, disk) | dealt
+    return asdict(setting) | found | disk | count_files(timeline, disk) | dealt

@@ -157,7 +157,7 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
     lists = {"states": [_state_values(one) for one in found.states], "epochs": epochs}
     lists |= {"findings": [one._asdict() for one in found.findings]}
     lists |= {"notes": [one._asdict() for one in found.remarks if one.kind == "note"]}
-    return {"stream": where, **verdict, **found.facts._asdict(), **audited, **lists}
+    return {"stream": where, **verdict, **found.tracing.facts._asdict(), **audited, **lists}
 
 
 def _steps(tracing: Tracing | None) -> int | None:

@@ -14,10 +14,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from typer import Argument, Option
 
@@ -49,8 +48,7 @@ PURPOSES: Final = {
 """The purpose of each extra."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A line of the report, under the heading `section`. Findings of a section are consecutive.
 
     `ok` is None for information without a verdict.
@@ -102,7 +100,7 @@ def command(
         last = f"{output.count(missing, 'check')} failed" if missing else "all checks passed"
         if not there:
             last = f"{one}: not installed, nothing to check; `lazyshard doctor {one}` shows what it needs"
-        values = {"area": one, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
+        values = {"area": one, "ok": not missing, "findings": [finding._asdict() for finding in findings]}
         output.show(values, [*_lines(findings), last], as_json)
         code = exits.MISSING if missing else code
     return code

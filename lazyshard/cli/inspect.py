@@ -202,7 +202,7 @@ def _distribution(values: dict[str, Any] | None) -> list[str]:
 
 def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Advice]) -> dict[str, Any]:
     manifest, head, rows, dealt, keys = found.manifest, found.published.head, found.source_rows, found.dealt, found.keys
-    by_name = {key: {"rows": number, "kinds": keys.kinds[key]} for key, number in keys.rows_with.items()}
+    by_name = {key: {"rows": kinds.total(), "kinds": list(kinds)} for key, kinds in keys.kinds.items()}
     packs = {"tokens": rows and rows.pack, "looked_at": found.packs, "rows": found.packed} if found.packs else None
     encoding = None if manifest is None or manifest.encoding is None else dict(manifest.encoding)
     arrays = {"row_arrays_bytes": _length_values(found.arrays)} if found.arrays.count else {}
@@ -233,15 +233,16 @@ def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Adv
 
 
 def _chunk_values(shown: inspection.ShownChunk) -> dict[str, Any]:
+    lengths = Lengths(shown.lengths)
     values = {
         "file": str(shown.file),
         "chunk": shown.number,
         "first_sample": shown.first,
-        "samples": shown.lengths.count,
+        "samples": len(shown.lengths),
     }
-    values |= {"bytes": shown.lengths.total} | ({} if shown.arrays is None else {"arrays_bytes": shown.arrays})
+    values |= {"bytes": lengths.total} | ({} if shown.arrays is None else {"arrays_bytes": shown.arrays})
     values |= {"sealed_at": shown.seal and shown.seal.sealed_at, "source": shown.seal and shown.seal.source}
-    return values | _lengths(shown.lengths, shown.tokens)
+    return values | _lengths(lengths, Lengths(shown.tokens))
 
 
 def row_text(row: inspection.ShownRow, values: dict[str, Any] | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from enum import Enum
 from typing import Annotated, Any, Final
 
 from typer import BadParameter, Context, Option
@@ -16,13 +15,6 @@ from lazyshard.stream.head import format_seconds
 
 _MAX_WAIT_S: Final = 600.0  # A reader's default `max_wait`
 _HIDDEN: Final = {"steps", "deleted", "head_opens", "chunk_opens", *(one.name for one in fields(Setting))}
-
-
-class Retain(str, Enum):
-    """The values of the producer's --retain that are simulated."""
-
-    all = "all"
-    consumed = "consumed"
 
 
 def command(
@@ -43,7 +35,7 @@ def command(
     row_bytes: Annotated[int, Option(min=0, help="Mean size of a row.")] = 2000,
     head_start: Annotated[int, Option(min=0, help="Rows published before training starts.")] = 0,
     max_ahead: Annotated[str | None, Option(metavar="AMOUNT", help="As the producer's option: 64chunks, 20GB.")] = None,
-    retain: Annotated[Retain, Option(help="As the producer's option.")] = Retain.all,
+    retain: Annotated[str, Option(metavar="all|consumed", help="As the producer's option.")] = "all",
     latency: Annotated[float, Option(metavar="MS", min=0, help="Latency of one open, stat or read.")] = 1.0,
     visibility: Annotated[float, Option(metavar="SECONDS", min=0, help="Until other machines see a file.")] = 0.0,
     ranks_a_node: Annotated[int, Option(min=1, help="Ranks per machine.")] = 8,
@@ -71,6 +63,7 @@ def command(
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         alike = (context.params[first] is None) == (context.params[second] is None)
         output.refuse_if(alike, names[0], f"give exactly one of {names[0]} and {names[1]}")
+    output.refuse_if(retain not in ("all", "consumed"), "--retain", f"expected all or consumed, got {retain!r}")
     for name, value in context.params.items():
         positive = name in ("step_seconds", "rows_a_second", "producer_rate")
         expected = "a number above 0" if positive else "a number"

@@ -130,7 +130,8 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         "failure": note if failed else None,
     }
     stretches = [{"first_chunk": one.first, "stop_chunk": one.stop, "state": one.state} for one in band.stretches]
-    cells = [cell._asdict() | {"readers": [reader._asdict() for reader in cell.readers]} for cell in band.cells]
+    readers = ([{"consumer": name, "rank": rank} for name, rank in cell.readers] for cell in band.cells)
+    cells = [cell._asdict() | {"readers": own} for cell, own in zip(band.cells, readers, strict=True)]
     return {
         **failure_values(survey.directory, survey.looked_at, None),
         "summary": summary(outlook),
@@ -176,7 +177,7 @@ def _consumer_values(
     one: ConsumerOutlook, window: OpenWindow | None, samples: Callable[[float | None], float | None]
 ) -> dict[str, Any]:
     cursor, reading = one.consumer.cursor, one.consumer.reading
-    told = {name: getattr(one, name) for name in one.__slots__ if name not in ("consumer", "remainder")}
+    told = {name: getattr(one, name) for name in one._fields if name not in ("consumer", "remainder")}
     blend = [
         {"stream": share.stream, "weight": share.weight, "share": given, "consumed_samples": share.consumed}
         for share, given in one.blend

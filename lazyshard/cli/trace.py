@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +13,7 @@ from typer import BadParameter, Option
 
 from lazyshard.cli import exits, output
 from lazyshard.cli.inspect import row_text
-from lazyshard.cli.output import chunk_bar, count, pretty, refuse_if, say
+from lazyshard.cli.output import chunk_bar, chunk_range, count, pretty, refuse_if, say
 from lazyshard.errors import ConfigInvalid
 from lazyshard.inspection.inspection import read_rows
 from lazyshard.inspection.tracing import Fate, StreamFacts, Tracing, facts_of
@@ -179,7 +178,7 @@ def _told(
             text = text or unknown
             # Answers to --step have one line per draw.
             lines = [f"{lines[0]}  {text}"] if len(lines) == 1 else [*lines, f"  from {text}"]
-            values = [one | {"origins": list(map(asdict, found))} for one in values]
+            values = [one | {"origins": [origin._asdict() for origin in found]} for one in values]
         if full is not None and published and chunk >= facts.retired:
             row = next(read_rows(stream, chunk, number, 1))
         if as_json:
@@ -266,7 +265,7 @@ def _of_source(stream: Stream, facts: StreamFacts, tracing: _Run, place: SourceP
     first, stop = found.chunks
     samples = [first * each, min(stop * each, facts.samples)]
     values = {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
-    which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
+    which = chunk_range(first, stop)
     among = f"its row, if it has one, is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
     yield None, [f"{place}: {among}; which one is unknown: {found.why}"], [values]
 
@@ -371,9 +370,9 @@ def _other_split(sample: int, split: SplitOf | None) -> str:
 def _fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:
     """Returns the fate of a sample in an epoch as values for --json."""
     chunk, row = divmod(fate.sample, tracing.facts.samples_per_chunk)
-    values = fate._asdict() | {"step": None if fate.step is None else fate.step + 1}
-    became, deleted = values.pop("became"), chunk < tracing.facts.retired
-    return values | {"chunk": chunk, "row": row, "became": became, "deleted": deleted}
+    values = fate._asdict() | {"step": None if fate.step is None else fate.step + 1, "chunk": chunk, "row": row}
+    told = {"became": fate.became, "deleted": chunk < tracing.facts.retired}
+    return {name: values[name] for name in _COLUMNS} | told
 
 
 def ranges_text(ranges: Sequence[Sequence[int]], shown: int = 8) -> str:

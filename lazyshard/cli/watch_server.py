@@ -91,11 +91,9 @@ class WatchServer(ThreadingHTTPServer):
     Raises OSError if it cannot listen on the address.
     """
 
-    def __init__(
-        self, host: str, port: int, answers: Mapping[str, PageAnswer], own_names: Iterable[str] | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, answers: Mapping[str, PageAnswer], own_names: Iterable[str] = ()) -> None:
         self.answers = dict(answers)
-        self._own_names = None if own_names is None else {name.lower() for name in own_names}
+        self._own_names = {name.lower() for name in own_names}
         self._served = set[Any]()
         self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         super().__init__((str(address[0]), port), _Handler)
@@ -119,8 +117,8 @@ class WatchServer(ThreadingHTTPServer):
             return False
         name = found[1].strip("[]").lower().removesuffix(".")
         # DNS rebinding needs a name, so any address is safe.
-        own = self._own_names is not None and (name in self._own_names or _address(name) is not None)
-        return own or is_loopback(name)
+        own = name in self._own_names or (self._own_names and _address(name) is not None)
+        return bool(own) or is_loopback(name)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Rejects a request while too many are being served."""
@@ -345,7 +343,7 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
     kind = "text/plain; version=0.0.4; charset=utf-8"
     answers["/metrics"] = PageAnswer(kind, lambda: metrics_page(looks.facts(), time.time()))
     try:
-        server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
+        server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else ())
     except OSError as error:
         reason, wrong = (error.strerror or str(error)).lower(), "--port"
         text = f"cannot listen on {host}:{port} ({reason}); choose another port, or 0 for any free one"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -160,10 +161,10 @@ class _Document:
     def plain_yaml(self, path: Path) -> Any:
         """Returns the plain values of a YAML file. Raises ImportError: PyYAML is not installed."""
         text = _text(path)
-        try:
-            import yaml
-        except ModuleNotFoundError as cause:
-            raise ImportError("reading a YAML file needs PyYAML: pip install 'lazyshard[config]'") from cause
+        if find_spec("yaml") is None:
+            raise ImportError("reading a YAML file needs PyYAML: pip install 'lazyshard[config]'")
+        import yaml
+
         loader: Any = yaml.SafeLoader(text)
         begin = loader.fetch_flow_collection_start
 
@@ -225,14 +226,12 @@ class _Document:
 
 def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
     """Returns the configuration; None, with the mistakes in the document, if it is invalid."""
-    try:
-        from pydantic import ValidationError
+    if find_spec("pydantic") is None:
+        raise ImportError("a configuration needs pydantic: pip install 'lazyshard[config]'")
+    from pydantic import ValidationError
 
-        from lazyshard.config.config import VERSION, Config
-    except ModuleNotFoundError as cause:
-        if (cause.name or "").partition(".")[0] != "pydantic":
-            raise
-        raise ImportError("a configuration needs pydantic: pip install 'lazyshard[config]'") from cause
+    from lazyshard.config.config import VERSION, Config
+
     version = data.get("version", 0 if "dataset" in data else None) if isinstance(data, dict) else None
     if type(version) is int and version != VERSION:
         # Other versions have other keys.

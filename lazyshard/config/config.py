@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
-from pydantic.functional_validators import PlainValidator, field_validator, model_validator
+from pydantic.functional_validators import PlainValidator, model_validator
 
 from lazyshard.lazy import FunctionMissing, named_function
 from lazyshard.part import SplitOf
@@ -110,6 +110,12 @@ class StepConfig(_Section):
         return step
 
 
+def _has_its_split(splits: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+    if "split" in info.data:
+        SplitOf.named(info.data["split"], splits)
+    return splits
+
+
 class DatasetConfig(_Section):
     """An entry of ``datasets:``. Except `path` and `weight`, attributes are arguments of `LazyShardedDataset`."""
 
@@ -120,17 +126,25 @@ class DatasetConfig(_Section):
     unit: Literal["chunk", "sample", "batch", "auto"] | _FromOne = "chunk"
     shuffle_window: _FromZero = 0
     split: Literal["train", "validation", "test"] | None = None
-    splits: tuple[_FromZero, ...] | None = Field(default=None, validate_default=True)
+    splits: Annotated[tuple[_FromZero, ...] | None, Field(validate_default=True), AfterValidator(_has_its_split)] = None
     max_total_samples: _FromOne | None = None
     samples_per_chunk: _FromOne | None = None
     cache_bytes: _FromZero = 0
 
-    @field_validator("splits")
-    @classmethod
-    def _has_its_split(cls, splits: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
-        if "split" in info.data:
-            SplitOf.named(info.data["split"], splits)
-        return splits
+
+def _has_an_end(at_end: str, info: ValidationInfo) -> str:
+    if at_end != "drop" and info.data.get("form") == "map":
+        raise ValueError(f"expected drop, found {at_end}: with `form: map` the samples left over are dropped")
+    return at_end
+
+
+def _has_workers(value: Any, info: ValidationInfo) -> Any:
+    if value and info.data.get("num_workers") == 0:
+        raise ValueError("applies to worker processes, but num_workers is 0")
+    return value
+
+
+_OfWorkers = AfterValidator(_has_workers)
 
 
 class LoaderConfig(_Section):
@@ -140,28 +154,24 @@ class LoaderConfig(_Section):
     """
 
     form: Literal["stream", "map"] = "stream"
-    at_end: Literal["drop", "pad", "loop"] = "drop"
+    at_end: Annotated[Literal["drop", "pad", "loop"], AfterValidator(_has_an_end)] = "drop"
     batch_size: _FromOne = 1
     num_workers: _FromZero = 0
     collate_fn: _Function | None = None
     pin_memory: _Flag = False
-    prefetch_factor: _FromOne | None = None
-    persistent_workers: _Flag = False
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
+    prefetch_factor: Annotated[_FromOne | None, _OfWorkers] = None
+    persistent_workers: Annotated[_Flag, _OfWorkers] = False
+    multiprocessing_context: Annotated[Literal["fork", "spawn", "forkserver"] | None, _OfWorkers] = None
 
-    @field_validator("at_end")
-    @classmethod
-    def _has_an_end(cls, at_end: str, info: ValidationInfo) -> str:
-        if at_end != "drop" and info.data.get("form") == "map":
-            raise ValueError(f"expected drop, found {at_end}: with `form: map` the samples left over are dropped")
-        return at_end
 
-    @field_validator("prefetch_factor", "persistent_workers", "multiprocessing_context")
-    @classmethod
-    def _has_workers(cls, value: Any, info: ValidationInfo) -> Any:
-        if value and info.data.get("num_workers") == 0:
-            raise ValueError("applies to worker processes, but num_workers is 0")
-        return value
+def _of_its_form(value: Any, info: ValidationInfo) -> Any:
+    form, own = info.data.get("form"), "pad" if info.field_name == "token" else "split"
+    if value and form not in (None, own):
+        raise ValueError(f"is only valid with `form: {own}`, found `form: {form}`")
+    return value
+
+
+_Token = Annotated[_FromZero | None, AfterValidator(_of_its_form)]
 
 
 class SequencesConfig(_Section):
@@ -169,25 +179,17 @@ class SequencesConfig(_Section):
 
     form: Literal["pack", "split", "pad"]
     size: _FromOne
-    bos: _FromZero | None = None
-    eos: _FromZero | None = None
-    every_bos: _FromZero | None = None
-    every_eos: _FromZero | None = None
-    overlap: Literal[0, 1] = 0
-    token: _FromZero = 0
+    bos: _Token = None
+    eos: _Token = None
+    every_bos: _Token = None
+    every_eos: _Token = None
+    overlap: Annotated[Literal[0, 1], AfterValidator(_of_its_form)] = 0
+    token: Annotated[_FromZero, AfterValidator(_of_its_form)] = 0
     window: _FromOne | None = None
     seed: _FromZero | None = None
     at_end: Literal["drop", "complete"] = "drop"
     too_long: Literal["raise", "drop"] = "raise"
     max_error_count: _FromZero | None = 100
-
-    @field_validator("bos", "eos", "every_bos", "every_eos", "overlap", "token")
-    @classmethod
-    def _of_its_form(cls, value: Any, info: ValidationInfo) -> Any:
-        form, own = info.data.get("form"), "pad" if info.field_name == "token" else "split"
-        if value and form not in (None, own):
-            raise ValueError(f"is only valid with `form: {own}`, found `form: {form}`")
-        return value
 
     @property
     def of_form(self) -> dict[str, Any]:
@@ -197,12 +199,39 @@ class SequencesConfig(_Section):
         return self.model_dump(include=names.get(self.form, more))
 
 
+def _can_be_drawn(datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
+    if not datasets:
+        raise ValueError("expected at least one data set, found an empty list")
+    first: dict[str, int] = {}
+    for number, dataset in enumerate(datasets):
+        before = first.setdefault(os.path.abspath(dataset.path), number)
+        if before != number:
+            again = f"[{number}] is the same stream as [{before}]"
+            raise ValueError(f"{again}; list it once, with the sum of the weights")
+    return datasets
+
+
+def _ends_by_itself(loader: LoaderConfig, info: ValidationInfo) -> LoaderConfig:
+    if info.data.get("sequences") is not None and (loader.form, loader.at_end) != ("stream", "drop"):
+        raise ValueError("expected `form: stream`, and `at_end` under `sequences`: sequences have no index")
+    if loader.at_end != "drop":
+        expected = f"expected at_end: drop, found {loader.at_end}"
+        if len(info.data.get("datasets", ())) > 1:
+            raise ValueError(f"{expected}: several data sets end by `stopping` or `num_samples`")
+        if info.data.get("num_samples") is not None:
+            raise ValueError(f"{expected}: with `num_samples` nothing is left over")
+    return loader
+
+
+_NoneIsEmpty = BeforeValidator(lambda value: {} if value is None else value)
+
+
 class Config(_Section):
     """The configuration. Except sections, attributes are arguments of `LazyShardedDataset` and `BlendedDataset`."""
 
     version: Annotated[int, Field(strict=True, ge=VERSION, le=VERSION)]
     tokenizer: TokenizerConfig | None = None
-    datasets: tuple[DatasetConfig, ...]
+    datasets: Annotated[tuple[DatasetConfig, ...], AfterValidator(_can_be_drawn)]
     num_samples: _FromOne | None = None
     stopping: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     micro_batches_per_step: _FromOne | None = None
@@ -210,33 +239,7 @@ class Config(_Section):
     max_wait: _Positive = 600.0
     consumer: _Text | None = None
     sequences: SequencesConfig | None = None
-    dataloader: Annotated[LoaderConfig, BeforeValidator(lambda value: {} if value is None else value)] = LoaderConfig()
-
-    @field_validator("datasets")
-    @classmethod
-    def _can_be_drawn(cls, datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
-        if not datasets:
-            raise ValueError("expected at least one data set, found an empty list")
-        first: dict[str, int] = {}
-        for number, dataset in enumerate(datasets):
-            before = first.setdefault(os.path.abspath(dataset.path), number)
-            if before != number:
-                again = f"[{number}] is the same stream as [{before}]"
-                raise ValueError(f"{again}; list it once, with the sum of the weights")
-        return datasets
-
-    @field_validator("dataloader")
-    @classmethod
-    def _ends_by_itself(cls, loader: LoaderConfig, info: ValidationInfo) -> LoaderConfig:
-        if info.data.get("sequences") is not None and (loader.form, loader.at_end) != ("stream", "drop"):
-            raise ValueError("expected `form: stream`, and `at_end` under `sequences`: sequences have no index")
-        if loader.at_end != "drop":
-            expected = f"expected at_end: drop, found {loader.at_end}"
-            if len(info.data.get("datasets", ())) > 1:
-                raise ValueError(f"{expected}: several data sets end by `stopping` or `num_samples`")
-            if info.data.get("num_samples") is not None:
-                raise ValueError(f"{expected}: with `num_samples` nothing is left over")
-        return loader
+    dataloader: Annotated[LoaderConfig, _NoneIsEmpty, AfterValidator(_ends_by_itself)] = LoaderConfig()
 
 
 _SECTIONS: dict[str, type[_Section]] = {"tokenizer": TokenizerConfig, "datasets": DatasetConfig}

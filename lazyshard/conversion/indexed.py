@@ -42,17 +42,12 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 
 
 class IndexHeader(NamedTuple):
-    """The header of an `.idx` file; `dtype` is the type of a token, one of `DTYPES`."""
+    """The header of an `.idx` file; `token` is the type of a token, one of `DTYPES`."""
 
-    dtype: str
+    token: np.dtype[Any]
     sequences: int
     documents: int
     has_modes: bool
-
-    @property
-    def token(self) -> np.dtype[Any]:
-        """The type of a token."""
-        return DTYPES[self.dtype]
 
     @property
     def starts(self) -> tuple[int, int, int, int]:
@@ -82,7 +77,7 @@ class IndexHeader(NamedTuple):
             raise refuse(file, f"a token type from 1 to {len(DTYPES)}", f"code {code}")
         if boundaries == 0:
             raise refuse(file, "at least one document boundary", "none")
-        header = cls(list(DTYPES)[code - 1], sequences, boundaries - 1, has_modes=False)
+        header = cls(list(DTYPES.values())[code - 1], sequences, boundaries - 1, has_modes=False)
         plain = header.starts[-1]
         if size not in (plain, plain + sequences):
             hint = "; the file was truncated, or is still being written" if size < plain else ""
@@ -190,7 +185,7 @@ def check_sequences(
     at = int(wrong[0])
     length, begin = int(lengths[at]), int(pointers[at])
     expected = f"sequence {first + at} within the {data_size} bytes of its {DATA_SUFFIX} file"
-    actual = f"{length} tokens of {header.dtype} at byte {begin}, up to byte {begin + length * width}"
+    actual = f"{length} tokens of {header.token.name} at byte {begin}, up to byte {begin + length * width}"
     if length >= 0 and begin >= 0:
         actual += f"; the {DATA_SUFFIX} file was truncated, is still being written, or belongs to another index"
     raise refuse(file, expected, actual, sequence=first + at)

@@ -40,7 +40,6 @@ class Remark(NamedTuple):
 class Audit(NamedTuple):
     """The result of an audit of the state `head`; `states` are all states, ordered by how much they had trained."""
 
-    facts: StreamFacts
     head: SavedState
     tracing: Tracing
     states: tuple[AuditedState, ...]
@@ -127,7 +126,7 @@ def audit(
     found += (Remark("steps", str(saved.file), what) for saved, run in kept for what in _of_steps(saved, run))
     found += _of_chunks(kept, (head, newest(states)[0]), cursors, tracing)
     audited.sort(key=lambda one: (one.saved.state.consumed, one.saved.saved_at, str(one.saved.file)))
-    return Audit(facts, head, tracing, tuple(audited), tuple(epochs), tuple(found))
+    return Audit(head, tracing, tuple(audited), tuple(epochs), tuple(found))
 
 
 def _related(saved: SavedState, head: SavedState, tracing: Tracing, found: list[Remark]) -> AuditedState:

@@ -24,6 +24,7 @@ from lazyshard.format.state import Cursor
 from lazyshard.format.writers import Sequenced
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
+from lazyshard.part import Array, Int64Array
 from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.store.files import read_seal, size_of
@@ -109,8 +110,8 @@ class ShownChunk(NamedTuple):
     number: int
     first: int  # its first sample
     seal: Seal | None  # None in a foreign directory
-    lengths: Lengths  # bytes of its rows, newlines included
-    tokens: Lengths
+    lengths: Int64Array  # bytes of its rows, newlines included
+    tokens: Array  # empty if they were not sealed
     arrays: int | None = None  # bytes of its side file
 
 
@@ -158,8 +159,8 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
             continue
         failed = 0
         found.looked_at += 1
-        found.lengths.merge(shown.lengths)
-        found.tokens.merge(shown.tokens)
+        found.lengths.add(shown.lengths)
+        found.tokens.add(shown.tokens)
         if (seal := shown.seal) is not None:
             found.last_sealed_at, position = seal.sealed_at, Sequenced.read_source(seal.source)
             read |= {one.writer: SourceRows.read_source(one.source) for one in position.rows} if position else {}
@@ -169,7 +170,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
                 read[""] = SourceRows.read_source(seal.source)
             # Clocks may be set back.
             at = max(seal.sealed_at, found.course[-1].time if found.course else seal.sealed_at)
-            found.course.append(At(at, shown.first + shown.lengths.count))
+            found.course.append(At(at, shown.first + len(shown.lengths)))
             if seal.arrays is not None:
                 found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
     found.source_rows = SourceRows.sum(read.values())
@@ -177,17 +178,17 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:
     """Describes a chunk from its seal, or from its rows if it has none."""
-    lengths, tokens, seal, arrays = Lengths(), Lengths(), None, None
+    seal = arrays = None
+    tokens: Array = np.zeros(0)
     if stream.stream_id is None:
         chunk = stream.open_chunk(number)
         offsets, file = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64), chunk.path
     else:
         seal = read_seal(stream.directory, number)
         offsets, file = seal.offsets.astype(np.int64), stream.directory / chunk_name(number)
-        tokens.add(np.zeros(0) if seal.tokens is None else seal.tokens)
+        tokens = tokens if seal.tokens is None else seal.tokens
         arrays = None if seal.arrays is None else seal.arrays.size
-    lengths.add(np.diff(offsets))
-    return ShownChunk(file, number, number * stream.samples_per_chunk, seal, lengths, tokens, arrays)
+    return ShownChunk(file, number, number * stream.samples_per_chunk, seal, np.diff(offsets), tokens, arrays)
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
@@ -314,7 +315,6 @@ class History(NamedTuple):
     """The history of a stream."""
 
     found: Overview | None  # from the seals; None without `stream.json`, since the rows would have to be read
-    course: tuple[At, ...] = ()  # published rows over time
     trained: tuple[Cursor, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
     refusals: RefusedRows | None = None  # None if there is no quarantine file
     refusals_size: int | None = None  # bytes of that file
@@ -336,7 +336,7 @@ def take_history(directory: Path, before: History | None = None) -> History:
     consumers = tolerate(lambda: list_consumers(directory, published.chunks), []) or ()
     trained = [one.cursor for one in consumers if one.cursor is not None]
     trained.sort(key=lambda one: (one.consumed, one.consumer))
-    return History(found, tuple(found.course), tuple(trained[:MOST_TRAINED]), refusals, size)
+    return History(found, tuple(trained[:MOST_TRAINED]), refusals, size)
 
 
 def rates(course: Sequence[At], most: int) -> list[At]:

@@ -14,7 +14,6 @@ import itertools
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
@@ -38,8 +37,7 @@ CLOSE_UP: Final = 96  # chunks of the close-up: three lines of a laptop's screen
 _BEHIND: Final = 16  # chunks of the close-up before those being read
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerOutlook:
+class ConsumerOutlook(NamedTuple):
     """Where a consumer is, and what it can expect; None if unknown. Field names match the JSON output."""
 
     consumer: Consumer
@@ -239,19 +237,12 @@ class ChunkStretch(NamedTuple):
     state: ChunkState
 
 
-class ChunkReader(NamedTuple):
-    """A consumer's rank that reads a chunk now; None if several ranks share the chunk."""
-
-    consumer: str
-    rank: int | None
-
-
 class Cell(NamedTuple):
     """A chunk in the close-up."""
 
     chunk: int
     state: ChunkState
-    readers: tuple[ChunkReader, ...]
+    readers: tuple[tuple[str, int | None], ...]  # consumers that read it now, and the rank, None if several share it
 
 
 class Band(NamedTuple):
@@ -291,7 +282,7 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
             state = "reading"
         for chunk in range(max(first, begin), min(first + close_up, end)):
             readers = ((name, one.rank(chunk)) for name, one in windows.items() if one.first <= chunk < one.stop)
-            cells.append(Cell(chunk, state, tuple(itertools.starmap(ChunkReader, readers))))
+            cells.append(Cell(chunk, state, tuple(readers)))
         same = stretches and stretches[-1].state == state
         stretches.append(ChunkStretch(stretches.pop().first if same else begin, end, state))
     return Band(stop, tuple(stretches), tuple(cells), windows)

@@ -7,13 +7,13 @@ the weights of a blend by tokens, and refused rows by reason, without a last lin
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
-import sys
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -61,29 +61,23 @@ class Bin:
 
 
 class Lengths:
-    """A histogram of row lengths."""
+    """A histogram of row lengths, with the given ones counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *given: Array) -> None:
         self.count = self.total = self.smallest = self.largest = 0
         self._buckets: Int64Array = np.zeros(len(_LOWEST), np.int64)
+        for lengths in given:
+            self.add(lengths)
 
     def add(self, lengths: Array) -> None:
         """Counts lengths: integers from 0."""
         if len(values := lengths.astype(np.int64)):
-            one = Lengths()
-            one.count, one.total = len(values), int(values.sum())
-            one.smallest, one.largest = int(values.min()), int(values.max())
-            one._buckets = np.bincount(np.searchsorted(_LOWEST, values, "right") - 1, minlength=len(_LOWEST))
-            self.merge(one)
-
-    def merge(self, other: Lengths) -> None:
-        """Adds the counts of another histogram."""
-        if other.count:
-            self.smallest = min(self.smallest, other.smallest) if self.count else other.smallest
-            self.largest = max(self.largest, other.largest)
-            self.count += other.count
-            self.total += other.total
-            self._buckets += other._buckets
+            least = int(values.min())
+            self.smallest = min(self.smallest, least) if self.count else least
+            self.largest = max(self.largest, int(values.max()))
+            self.count += len(values)
+            self.total += int(values.sum())
+            self._buckets += np.bincount(np.searchsorted(_LOWEST, values, "right") - 1, minlength=len(_LOWEST))
 
     @property
     def mean(self) -> float:
@@ -124,21 +118,17 @@ class Lengths:
 
 
 class Keys:
-    """The keys of rows, in the order of first use: how many rows have each, and the kinds of its values."""
+    """The keys of rows, in the order of first use: how many rows have a value of each kind there."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.rows_with = Counter[str]()
-        self.kinds: dict[str, list[str]] = {}
+        self.kinds = defaultdict[str, Counter[str]](Counter)
 
     def add(self, row: dict[str, Any]) -> None:
         """Counts the keys of a row."""
         self.rows += 1
-        self.rows_with.update(row.keys())
         for key, value in row.items():
-            kinds = self.kinds.setdefault(key, [])
-            if (kind := _kind_of(value)) not in kinds:
-                kinds.append(kind)
+            self.kinds[key][_kind_of(value)] += 1
 
 
 def _kind_of(value: Any, *, inner: bool = False) -> str:
@@ -192,24 +182,15 @@ def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None
     path = directory / QUARANTINE
     try:
         if isinstance(path, UrlPath):
-            return count_refusals(iter(read_file(path, _MOST_BYTES).splitlines(keepends=True)), complete=True)
+            return count_refusals(io.BytesIO(read_file(path, _MOST_BYTES)), complete=True)
         opened = open_file(path)
     except FileNotFoundError:
         return None
-    # A line longer than this is not decoded.
-    limits = (sys.maxsize, sys.maxsize) if whole else (_MOST_BYTES, 16 << 20)
-    return count_refusals(_lines(opened.fd, *limits), complete=whole or opened.size <= _MOST_BYTES)
+    with os.fdopen(os.dup(opened.fd), "rb") if whole else io.BytesIO(opened.read(0, _MOST_BYTES)) as lines:
+        return count_refusals(lines, complete=whole or opened.size <= _MOST_BYTES)
 
 
-def _lines(fd: int, most_bytes: int, most_line: int) -> Iterator[bytes]:
-    read = 0
-    with os.fdopen(os.dup(fd), "rb") as file:
-        while read < most_bytes and (line := file.readline(most_line)):
-            read += len(line)
-            yield line
-
-
-def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
+def count_refusals(lines: Iterable[bytes], *, complete: bool) -> RefusedRows:
     """Counts the rows in lines of the file, line ends included; `complete` if they are the whole file."""
     groups: dict[str, RefusedFor] = {}
     unreadable = 0
@@ -264,9 +245,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     return tokens / samples
 
 
-def weights_by_tokens(
-    shares: Iterable[tuple[str | os.PathLike[str], float]], most_chunks: int = _MOST_CHUNKS
-) -> tuple[float, ...]:
+def weights_by_tokens(shares: Iterable[tuple[str | os.PathLike[str], float]]) -> tuple[float, ...]:
     """Returns the weights, in samples, that give each stream of a blend its share of the tokens.
 
     While streams are still produced, ranks may compute different weights, and a resumed run may see other means: call
@@ -274,7 +253,6 @@ def weights_by_tokens(
 
     Args:
         shares: directories of streams, and the share of all tokens that each should have.
-        most_chunks: as for `mean_tokens`.
 
     Returns:
         Weights for `lazyshard.BlendedDataset`, in order, rounded to 4 digits: shape (streams,).
@@ -285,6 +263,6 @@ def weights_by_tokens(
     for directory, share in shares:
         if not share > 0:
             raise ValueError(f"{stream_path(directory)}: a share is a number above 0, got {share!r}")
-        weights.append(share / mean_tokens(directory, most_chunks))
+        weights.append(share / mean_tokens(directory))
     total = sum(weights)
     return tuple(float(f"{weight / total:.4g}") for weight in weights)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -25,7 +25,6 @@ from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, P
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
-from lazyshard.store.files import UrlPath, find_record, is_there
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
 from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent, process_ended, process_gone
 from lazyshard.stream.listing import list_chunks, names_of, read_manifest, unlisted_chunks
@@ -41,8 +40,7 @@ _MOST_LOOKED_UP: Final = 1000  # the lowest chunks missing from a listing, which
 _COUNTED_BYTES: Final = 16 << 20  # counted in about 10 ms; the lines of a longer file are estimated
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """The result of one survey of a stream. Times are seconds since 1970."""
 
     directory: Path
@@ -88,8 +86,7 @@ class WriterOutlook(NamedTuple):
         return self.state in ("refused", "failed", "dead", "unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
+class Census(NamedTuple):
     """What a stream has published."""
 
     native: bool  # whether it is a native stream
@@ -130,7 +127,7 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
         # The sequencer writes both files, this one more often.
         own = {name: getattr(sequencer, name) for name in ("host", "pid", "process", "updated_at")}
         head = replace(head, **own)
-        census = replace(census, head=head)
+        census = census._replace(head=head)
     gone, ended = (None, False) if head is None else (process_gone(head), process_ended(head))
     # Damage of the manifest is reported twice.
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
@@ -147,7 +144,7 @@ def _survey_writers(
         return (), None
     folder, writers = directory / WRITERS, list[WriterOutlook]()
     # First: pieces that are published meanwhile are not in the stream yet.
-    told = tolerate(lambda: find_record(folder / Committed.NAME, Committed.decode), problems)
+    told = tolerate(lambda: files.find_record(folder / Committed.NAME, Committed.decode), problems)
     taken: Mapping[str, Any] = {} if told is None else told.taken
     refused: Mapping[str, str] = {} if told is None else told.refused
     if census.ended:
@@ -156,7 +153,7 @@ def _survey_writers(
             taken = read_position(directory).taken
     names = {*taken, *(manifest.writers if isinstance(manifest.writers, tuple) else ()), *writer_names(directory)}
     for name in sorted(names):
-        head = tolerate(partial(find_record, folder / name / HEAD, Head.decode), problems)
+        head = tolerate(partial(files.find_record, folder / name / HEAD, Head.decode), problems)
         known = taken.get(name, [0])[0], refused.get(name)
         writers.append(outlook_of_writer(name, head, *known, manifest.samples_per_chunk, now, census.ended))
     return tuple(writers), told
@@ -206,8 +203,8 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     except NotADirectoryError as cause:
         raise errors.StreamMissing(f"{directory}: a file, not a directory", directory=str(directory)) from cause
     head = tolerate(lambda: _read_head(directory / HEAD, manifest), problems)
-    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, records.OWNER))
-    if native and manifest is None and not is_there(directory / MANIFEST):
+    native = any(files.is_there(directory / name) for name in (MANIFEST, HEAD, records.OWNER))
+    if native and manifest is None and not files.is_there(directory / MANIFEST):
         problems.append(f"{directory / MANIFEST}: missing; restore it from a copy")
     files_of = partial(names_of, arrays=manifest is not None and manifest.arrays)
     if head is None:
@@ -216,7 +213,7 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     retired = min(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0, head.chunks)
     if head.ended:
         # Readers use the head; the producer, and readers if the head is lost, need a valid end.
-        tolerate(lambda: find_record(directory / END, End.decode), problems)
+        tolerate(lambda: files.find_record(directory / END, End.decode), problems)
     return Census(native, manifest, head, head.chunks, head.samples, head.ended, retired, files_of)
 
 
@@ -232,7 +229,7 @@ def tolerate(read: Callable[[], _T | None], problems: list[str]) -> _T | None:
 
 
 def _read_head(path: Path, manifest: Manifest | None) -> Head | None:
-    head, size = find_record(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
+    head, size = files.find_record(path, Head.decode), 0 if manifest is None else manifest.samples_per_chunk
     if head is None or not size or head.is_whole(size, ended=head.ended):
         return head
     what = f"{path}: expected {head.chunks} chunks of {size} samples, found {head.samples} samples in all"
@@ -244,7 +241,7 @@ def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
     # Without a manifest it is unknown to which stream the mark belongs; its value is still the best guess.
-    mark = find_record(directory / records.RETIRED, Retired.decode)
+    mark = files.find_record(directory / records.RETIRED, Retired.decode)
     return 0 if mark is None else mark.chunks_before
 
 
@@ -256,8 +253,8 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
         raise listing.stream_missing(directory) from None
     samples: int | None = None
     end: End | None = None
-    has_head = is_there(directory / HEAD)
-    if not (has_head or listed.data or listed.seals or is_there(directory / MANIFEST)):
+    has_head = files.is_there(directory / HEAD)
+    if not (has_head or listed.data or listed.seals or files.is_there(directory / MANIFEST)):
         raise listing.stream_missing(directory)
     if not native and not listed.seals:
         raise listing.stream_unsealed(directory, len(listed.data))
@@ -265,14 +262,14 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
         if not has_head:
             problems.append(f"{directory / HEAD}: missing, so the chunks were counted by listing them")
         listed = listed.starting_at(tolerate(lambda: _retired_chunks(directory, manifest), problems) or 0)
-    chunks, gap, ended = listed.complete, listed.gap, not native and is_there(directory / END)
+    chunks, gap, ended = listed.complete, listed.gap, not native and files.is_there(directory / END)
     if ended and gap is None and len(listed.data) > chunks:
         # The end of a foreign stream counts only once every data file has its marker.
         gap = chunks
     if gap is not None:
         problems.append(f"chunk {gap} lacks its data or its marker, so it and all later chunks do not count")
     if native:
-        end = tolerate(lambda: find_record(directory / END, End.decode), problems)
+        end = tolerate(lambda: files.find_record(directory / END, End.decode), problems)
     if end is not None:
         chunks, samples = end.chunks, end.samples
     elif native and manifest is not None:
@@ -339,7 +336,7 @@ class LostChunks:
     def unlisted(self, directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
         """Returns chunks of [first, stop) that lack a file in the last listing; none for a store, which charges."""
         # A directory holds fewer: a head with more is damaged, and must not take memory.
-        if isinstance(directory, UrlPath) or stop - first > 20_000_000:
+        if isinstance(directory, files.UrlPath) or stop - first > 20_000_000:
             return []
         started = time.monotonic()
         if started >= self._again_at:
@@ -354,7 +351,7 @@ def measure_disk(
 ) -> DiskUse:
     """Measures some chunks of [first, stop) and unpublished files; `lost` names others to look up."""
     # In an object store a call takes some ten milliseconds.
-    looked_at = sampled_chunks(first, stop, 16 if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
+    looked_at = sampled_chunks(first, stop, 16 if isinstance(directory, files.UrlPath) else SAMPLED_CHUNKS)
     exact = len(looked_at) == stop - first
     unlisted: list[int] = []
     if lost is not None and not exact:
@@ -371,7 +368,7 @@ def measure_disk(
                 raise
             missing.add(chunk)
     size = estimate_size(len(sizes) if exact else stop - first, sizes, stop - 1)
-    for folder, _, written in () if isinstance(directory, UrlPath) else os.walk(directory / records.TEMPORARY):
+    for folder, _, written in () if isinstance(directory, files.UrlPath) else os.walk(directory / records.TEMPORARY):
         for name in written:
             # A file that is being written is renamed at any time.
             with contextlib.suppress(OSError):
@@ -382,7 +379,7 @@ def measure_disk(
 def count_lines(path: Path) -> Lines | None:
     """Returns the lines of a file, estimated from its beginning if long; None for an object or if not a plain file."""
     try:
-        if isinstance(path, UrlPath):
+        if isinstance(path, files.UrlPath):
             return None
         opened = files.open_file(path)
     except (errors.LazyShardError, OSError):
@@ -395,7 +392,7 @@ def count_lines(path: Path) -> Lines | None:
 
 def free_bytes(directory: Path) -> int | None:
     """Returns how many bytes this user may still write to the filesystem, None for a store or if unknown."""
-    if not isinstance(directory, UrlPath):
+    if not isinstance(directory, files.UrlPath):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(directory).free
     return None

@@ -42,18 +42,13 @@ _BLOCK: Final = 1 << 19  # draws computed at a time: about 60 MB with all interm
 class Fate(NamedTuple):
     """What became of a sample in one epoch; `rank` and `position` are None unless its draw is certain."""
 
-    step: int | None  # None if unknown, or if it was skipped
-    part: int | None  # without a draw, the part from which on the sample was skipped
-    rank: int | None
-    position: int | None  # from the beginning of the part
     epoch: int
     sample: int
     became: Became
-
-    @classmethod
-    def undrawn(cls, epoch: int, sample: int, became: Became, part: int | None = None) -> Fate:
-        """Returns the fate of a sample that is not drawn."""
-        return cls(None, part, None, None, epoch, sample, became)
+    part: int | None = None  # without a draw, the part from which on the sample was skipped
+    step: int | None = None  # None if unknown, or if it was skipped
+    rank: int | None = None
+    position: int | None = None  # from the beginning of the part
 
 
 class Stretch(NamedTuple):
@@ -154,13 +149,13 @@ class Tracing:
             rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
             for position, epoch, sample in rows:
                 became: Became = "trained" if position < draws else "to come"
-                yield Fate(step, place.part, number, position, epoch, sample, became)
+                yield Fate(epoch, sample, became, place.part, step, number, position)
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample in each epoch that was begun; repeatedly if an epoch was restarted."""
         if self.total is not None and sample >= self.total:
             beyond: Became = "not published" if sample >= self.facts.samples else "beyond the end"
-            yield Fate.undrawn(self.epochs[-1], sample, beyond)
+            yield Fate(self.epochs[-1], sample, beyond)
             return
         for section in self.sections:
             for epoch in range(section.first_epoch, section.last_epoch + 1):
@@ -235,24 +230,24 @@ class Tracing:
             if at < of.draws:
                 became = "trained" if of.trained else "skipped"
             elif not current or sample >= self.facts.samples:
-                return Fate.undrawn(epoch, sample, "not published" if current else "cut short")
+                return Fate(epoch, sample, "not published" if current else "cut short")
             else:
                 became = "left out" if self.left_out else "to come"
                 if self.left_out or (self.total is None and at >= course.drawable(self.facts.samples)):
-                    return Fate.undrawn(epoch, sample, became)
-            return Fate(self.steps.step_of(part, at), part, place.lane, at, epoch, sample, became)
+                    return Fate(epoch, sample, became)
+            return Fate(epoch, sample, became, part, self.steps.step_of(part, at), place.lane, at)
         if self.split is not None and sample not in split_table(self.split):
-            return Fate.undrawn(epoch, sample, "other split")
+            return Fate(epoch, sample, "other split")
         for number, own in enumerate(course.parts):
             # Samples that a later part skips are skipped in its epochs.
             if sample in Gaps(own.skip) and course.until(number).epoch(self.total) <= epoch:
                 left_out = next(n for n, one in enumerate(self.state.parts) if sample in Gaps(one.skip))
-                return Fate.undrawn(epoch, sample, "skipped", left_out)
+                return Fate(epoch, sample, "skipped", left_out)
         # Whether the section has drawn its last epoch to the end, if that is known
         draws = course.current.draws
         whole = self.total is not None and draws == course.epoch_stop(draws, self.total)
         over = current or epoch < section.last_epoch or whole
-        return Fate.undrawn(epoch, sample, "left over" if over else "cut short")
+        return Fate(epoch, sample, "left over" if over else "cut short")
 
     def _steps(self, saved: SavedState) -> Steps:
         """Returns the steps; those of a trainer that ends steps with epochs if only these match the file."""
@@ -263,7 +258,7 @@ class Tracing:
         if total is None or _agrees(even, saved.step):
             return even
         begins = [self.course.until(number).begin(total) for number in range(len(every))]
-        cut = Steps([replace(one, cut=(at.length, at.full)) for one, at in zip(every, begins, strict=True)])
+        cut = Steps([one._replace(cut=(at.length, at.full)) for one, at in zip(every, begins, strict=True)])
         return cut if _agrees(cut, saved.step) else even
 
     def _impossible(self, saved: SavedState, why: str) -> StateMismatch:

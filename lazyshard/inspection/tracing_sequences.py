@@ -172,8 +172,8 @@ class SequenceTracing(Tracing):
         if position < own.draws:
             became = "trained" if own.trained else "skipped"
         elif self.count is not None and batch.stop > self.count:
-            return Fate.undrawn(self.of.epoch, sample, "left over")
-        return Fate(self.steps.step_of(part, position), part, rank, position, self.of.epoch, sample, became)
+            return Fate(self.of.epoch, sample, "left over")
+        return Fate(self.of.epoch, sample, became, part, self.steps.step_of(part, position), rank, position)
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
         """Yields the samples in the sequences of a step, rank by rank; only of `rank` if it is given."""
@@ -222,21 +222,21 @@ class SequenceTracing(Tracing):
             apart = batch.start < self.first.before and batch.stop > self.count and drawn
         before = (sample in one.samples[one.streams == self.stream] for one in map(self.drawn, self.before(cut=True)))
         if sample >= self.facts.samples:
-            yield Fate.undrawn(epoch, sample, "not published")
+            yield Fate(epoch, sample, "not published")
         elif numbers and not apart:
             yield from (self.fate_of(number, sample) for number in numbers)
         elif numbers or ((part is None or self.begins[part]) and any(before)):
             # Even if a later part skips it: it may have been trained.
-            yield Fate.undrawn(epoch, sample, "before")
+            yield Fate(epoch, sample, "before")
         elif self.split is not None and sample not in split_table(self.split):
-            yield Fate.undrawn(epoch, sample, "other split")
+            yield Fate(epoch, sample, "other split")
         elif part is not None:
-            yield Fate.undrawn(epoch, sample, "skipped", part)
+            yield Fate(epoch, sample, "skipped", part)
         elif rows and last < self.behind:
-            yield Fate.undrawn(epoch, sample, "in no sequence")
+            yield Fate(epoch, sample, "in no sequence")
         else:
             # Rows may end before all samples are drawn.
-            yield Fate.undrawn(epoch, sample, "to come" if self.count is None else "left over")
+            yield Fate(epoch, sample, "to come" if self.count is None else "left over")
 
     def fewer_than_step(self, fate: Fate) -> int | None:
         """Returns None: sequences left over in an epoch are known."""

@@ -12,7 +12,7 @@ import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -250,8 +250,7 @@ def _unknown(what: str) -> StateMismatch:
     return StateMismatch(f"{what}; look for the row with --text, or give it by --sample or --chunk")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """A possible origin of a row: a source, under its name in the stream."""
 
     path: str
@@ -282,9 +281,9 @@ class Origins:
 
     def __init__(self, directory: Path, chunks: range, samples_per_chunk: int) -> None:
         self._directory, self._chunks, self._size = directory, chunks, samples_per_chunk
-        # For the last chunk and writer: consecutive calls mostly concern one of each.
-        self._seal: Seal | None = None
-        self._last: tuple[int, str, list[_Lines]] = -1, "", []
+        # Consecutive calls mostly concern one chunk and writer.
+        self._read = lru_cache(maxsize=1)(partial(read_seal, directory))
+        self._candidates = lru_cache(maxsize=1)(self._find_candidates)
 
     def writer(self, chunk: int, row: int) -> tuple[str, int] | None:
         """Returns the writer of a row, "" for the only producer, and the row's number of all that it has written.
@@ -302,19 +301,14 @@ class Origins:
         if chunk not in self._chunks:
             return ()
         name, _ = self.writer(chunk, row) or ("", 0)
-        if self._last[:2] != (chunk, name):
-            self._last = chunk, name, []
-            with contextlib.suppress(_Deleted):
-                positions = _Positions(self._directory, self._chunks, self._size, name)
-                self._last = chunk, name, list(self._look(positions, chunk))
-        digest, read = int(self._read(chunk).digests[row]), self._last[2]
-        found = (replace(one, lines=tuple(lines[digest]), why=None) for one, lines in read if digest in lines)
+        digest, read = int(self._read(chunk).digests[row]), self._candidates(chunk, name)
+        found = (one._replace(lines=tuple(lines[digest]), why=None) for one, lines in read if digest in lines)
         return tuple(found) or tuple(one for one, _ in read)
 
-    def _read(self, chunk: int) -> Seal:
-        if self._seal is None or self._seal.chunk != chunk:
-            self._seal = read_seal(self._directory, chunk)
-        return self._seal
+    def _find_candidates(self, chunk: int, writer: str) -> list[_Lines]:
+        with contextlib.suppress(_Deleted):
+            return list(self._look(_Positions(self._directory, self._chunks, self._size, writer), chunk))
+        return []
 
     def _look(self, positions: _Positions, chunk: int) -> Iterator[_Lines]:
         if not (_entries(positions.after(chunk)) or positions.writer):
@@ -366,7 +360,7 @@ def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> _Line
         read = _lines(Path(name), begin, end.offset)
         return origin, _by_digest((digest, number) for _, number, line in read for digest in _digests(line))
     except OSError as error:
-        return replace(origin, why=_why(error)), {}
+        return origin._replace(why=_why(error)), {}
 
 
 def _by_digest(rows: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

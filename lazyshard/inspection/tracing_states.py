@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -199,8 +198,7 @@ class StepPlace(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartSteps:
+class PartSteps(NamedTuple):
     """The steps of one part after `first_step`; `draws` positions of each lane were drawn, trained or skipped.
 
     `draws_per_step` is 0 if unknown. `cut`: if steps end with an epoch, its positions in the first one and in others;

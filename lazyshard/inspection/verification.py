@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import records
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
@@ -32,18 +32,20 @@ from lazyshard.format.records import END, FORMAT, FORMAT_WITH_ARRAYS, HEAD, MANI
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import ReadingHint
-from lazyshard.format.writers import Sequenced
+from lazyshard.format.writers import WRITERS, Sequenced, piece_stream_id
 from lazyshard.inspection import verification_files as facts
-from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, leftover
+from lazyshard.inspection.verification_files import ChunkFiles, Fault, Severity, StreamFiles, Taken, leftover
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, ChunkArrays, open_copy, open_foreign
 from lazyshard.stream.listing import read_manifest, stream_missing, stream_unsealed
+from lazyshard.stream.members import writer_names
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.waiting import Parent
 
 _LOOK_S: Final = 1.0  # how often to check for a file that should appear
 _START: Final = "start the producer again, which fixes it"
 _EITHER: Final = f"restore {HEAD} or {END}, whichever does not match the chunks, from a copy"
+_OWN: Final = "use another writer's name, and remove this folder"
 _BLOCK_BYTES: Final = 1 << 20  # rows are read in pieces of about this size; larger ones gain nothing
 _BATCH_ROWS: Final = 4096  # checked between two progress reports: at 2 KB per row 8 MB, a few hundredths of a second
 _BATCH_CHUNKS: Final = 64
@@ -102,9 +104,7 @@ def verify(
     if not files.native and not files.seals:
         raise stream_unsealed(directory, len(files.data)) if files.data else stream_missing(directory)
     chunks = [one for one in facts.chunks_to_check(files) if one.chunk >= first_chunk]
-    verdicts, positions, shared = dict[int, ChunkVerdict](), facts.SealedPositions(), None
-    if files.manifest is not None and files.manifest.writers is not None:
-        shared = files.manifest
+    verdicts, positions = dict[int, ChunkVerdict](), facts.SealedPositions()
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
     report("verifying", 0, len(chunks))
     for found in check_in_order(directory, quick, [chunks[at : at + size] for at in range(0, len(chunks), size)], jobs):
@@ -126,12 +126,40 @@ def verify(
         what = f"{directory}: the stream was replaced while it was checked; run the same command again"
         raise StreamMismatch(what, directory=str(directory), expected=files.stream_id, actual=now)
     pieces = 0
-    if shared is not None:
+    if files.manifest is not None and files.manifest.writers is not None:
         again = partial(verify, quick=quick, jobs=jobs, clock=clock, grace_s=grace_s)
-        of_writer = positions.taken, lambda folder, first: again(folder, first_chunk=first)
-        findings, pieces = facts.check_writers(directory, shared, *of_writer)
+        findings, pieces = _check_writers(directory, files.manifest, positions.taken, again)
         files.findings += [*positions.findings, *findings]
     return _judge(files, verdicts, per_chunk, quick, pieces)
+
+
+def _check_writers(
+    directory: Path, manifest: records.Manifest, taken: Taken | None, again: Callable[..., Verified]
+) -> tuple[list[Fault], int]:
+    """Checks pieces that are not in the stream, by `again`, which verifies a folder; returns findings and pieces."""
+    findings, waiting = list[Fault](), 0
+    for name in writer_names(directory):
+        rows = 0 if taken is None else taken.get(name, (0, 0))[0]
+        folder, first = f"{WRITERS}/{name}", rows // manifest.samples_per_chunk
+        try:
+            found = again(directory / folder, first_chunk=first)
+        except StreamMissing:
+            continue
+        except (LazyShardError, OSError) as error:
+            findings.append(facts.file_fault(f"{folder}/{records.MANIFEST}", error))
+            continue
+        # Pieces have numbers of their own.
+        findings += [replace(one, file=f"{folder}/{one.file}", chunk=None) for one in found.findings]
+        if first * manifest.samples_per_chunk + found.samples > rows:
+            waiting += found.chunks - first
+        expected = piece_stream_id(manifest.stream_id, name)
+        if found.stream_id not in (None, expected):
+            told = f"stream {expected}", f"stream {found.stream_id}, of another writer or another shared stream"
+            findings.append(Fault("other-stream", f"{folder}/{records.MANIFEST}", *told, _OWN))
+        if found.chunks * manifest.samples_per_chunk < rows:
+            told = f"{rows:,} rows of this writer, as in the stream", f"{found.chunks:,} pieces"
+            findings.append(Fault("position", folder, *told, f"restore the folder from a copy, or {_OWN}"))
+    return findings, waiting
 
 
 def _judge(

@@ -1,4 +1,4 @@
-"""The part of a verification that checks the files of the stream itself, the names of its chunks, and several writers.
+"""The part of a verification that checks the files of the stream itself, its chunk names, and writers' positions.
 
 The order of reads keeps a running producer from looking like a fault: the cursors come before the head, the head before
 the end, the end before the names, so that each later read shows at least what an earlier one refers to.
@@ -12,22 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from lazyshard import errors
 from lazyshard.errors import LazyShardError
 from lazyshard.format import records
 from lazyshard.format.records import SEAL_SUFFIX, chunk_name, seal_name
 from lazyshard.format.state import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
-from lazyshard.format.writers import WRITERS, Sequenced, piece_stream_id
+from lazyshard.format.writers import Sequenced
 from lazyshard.inspection.survey import producer_state
 from lazyshard.store.files import UrlPath, check_folder, is_there, list_names, read_file
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import read_retired
-from lazyshard.stream.members import writer_names
-
-if TYPE_CHECKING:
-    from lazyshard.inspection.verification import Verified
 
 # damage: published data has changed since; unchecked: this process could not check it; leftover: left by a crash, and
 # fixed by the producer's next start
@@ -39,7 +35,6 @@ _REMOVED: Final = "harmless: the producer's next start removes it, if the stream
 
 _T = TypeVar("_T")
 Taken: TypeAlias = Mapping[str, tuple[int, int]]  # by writer: rows in the stream, and the last chunk with some
-_OWN: Final = "use another writer's name, and remove this folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,32 +352,3 @@ def _compare(chunk: int, position: Sequenced, samples: int | None, before: Taken
         if expected != found:
             told = [f"{rows:,} rows, the last in chunk {last}" for rows, last in (expected, found)]
             yield f"writer {name!r} with {told[0]}", told[1]
-
-
-def check_writers(
-    directory: Path, manifest: records.Manifest, taken: Taken | None, verify: Callable[[Path, int], Verified]
-) -> tuple[list[Fault], int]:
-    """Checks pieces that are not in the stream, by `verify` of a folder from one on; returns findings and pieces."""
-    findings, waiting = list[Fault](), 0
-    for name in writer_names(directory):
-        rows = 0 if taken is None else taken.get(name, (0, 0))[0]
-        folder, first = f"{WRITERS}/{name}", rows // manifest.samples_per_chunk
-        try:
-            found = verify(directory / folder, first)
-        except errors.StreamMissing:
-            continue
-        except (LazyShardError, OSError) as error:
-            findings.append(file_fault(f"{folder}/{records.MANIFEST}", error))
-            continue
-        # Pieces have numbers of their own.
-        findings += [replace(one, file=f"{folder}/{one.file}", chunk=None) for one in found.findings]
-        if first * manifest.samples_per_chunk + found.samples > rows:
-            waiting += found.chunks - first
-        expected = piece_stream_id(manifest.stream_id, name)
-        if found.stream_id not in (None, expected):
-            told = f"stream {expected}", f"stream {found.stream_id}, of another writer or another shared stream"
-            findings.append(Fault("other-stream", f"{folder}/{records.MANIFEST}", *told, _OWN))
-        if found.chunks * manifest.samples_per_chunk < rows:
-            told = f"{rows:,} rows of this writer, as in the stream", f"{found.chunks:,} pieces"
-            findings.append(Fault("position", folder, *told, f"restore the folder from a copy, or {_OWN}"))
-    return findings, waiting

@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,8 +43,6 @@ MAX_PLAIN_BYTES: Final = 64 << 20
 FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"  # environment variable: the folder for copies of objects
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.DOTALL)
-
-_LOCAL: Final = ("file", "local")
 
 _T = TypeVar("_T")
 _Given = TypeVar("_Given")
@@ -110,7 +109,7 @@ def stream_path(directory: str | os.PathLike[str]) -> Path:
     if (found := _URL.fullmatch(text)) is None:
         return Path(text)
     scheme, rest = found[1].lower(), found[2]
-    return Path("/", rest) if scheme in _LOCAL else UrlPath(f"{scheme}:", rest.strip("/"))
+    return Path("/", rest) if scheme in ("file", "local") else UrlPath(f"{scheme}:", rest.strip("/"))
 
 
 def stream_name(directory: str | os.PathLike[str]) -> str:
@@ -314,13 +313,21 @@ def _read(file: OpenFile, most: int) -> bytes:
 def _copy(path: UrlPath) -> OpenFile:
     """Returns a copy of an object in an unnamed local file."""
     with tempfile.TemporaryFile(dir=cache_folder()) as file:
-        size = 0
-        while data := path.store.get_range(path.key, size, size + PART_BYTES):
-            write_all(file.fileno(), data)
-            size += len(data)
-            if len(data) < PART_BYTES:
-                break
+        size = fetch(path, file.fileno())
         return OpenFile(os.dup(file.fileno()), path, size)
+
+
+def fetch(path: UrlPath, fd: int, begin: int = 0, most: int = sys.maxsize) -> int:
+    """Writes the first `most` bytes of an object to a file, from byte `begin` on; returns how many there are."""
+    size = 0
+    while size < most:
+        wanted = min(PART_BYTES, most - size)
+        data = path.store.get_range(path.key, size, size + wanted)
+        write_all(fd, data, begin + size)
+        size += len(data)
+        if len(data) < wanted:
+            break
+    return size
 
 
 def again_if_stale(call: Callable[[], _T]) -> _T:

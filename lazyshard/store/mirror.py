@@ -28,12 +28,13 @@ from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from lazyshard.errors import ConfigInvalid, LazyShardError, SealInvalid
+from lazyshard.errors import LazyShardError, SealInvalid
 from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
 from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all
-from lazyshard.store.files import PART_BYTES, OpenFile, UrlPath, evict, files_in, open_file, open_unread, size_of
+from lazyshard.store.files import PART_BYTES, OpenFile, UrlPath, evict, fetch, files_in, open_file, open_unread, size_of
+from lazyshard.store.objects import number_of
 
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
@@ -229,14 +230,6 @@ def _file(path: Path, flags: int = 0) -> OpenFile:
     return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), path, 0)
 
 
-def number_of(variable: str, default: int) -> int:
-    """Returns the number in an environment variable. Raises ConfigInvalid: it is not a number."""
-    text = os.environ.get(variable) or str(default)
-    if not text.isdecimal():
-        raise ConfigInvalid(f"{variable} must be a number of at least 0, got {text!r}")
-    return int(text)
-
-
 def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
     """Makes room for a locked part in a cache of at most `most` bytes and sets its size; returns whether it did.
 
@@ -303,19 +296,9 @@ def _may_be(path: UrlPath, sealed: Seal | SealedArrays) -> bool:
 
 def _download(fd: int, begin: int, path: UrlPath, sealed: Seal | SealedArrays) -> bool:
     """Fetches an object of a chunk to its place in a copy; returns whether it matches the seal."""
-    start, size = 0, sealed.size
-    while start < size:
-        # Request one byte more than expected, to detect an object that is too large.
-        wanted = min(PART_BYTES, size + 1 - start)
-        data = path.store.get_range(path.key, start, start + wanted)
-        write_all(fd, data, begin + start)
-        start += len(data)
-        if len(data) < wanted:
-            break
-    return start == size and _rows_are(fd, begin, sealed)
-
-
-def _rows_are(fd: int, begin: int, sealed: Seal | SealedArrays) -> bool:
+    # Request one byte more than expected, to detect an object that is too large.
+    if fetch(path, fd, begin, sealed.size + 1) != sealed.size:
+        return False
     with os.fdopen(os.dup(fd), "rb", 8 << 20) as file:
         file.seek(begin)
         rows = zip(pairwise(sealed.offsets.tolist()), sealed.digests.tolist(), strict=True)

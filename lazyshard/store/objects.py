@@ -43,6 +43,7 @@ _NO_PLACE: Final = (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS
 _DRIVER_ADVICE: Final = "Install a driver for such URLs: pip install 'lazyshard[objects]' for s3://, or fsspec's driver"
 _REQUEST_ADVICE: Final = "Correct the URL or the settings of the store"
 
+_Number = TypeVar("_Number", int, float)
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
@@ -79,7 +80,7 @@ class ObjectStore:
     def __init__(self, url: str, *, patience_s: float | None = None) -> None:
         self.url = redact(url.rstrip("/"))
         self.conditional = url.partition("://")[0] in ("s3", "s3a")
-        self._patience_s = _patience() if patience_s is None else patience_s
+        self._patience_s = number_of(PATIENCE_VARIABLE, PATIENCE_S) if patience_s is None else patience_s
         self._url = url.rstrip("/")
         self._logged_call = 0.0  # start of the last call whose failures were logged; shared by threads
         # Drivers by process. A fork keeps those of its parent: closing them would wait for a thread that exists only in
@@ -142,25 +143,19 @@ class ObjectStore:
             raise OSError(errno.ENOTSUP, "The store does not report when the object was put", self.name_of(name))
         return float(at.timestamp() if hasattr(at, "timestamp") else at)
 
-    def list(self, folder: str = "") -> dict[str, int]:
-        """Returns the names directly in a folder, including folders, each with its size."""
+    def list(self, folder: str = "", *, below: bool = False) -> dict[str, int]:
+        """Returns the names directly in a folder, including folders, each with its size.
+
+        `below`: returns the objects at any depth instead, by their names relative to the folder.
+        """
 
         def call(fs: Any, path: str) -> dict[str, int]:
-            found = fs.ls(path, detail=True, **({"refresh": True} if self.conditional else {}))
+            fresh = {"refresh": True} if self.conditional else {}
+            found = fs.find(path, detail=True).values() if below else fs.ls(path, detail=True, **fresh)
             names = {str(entry["name"]).rstrip("/"): int(entry["size"] or 0) for entry in found}
             # An object may have the name of the folder itself: some programs create folders this way.
-            names.pop(path.rstrip("/"), None)
-            return {name.rpartition("/")[2]: size for name, size in names.items()}
-
-        return self.request(folder, "listing", call)
-
-    def list_below(self, folder: str) -> dict[str, int]:
-        """Returns the objects at any depth below a folder, by their names relative to it, each with its size."""
-
-        def call(fs: Any, path: str) -> dict[str, int]:
-            found = fs.find(path, detail=True).items()
-            start = len(path.rstrip("/")) + 1
-            return {str(name)[start:]: int(entry["size"] or 0) for name, entry in found if len(name) >= start}
+            names.pop(whole := path.rstrip("/"), None)
+            return {name[len(whole) + 1 :] if below else name.rpartition("/")[2]: names[name] for name in names}
 
         return self.request(folder, "listing", call)
 
@@ -313,12 +308,13 @@ def _with_time_limit(fs: Any, size: int, request: Callable[..., Any], *arguments
         raise
 
 
-def _patience() -> float:
-    text = os.environ.get(PATIENCE_VARIABLE, "")
+def number_of(variable: str, default: _Number) -> _Number:
+    """Returns the number in an environment variable, of the type of the default. Raises ConfigInvalid: it is none."""
+    text = os.environ.get(variable) or str(default)
     with contextlib.suppress(ValueError):
-        if (found := float(text or PATIENCE_S)) >= 0:
+        if (found := type(default)(text)) >= 0:
             return found
-    raise ConfigInvalid(f"{PATIENCE_VARIABLE} must be a number of seconds of at least 0, got {text!r}")
+    raise ConfigInvalid(f"{variable} must be a number of at least 0, got {text!r}")
 
 
 def _tag(data: bytes) -> str:

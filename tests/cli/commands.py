@@ -214,7 +214,7 @@ def told(
 def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **values: Any) -> Survey:
     """Returns a look; `census` and `values` are what is otherwise than in `SURVEY`."""
     ended = head is not None and head.ended
-    return replace(SURVEY, census=replace(SURVEY.census, head=head, ended=ended, **(census or {})), **values)
+    return SURVEY._replace(census=SURVEY.census._replace(head=head, ended=ended, **(census or {})), **values)
 
 
 def outlook(*looks: Survey) -> Outlook:

@@ -79,8 +79,8 @@ def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
 )
 def test_checkpoints_free_the_disk_and_bytes_count_the_seals(changes: Any, peak: int) -> None:
     found = simulation.disk_use(simulation.simulate(replace(SMALL, row_bytes=973, **changes)))
-    assert (found.peak_chunks, found.peak_bytes) == (peak, peak * 4 * 1000)
-    assert (found.cursor_writes == 0) is ("checkpoint_steps" not in changes)
+    assert (found["peak_chunks"], found["peak_bytes"]) == (peak, peak * 4 * 1000)
+    assert (found["cursor_writes"] == 0) is ("checkpoint_steps" not in changes)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_operations_are_counted() -> None:
     assert (files["processes"], files["nodes"]) == (2, 1)
     # Two opens for each of 16 chunks, which one rank reads.
     assert files["chunk_opens"] == 32
-    assert files["head_opens"] == 2 * timeline.polls.own + timeline.polls.shared + 2 + disk.cursor_writes
+    assert files["head_opens"] == 2 * timeline.polls.own + timeline.polls.shared + 2 + disk["cursor_writes"]
     # And a stat for each of them; the producer's come on top.
     read = files["head_opens"] + 32 + 16 + timeline.polls.deletion_polls
     assert files["metadata_a_second_and_node"] == pytest.approx(read / timeline.end_s)
@@ -213,7 +213,7 @@ def settings(draw: st.DrawFn, *, limited: bool = True) -> simulation.Setting:
 
 
 def run(setting: simulation.Setting) -> simulation.Timeline:
-    with patch.object(simulation.Polls, "wait", lambda *_: simulation.WaitEnd(0.0, 1, 0, 0)):
+    with patch.object(simulation, "find_wait", lambda *_: simulation.WaitEnd(0.0, 1, 0, 0)):
         return simulation.simulate(setting)
 
 
@@ -261,10 +261,10 @@ def test_no_step_begins_before_its_rows_are_there_or_the_step_before_has_ended(s
 def test_rarer_and_more_checkpoints_never_take_less_disk(setting: simulation.Setting, times: int, more: int) -> None:
     timeline = simulation.simulate(setting)
     rarer = replace(timeline.setting, checkpoint_steps=setting.checkpoint_steps * times)
-    later = simulation.disk_use(replace(timeline, setting=rarer))
-    assert simulation.disk_use(timeline).peak_chunks <= later.peak_chunks <= setting.chunks
+    least = simulation.disk_use(timeline)["peak_chunks"]
+    assert least <= simulation.disk_use(replace(timeline, setting=rarer))["peak_chunks"] <= setting.chunks
     kept = replace(timeline.setting, keep_checkpoints=setting.keep_checkpoints + more)
-    assert simulation.disk_use(timeline).peak_chunks <= simulation.disk_use(replace(timeline, setting=kept)).peak_chunks
+    assert least <= simulation.disk_use(replace(timeline, setting=kept))["peak_chunks"]
 
 
 @given(settings(), st.integers(1, 20))
@@ -282,8 +282,8 @@ def test_when_a_wait_is_found_to_be_over(missing: int, period: float, share: flo
     setting = simulation.Setting(
         ranks=2, step_seconds=1, samples_per_chunk=10, producer_rate=10 / period, rows=1000, latency_s=0.0, woken=woken
     )
-    first = min(1.0, share) * period
-    found = simulation.Polls(setting).wait(missing, first, blind)
+    phase = max(1, round(1000 * min(1.0, share)))
+    found, first = simulation.find_wait(setting, missing, phase, blind), phase / 1000 * period
     waited = first + (missing - 1) * period
     assert 0 <= found.late_s <= min(5.0, max(0.005, 0.1 * max(waited + period, blind))) + 0.05
     assert found.own >= 1

@@ -68,7 +68,7 @@ def content(prefix: Path) -> Content:
     modes = None if found.modes is None else found.modes.tolist()
     boundaries: list[int] = reader.boundaries(0, header.documents).tolist()
     reader.close()
-    return Content(header.dtype, sequences, boundaries, modes)
+    return Content(header.token.name, sequences, boundaries, modes)
 
 
 def write(prefix: Path, dtype: str, documents: Any, modes: list[int] | None = None) -> None:

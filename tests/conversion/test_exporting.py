@@ -22,7 +22,14 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.cli.export import ExportSettings, export, read_row
 from lazyshard.cli.main import main
-from lazyshard.conversion.indexed import HEADER_BYTES, IndexedReader, IndexHeader, check_boundaries, check_sequences
+from lazyshard.conversion.indexed import (
+    DTYPES,
+    HEADER_BYTES,
+    IndexedReader,
+    IndexHeader,
+    check_boundaries,
+    check_sequences,
+)
 from lazyshard.errors import ConfigInvalid, FileInvalid, FileRefused, RowInvalid, StreamInvalid, StreamMissing
 from tests.cli.commands import lazyshard, python
 from tests.conversion import megatron_core
@@ -248,7 +255,7 @@ def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, tmp_path:
 GOLDEN = b"MMIDIDX\0\0" + b"\1\0\0\0\0\0\0\0" + b"\x08" + b"\3\0\0\0\0\0\0\0" + b"\2\0\0\0\0\0\0\0"
 """Version 1, uint16, 3 sequences, 2 boundaries."""
 
-THREE = IndexHeader("uint16", 3, 1, has_modes=False)
+THREE = IndexHeader(DTYPES["uint16"], 3, 1, has_modes=False)
 SIZE = 34 + 3 * 4 + 3 * 8 + 2 * 8
 
 
@@ -259,8 +266,8 @@ def index(*numbers: int) -> Any:
 def test_header_byte_for_byte() -> None:
     assert THREE.starts == (34, 46, 70, 86)
     assert IndexHeader.decode(GOLDEN, SIZE, "a.idx") == THREE
-    assert IndexHeader.decode(GOLDEN, SIZE + 3, "a.idx") == IndexHeader("uint16", 3, 1, has_modes=True)
-    found = {IndexHeader.decode(packed(code=code), SIZE, "a.idx").dtype: code for code in range(1, 9)}
+    assert IndexHeader.decode(GOLDEN, SIZE + 3, "a.idx") == IndexHeader(DTYPES["uint16"], 3, 1, has_modes=True)
+    found = {IndexHeader.decode(packed(code=code), SIZE, "a.idx").token.name: code for code in range(1, 9)}
     assert found == {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
 
 
@@ -302,7 +309,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
     [((1, 2), 0, 1, "1"), ((0, 2), 0, 1, "2"), ((0, 4), 0, 1, "4"), ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3")],
 )
 def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, documents: int, found: str) -> None:
-    header = IndexHeader("int32", 9, 5, has_modes=False)
+    header = IndexHeader(DTYPES["int32"], 9, 5, has_modes=False)
     check_boundaries(index(0, 0, 4, 4, 9, 9), 0, header, "a.idx")
     with pytest.raises(FileInvalid, match=rf"^a\.idx: .*{found}"):
         check_boundaries(index(*boundaries), first, THREE if documents == 1 else header, "a.idx")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import Cursor, ReadingHint, RunState
-from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, ChunkReader, make_band, open_window
+from lazyshard.inspection.outlook import CLOSE_UP, Band, Cell, make_band, open_window
 from lazyshard.inspection.survey import Census
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
@@ -49,9 +49,9 @@ def test_stretches(published: Census, consumers: list[Consumer], expected: list[
 
 def test_readers_of_chunks_and_the_close_up_of_a_million() -> None:
     band = make_band(census(7), [told(needs=8)])  # Published chunks of a window that is waited for are not read
-    assert band.cells[6:] == (Cell(6, "ready", (ChunkReader("sft", 0),)), Cell(7, "awaited", (ChunkReader("sft", 1),)))
+    assert band.cells[6:] == (Cell(6, "ready", (("sft", 0),)), Cell(7, "awaited", (("sft", 1),)))
     band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
-    assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
+    assert band.cells[3].readers == (("a", 3), ("b", 1))
     band = make_band(census(1_000_000), [told(consumed=6_000_000, done=600_000, needs=700_000)])
     assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 699_998 - 16)
     newest = make_band(census(1_000_000), [])
@@ -91,7 +91,7 @@ def test_chunks_are_covered_once(found: list[Consumer], chunks: int, retired: in
     assert [cell.state for cell in band.cells] == [states[cell.chunk] for cell in band.cells]
     assert len(band.cells) == min(close_up, band.stop)
     for cell in band.cells:
-        assert [reader.consumer for reader in cell.readers] == sorted(
+        assert [consumer for consumer, _ in cell.readers] == sorted(
             name for name, window in band.windows.items() if window.first <= cell.chunk < window.stop
         )
         assert cell.state != "reading" or cell.readers

@@ -246,7 +246,7 @@ def bare(consumed: int, done: int, **plan: int) -> Cursor:
 )
 def test_remainder(ended: bool, cursor: Cursor, expected: Remainder | None) -> None:
     samples, chunks = (43, 11) if ended else (40, 10)
-    census = replace(made_up().census, samples=samples, chunks=chunks, ended=ended)
+    census = made_up().census._replace(samples=samples, chunks=chunks, ended=ended)
     assert remainder(Consumer("sft", cursor, None, None), census) == expected
 
 
@@ -254,9 +254,7 @@ OWN: Final = "0" * 32
 
 
 def counted(*lengths: int) -> Lengths:
-    found = Lengths()
-    found.add(np.array(lengths))
-    return found
+    return Lengths(np.array(lengths))
 
 
 def stream(**values: Any) -> Overview:

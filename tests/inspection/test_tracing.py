@@ -73,7 +73,7 @@ def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
         each = part.draws_per_step
         for step in range(part.draws // each if part.trained else 0):
             expected = [
-                Fate(part.first_step + step, number, rank, at, *lane[at], "trained")
+                Fate(*lane[at], "trained", number, part.first_step + step, rank, at)
                 for rank, lane in enumerate(lanes)
                 for at in range(step * each, (step + 1) * each)
             ]
@@ -92,7 +92,7 @@ def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[R
             for at, (epoch, sample) in enumerate(lane):
                 step = part.first_step + at // part.draws_per_step if part.trained else None
                 became: Became = "trained" if part.trained else "skipped"
-                expected[epoch, sample] = Fate(step, number, rank, at, epoch, sample, became)
+                expected[epoch, sample] = Fate(epoch, sample, became, number, step, rank, at)
     for sample in range(total):
         fates = list(tracing.fates(sample))
         assert [fate.epoch for fate in fates] == list(tracing.epochs)
@@ -120,21 +120,21 @@ def test_left_out_skipped_and_left_over_are_told_apart() -> None:
     tracing = traced(state, facts(24))
     became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}  # 8 is left out
     assert [s for s, fate in became.items() if fate.became == "skipped"] == [2, 5, 6, 8, 9]
-    assert became[2] == Fate(None, 1, 0, 0, 0, 2, "skipped")
-    assert became[8] == Fate.undrawn(0, 8, "skipped", 2)
+    assert became[2] == Fate(0, 2, "skipped", 1, None, 0, 0)
+    assert became[8] == Fate(0, 8, "skipped", 2)
     assert [s for s, fate in became.items() if fate.became == "left over"] == [19, 20, 23]
 
 
 def test_a_live_stream_tells_what_is_certain() -> None:
     tracing = traced(TWO_PARTS, facts(21, ended=False))
     assert tracing.total is None
-    assert list(tracing.fates(20)) == [Fate(5, 1, 2, 3, 0, 20, "to come")]
-    assert list(tracing.fates(21)) == [Fate.undrawn(0, 21, "not published")]
+    assert list(tracing.fates(20)) == [Fate(0, 20, "to come", 1, 5, 2, 3)]
+    assert list(tracing.fates(21)) == [Fate(0, 21, "not published")]
     # Published, but of a stripe that is not: if the stream ends now, another rank may draw it.
-    assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate.undrawn(0, 23, "to come")]
+    assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate(0, 23, "to come")]
     refusal_of(StateMismatch, "30 samples", lambda: list(tracing.at_step(7)))
     limited = traced(replace(TWO_PARTS, max_total_samples=30), facts(40, ended=False))
-    assert (limited.total, list(limited.fates(30))) == (30, [Fate.undrawn(0, 30, "beyond the end")])
+    assert (limited.total, list(limited.fates(30))) == (30, [Fate(0, 30, "beyond the end")])
 
 
 # An epoch that is begun anew cuts the one before short; of 13 samples 2 ranks leave one over.
@@ -163,7 +163,7 @@ def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says_a
     blind = traced(run_state(Part(2, 1, 4), Part(3, 1, 2, first_step=2, draws_per_step=1)), facts(60))
     assert [drawn.sample for drawn in blind.at_step(2)] == [7, 10, 11]
     refusal_of(StateMismatch, "step 2", blind.place, 1)
-    assert next(iter(blind.fates(5))) == Fate(None, 0, 1, 2, 0, 5, "trained")
+    assert next(iter(blind.fates(5))) == Fate(0, 5, "trained", 0, None, 1, 2)
 
 
 @pytest.mark.parametrize(

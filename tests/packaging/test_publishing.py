@@ -130,7 +130,7 @@ def test_wheel_holds_every_source_file_and_one_start_up_file(wheel: Path) -> Non
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(held)
     (licence,) = [name for name in held if name.endswith(".dist-info/licenses/LICENSE")]
     assert held[licence] == hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
-    for name in [f"lazyshard/cli/watch_page.{kind}" for kind in ("html", "css", "js")]:
+    for name in [f"lazyshard/cli/watch_page.{kind}" for kind in ("html", "css", "js", "mplstyle")]:
         assert held[name] == hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
     tops = {name.partition("/")[0] for name in held}
     assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, PTH}

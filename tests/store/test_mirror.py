@@ -18,8 +18,8 @@ from lazyshard.errors import ConfigInvalid, FileRefused
 from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.store.durable import locked
 from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, cache_folder
-from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next, number_of
-from lazyshard.store.objects import PATIENCE_VARIABLE
+from lazyshard.store.mirror import AHEAD_VARIABLE, BYTES_VARIABLE, Mirror, guess_next
+from lazyshard.store.objects import PATIENCE_VARIABLE, number_of
 from tests.store.server import Gate, Server
 from tests.store.streams import copies, publish
 from tests.stream.streams import collect_garbage, raising, refusal_of, rows, running, wait_until

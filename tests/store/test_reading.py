@@ -109,9 +109,9 @@ def test_damage_is_refused_as_in_a_directory(tmp_path: Path, bucket: UrlPath) ->
 
 
 def test_chunk_got_in_parts(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Chunks of 27 bytes, and one of 9.
-    for size, parts in ((7, 4), (9, 3)):
-        monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", size)
+    # Chunks of 27 bytes, and one of 9. If all parts are full, one more shows that the object ends there.
+    for size, parts in ((7, 4), (9, 4)):
+        monkeypatch.setattr("lazyshard.store.files.PART_BYTES", size)
         folder = publish(tmp_path / str(size), bucket / str(size), 7, 3)
         assert list(StreamReader(bucket / str(size))) == rows(0, 7)
         assert server.gets(f"{size}/{chunk_name(0)}") == {chunk_name(0): parts}

@@ -343,7 +343,7 @@ class StoreSequencer(Sequencer):
         return self.members[name]
 
     def _look(self, now: float) -> bool:
-        listed = self._writer.listed = self._writer.store.list_below(WRITERS)
+        listed = self._writer.listed = self._writer.store.list(WRITERS, below=True)
         by_writer = dict[str, dict[str, int]]()
         for path, size in listed.items():
             name, _, rest = path.partition("/")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from lazyshard.cli.output import application, help_of
+from lazyshard.cli.output import application, help_of, refuse_if
 from lazyshard.format.records import End
 from lazyshard.store.files import is_url, stream_path
 from lazyshard_producer import errors
@@ -145,8 +145,7 @@ def _run(
 
     settings = load()
     # The port comes first, so that a port in use is reported before anything is created.
-    writer = settings.writer
-    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port, writer)) as metrics:
+    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port, settings.writer)) as metrics:
         display = choose_display(no_progress, settings.log_every_s, metrics)
         if metrics.address is not None:
             display.note(f"metrics at {metrics.address}")
@@ -182,8 +181,7 @@ def _check(
     Exit codes:
         0  a run would start, or the stream has ended
     """
-    if file is not None and config is not None:
-        raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
+    refuse_if(file is not None and config is not None, "CONFIG", "given twice: here and as --config")
     settings = assemble(context.obj[1].with_values(given), read_config(file if config is None else config))
     with as_directory(settings.out, settings.samples_per_chunk) as directory:
         return _print_all(describe_run(settings, rows, directory))
@@ -230,8 +228,7 @@ def _quarantine(
         5  the file of refused rows is damaged
         7  the filesystem or store failed
     """
-    if rows and as_json:
-        raise typer.BadParameter("cannot be combined", param_hint="--rows, --json")
+    refuse_if(rows and as_json, "--rows, --json", "cannot be combined")
     with as_directory(stream, None) as directory:
         if not os.path.isdir(directory):
             raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")

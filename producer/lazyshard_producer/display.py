@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from lazyshard_producer.errors import NAME, ExtraMissing, SettingInvalid, count, holding, one_line
+from lazyshard_producer.errors import NAME, SettingInvalid, count, holding, load_extra, one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,16 +263,12 @@ class Metrics:
         self._lock = threading.RLock()
         if port is None:
             return
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ModuleNotFoundError:
-            text = "--metrics-port needs prometheus-client, which is not installed: pip install 'lazyshard[producer]'"
-            raise ExtraMissing(text, package="prometheus-client", extra="producer") from None
+        client = load_extra("--metrics-port", "prometheus_client", "producer")
         # A separate registry, without the metrics of other code in this process.
-        registry = CollectorRegistry()
+        registry = client.CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server, self._thread = client.start_http_server(port, host, registry)
         except (OSError, OverflowError) as cause:
             reason = (getattr(cause, "strerror", None) or str(cause)).lower()
             text = f"--metrics-port: cannot listen on {host}:{port} ({reason}); choose another one, or 0 for a free one"

@@ -19,6 +19,7 @@ The help of the command shows the meanings.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -76,6 +77,20 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
         return named_function(name)
     except FunctionMissing as cause:
         raise SettingInvalid(f"{option}: {name}: {cause}", option=option) from cause.__cause__
+
+
+def load_extra(what: str, module: str, extra: str | None) -> Any:
+    """Imports an optional module by its full name; `what` needs it. Raises ExtraMissing."""
+    name = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == name
+        found = "it is not installed" if missing else f"importing it failed: {cause}"
+        package = name.replace("_", "-")
+        install = package if extra is None else f"'lazyshard[{extra}]'"
+        message = f"{what} needs {package}, and {found}: pip install {install}"
+        raise ExtraMissing(message, package=package, extra=extra) from cause
 
 
 FINISHED, NO_EXTRA, USAGE, BAD_ROW, SOURCE_REFUSED, STREAM_REFUSED, OTHER_PRODUCER, FILESYSTEM, WORKER_FAILED = range(9)

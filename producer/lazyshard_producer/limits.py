@@ -240,13 +240,14 @@ class Holdback:
     shelf: Shelf
     samples_per_chunk: int
     check: Callable[[], Path | None] = lambda: None  # called before deletion; raises if another producer took over
-    warn: Callable[[str], None] = lambda text: None  # called with errors that do not stop the run
+    warn: Callable[[str], None] = lambda text: None  # called with what does not stop the run
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     stock: Stock | None = None  # chunks on disk, if a limit needs it; estimated unless `max_disk` is set
     _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None
+    _warned: bool = False  # of the present wait
 
     def __post_init__(self) -> None:
         """Reads the number of the oldest chunk."""
@@ -256,22 +257,25 @@ class Holdback:
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """Returns why chunk number `published_chunks` may not be published yet, None if it may.
 
+        Warns once of a wait that may never end without the user.
         The chunk is assumed to be as large as the largest so far; a larger one exceeds a byte limit by the difference.
         """
-        if (hold := self.shelf.held()) is not None:
-            return hold
-        self._take_stock(published_chunks)
-        hold = self._hold(published_chunks, published_samples)
-        # Without a limit on consumers, their files are read only to explain a hold.
-        heeds = hold is not None or self.limits.max_ahead is not None or self.limits.retain != "all"
-        if heeds and self._refresh(published_chunks, LOOK_S if hold is None else HELD_LOOK_S):
+        if (hold := self.shelf.held()) is None:
+            self._take_stock(published_chunks)
             hold = self._hold(published_chunks, published_samples)
+            # Without a limit on consumers, their files are read only to explain a hold.
+            heeds = hold is not None or self.limits.max_ahead is not None or self.limits.retain != "all"
+            if heeds and self._refresh(published_chunks, LOOK_S if hold is None else HELD_LOOK_S):
+                hold = self._hold(published_chunks, published_samples)
         if hold is None:
-            self._held_since = None
+            self._held_since, self._warned = None, False
             return None
-        now = self.clock()
+        reason, now = one_line(hold.reason), self.clock()
+        if (hold.deadlock or hold.stalled) and not self._warned:
+            self._warned = True
+            self.warn(reason)
         self._held_since = now if self._held_since is None else self._held_since
-        return hold._replace(reason=one_line(hold.reason), retry_s=retry_s(now - self._held_since))
+        return hold._replace(reason=reason, retry_s=hold.retry_s or retry_s(now - self._held_since))
 
     def after_publish(self, published_chunks: int) -> None:
         """Deletes the chunks that may be deleted after a publish. O(consumers + deleted chunks)."""

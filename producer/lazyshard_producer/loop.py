@@ -289,7 +289,6 @@ class RowLoop:
         # The stream's limits hold a named writer back through the sequencer.
         while self.gate is not None and (reason := self.writer.held()) is not None:
             self._pause(0.005, "limit", reason)
-        alarmed = False
         while self._holdback is not None:
             # The limits count published chunks, so the previous chunk must be published first.
             with self._watched():
@@ -297,10 +296,6 @@ class RowLoop:
                 held = self._holdback.before_chunk(self.writer.published_chunks, self.writer.published_samples)
             if held is None:
                 break
-            if (held.deadlock or held.stalled) and not alarmed:
-                alarmed = True
-                # This wait may never end without the user.
-                self.display.warn(held.reason)
             self._pause(held.retry_s, "deadlock" if held.deadlock else "limit", held.reason)
         self._tell(None)
 
@@ -394,7 +389,5 @@ def _checked(lines: Sequence[Any], *, arrays: bool) -> CheckedLines:
             try:
                 fill_row(check_row(row.line), np.empty(0, np.uint8))
             except RowInvalid as refused:
-                refused.index = index
-                checked = check_encoded(rows[:index])
-                return checked if checked.refused is not None else replace(checked, refused=refused)
+                return _checked([*lines[:index], refused], arrays=arrays)
     return check_encoded(rows)

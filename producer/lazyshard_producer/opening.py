@@ -190,6 +190,4 @@ def source_size(settings: SourceSettings) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         if path.endswith(INDEX_SUFFIX) and source_kind(settings) == "megatron":
             path = data_path(path)
-        status = os.stat(path)
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
-    return None
+    return os.path.getsize(path) if os.path.isfile(path) else None

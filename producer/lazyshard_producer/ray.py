@@ -139,13 +139,39 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         """Writes the rows of a task's blocks. Called by Ray on a worker."""
         task = int(ctx.task_idx)
         tables: Iterable[Any] = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
-        keys: list[Any] | None = None
-        if self._key is not None:
-            keys = []
-            tables = _collect_keys(tables, self._folder, self._key, keys)
-        lines = _encode_tables(tables, f"task {task}", self._max_row_bytes)
-        write_piece(self._folder, task, lines, self._samples_per_chunk, keys)
+        keys = list[Any]()
+        write_piece(self._folder, task, self._encode(tables, f"task {task}", keys), self._samples_per_chunk, keys)
         return task
+
+    def _encode(self, tables: Iterable[Any], task: str, keys: list[Any]) -> Iterator[bytes]:
+        """Yields the rows of a task's blocks in order, as lines of JSON; with a key those that are not durable yet.
+
+        Adds the keys of these to the list. Raises RowInvalid with the number of the row.
+        """
+
+        def refuse(reason: str, row: int) -> RowInvalid:
+            text = f"{task}, row {row}: {reason}; fix it in the data set, and write it again"
+            return RowInvalid(text, reason=reason, file=task, line=row)
+
+        pa = load_pyarrow(task)
+        row = 0
+        for table in tables:
+            if not table.num_rows:
+                continue
+            if self._key is not None:
+                table = _drop_durable(table, self._folder, self._key)
+                keys += table.column(self._key).to_pylist()
+            try:
+                plain = _without_tensors(pa, table)
+                encoder = ArrowRowEncoder(pa, plain.schema, self._max_row_bytes)
+            except ValueError as cause:
+                raise refuse(str(cause), row + 1) from cause
+            for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
+                for line in encoder.encode(batch):
+                    row += 1
+                    if isinstance(line, RowInvalid):
+                        raise refuse(line.reason or str(line), row)
+                    yield line
 
     def on_write_complete(self, write_result: Any) -> None:
         """Publishes the remaining rows and ends the stream. Called by Ray on the driver."""
@@ -163,10 +189,6 @@ class LazyShardSink(Datasink[int]):  # type: ignore[misc]
         if self._committer is not None:
             self._committer.stop()
 
-    def get_name(self) -> str:
-        """Returns the name of the tasks in Ray."""
-        return "LazyShard"
-
 
 def _drop_durable(table: Any, folder: Path, key: str) -> Any:
     if key not in table.column_names:
@@ -176,41 +198,6 @@ def _drop_durable(table: Any, folder: Path, key: str) -> Any:
         if type(value) not in (int, str):
             raise ValueError(f"the key {key!r} of a row is a string or an integer, got {value!r}")
     return table.filter([value not in durable for value in values]) if durable else table
-
-
-def _collect_keys(tables: Iterable[Any], folder: Path, key: str, keys: list[Any]) -> Iterator[Any]:
-    """Yields the rows that are not durable yet, and adds their keys to the list."""
-    for table in tables:
-        if table.num_rows:
-            left = _drop_durable(table, folder, key)
-            keys.extend(left.column(key).to_pylist())
-            yield left
-
-
-def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[bytes]:
-    """Yields the rows of a task's blocks in order, as lines of JSON. Raises RowInvalid with the number of the row."""
-
-    def refuse(reason: str, row: int) -> RowInvalid:
-        text = f"{task}, row {row}: {reason}; fix it in the data set, and write it again"
-        return RowInvalid(text, reason=reason, file=task, line=row)
-
-    pa = load_pyarrow(task)
-    load_pyarrow(task, "pyarrow.compute")
-    row = 0
-    for table in tables:
-        if not table.num_rows:
-            continue
-        try:
-            plain = _without_tensors(pa, table)
-            encoder = ArrowRowEncoder(pa, plain.schema, max_row_bytes)
-        except ValueError as cause:
-            raise refuse(str(cause), row + 1) from cause
-        for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
-            for line in encoder.encode(batch):
-                row += 1
-                if isinstance(line, RowInvalid):
-                    raise refuse(line.reason or str(line), row)
-                yield line
 
 
 def _without_tensors(pa: Any, table: Any) -> Any:

@@ -55,7 +55,7 @@ def piece_path(folder: Path, task: int) -> Path:
     return folder / f"{folder.name}.{task:08d}"
 
 
-def write_piece(folder: Path, task: int, lines: Iterable[bytes], samples_per_chunk: int, keys: Any = None) -> None:
+def write_piece(folder: Path, task: int, lines: Iterable[bytes], samples_per_chunk: int, keys: Any = ()) -> None:
     """Writes the piece of a task durably and atomically, unless there is one already. Raises WriterFailed.
 
     Args:
@@ -63,7 +63,7 @@ def write_piece(folder: Path, task: int, lines: Iterable[bytes], samples_per_chu
         task: the number of the task.
         lines: its rows with their newlines.
         samples_per_chunk: rows per chunk; the last one may have fewer.
-        keys: the keys of the rows, complete when all lines are read; None if the sink has no key.
+        keys: the keys of the rows, complete when all lines are read; empty if the sink has no key.
     """
     path = piece_path(folder, task)
     temporary = folder / f".{path.name}.{secrets.token_hex(8)}"
@@ -146,7 +146,7 @@ class Committer:
         self._news = threading.Event()
         self._beat_at = time.monotonic()
         self._tasks: list[int] | None = None
-        self._stopping = self._complete = self._ended = False
+        self._stopping = self._ended = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"publish {writer.directory}", daemon=True)
         self._thread.start()
@@ -210,10 +210,10 @@ class Committer:
         try:
             for name in self._names():
                 self._publish(name)
-            if self._complete:
-                self._end()
-            else:
+            if self._stopping:
                 self._writer.close(end=False, state="failed")
+            else:
+                self._end()
         except BaseException as error:
             self.failure = error
             try:
@@ -256,7 +256,6 @@ class Committer:
                     raise FileNotFoundError(f"{self._folder / lost}: the piece of a finished task is not there")
                 self._wait()
             else:
-                self._complete = True
                 return
 
     def _name(self, task: int) -> str:

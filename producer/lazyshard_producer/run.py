@@ -21,7 +21,7 @@ from lazyshard.cli import output
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.records import END, HEAD, MANIFEST, TEMPORARY, End, Head
 from lazyshard.format.row import check_row
-from lazyshard.store.files import is_there, is_url, read_file, read_record, read_seal, stream_path
+from lazyshard.store.files import find_record, is_there, is_url, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import Published, list_kept, read_manifest
 from lazyshard.stream.lock import Wanted, find_manifest
@@ -33,7 +33,6 @@ from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, L
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
 from lazyshard_producer.following.directory import list_unread
-from lazyshard_producer.following.journal import DIRECTORY, KIND
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
 from lazyshard_producer.opening import check_not_own, check_out, check_sources, open_source, source_kind, source_size
@@ -44,9 +43,7 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.shipping import open_shelf
 from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, RowOrigin, file_size
 from lazyshard_producer.stop import GivenUp, Stop
-from lazyshard_producer.writers import SharedLimits, share_in_store
-
-Pause = Callable[[float, str], object]  # see `ChunkWriter`
+from lazyshard_producer.writers import SharedLimits, share_of
 
 _MOST_NAMED: Final = 5  # files that are listed when their rows are missing from a stream that has ended
 PATIENCE_S: Final = 2.0  # total wait for rows of live sources
@@ -64,26 +61,21 @@ def keep_freed_memory() -> None:
 
 def find_end(out: str, samples_per_chunk: int | None) -> End | None:
     """Returns the end record of a stream that has ended, None if there is no stream or it has not ended."""
-    with contextlib.suppress(FileNotFoundError):
-        path = stream_path(out)
-        data = read_file(path / END)
-        if read_manifest(path, samples_per_chunk) is not None:
-            return End.decode(data, str(path / END))
-    return None
+    path = stream_path(out)
+    end = find_record(path / END, End.decode)
+    return None if end is None or read_manifest(path, samples_per_chunk) is None else end
 
 
-def _open(
-    settings: Settings, shelf: Shelf, own: str, gate: SharedLimits | None, share: Share | None, pause: Pause
-) -> ChunkWriter | End:
+def _open(settings: Settings, shelf: Shelf, own: str, share: Share | None) -> ChunkWriter | End:
     """Returns the writer, or the end record if the stream has ended, or this writer's part of it.
 
-    `own` is the directory in which it publishes; `share` is given for a named writer that publishes to an object store.
+    `own` is the directory in which it publishes; `share` is given for a named writer.
     """
     size, end = settings.samples_per_chunk, find_end(own, settings.samples_per_chunk)
-    if end is not None and gate is None:
+    if end is not None and share is None:
         return end
-    if end is None:
-        check_sources(settings if gate is not None and share is None else replace(settings, out=own))
+    if end is None and (share is None or shelf.remote):
+        check_sources(replace(settings, out=own))
     form = form_of(settings)
     # As many open files as the system allows: shuffled or mixed sources are open at the same time.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -93,44 +85,40 @@ def _open(
     free = settings.rate is None and (settings.limits == Limits() or settings.writer is not None)
     more: dict[str, Any] = {"overlap": free, "arrays": form.arrays, "encoding": form.encoding}
     try:
-        if share is not None:
-            share.uploads = shelf
-            if end is None:
-                return open_share(share, **more)
-            share.complete(end.samples)
-            return end
-        if gate is not None:
-            more |= {"writer": settings.writer, "writers": settings.writers, "gate": gate, "pause": pause}
-        return ChunkWriter(own if gate is None else settings.out, size, **more)
+        if share is None:
+            return ChunkWriter(own, size, **more)
+        share.uploads = shelf if shelf.remote else None
+        if end is None or not shelf.remote:
+            return open_share(share, **more)
+        share.complete(end.samples)
+        return end
     except errors.StreamEnded as ended:
         # After a crash only the end record was missing, and the writer has written it.
-        if (end := find_end(own, size)) is None:
-            raise
-        _check_taken(settings, end, ended)
-        return end
+        return _end_after(settings, own, ended)
 
 
-def _check_taken(settings: Settings, end: End, ended: errors.StreamEnded) -> None:
-    """Raises an error if the stream has ended without all rows of a named writer, which has ended before."""
+def _end_after(settings: Settings, own: str, ended: errors.StreamEnded) -> End:
+    """Returns the end record. Raises the error unless the stream has ended with all rows of a named writer."""
+    if (end := find_end(own, settings.samples_per_chunk)) is None:
+        raise ended
     if settings.writer is not None and find_end(settings.out, settings.samples_per_chunk):
         taken, _ = read_position(stream_path(settings.out)).taken.get(settings.writer, (0, 0))
         if taken < end.samples:
             raise ended
+    return end
 
 
-def _join(settings: Settings, gate: SharedLimits, pause: Pause) -> Share | None:
-    """Joins a stream in an object store before anything of this writer is changed there.
+def _join(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], object]) -> Share | None:
+    """Joins a stream of several writers before anything of this writer is changed there.
 
     Returns None if the stream has ended with all rows of this writer.
     """
-    if (end := find_end(settings.place, settings.samples_per_chunk)) is None:
+    if find_end(settings.place, settings.samples_per_chunk) is None:
         check_sources(settings)
     try:
-        return share_in_store(settings, gate, pause)
+        return share_of(settings, gate, pause)
     except errors.StreamEnded as ended:
-        if end is None:
-            raise
-        _check_taken(settings, end, ended)
+        _end_after(settings, settings.place, ended)
         return None
 
 
@@ -184,27 +172,24 @@ def run(settings: Settings, display: Display, stop: Stop, load: Load | None = No
     """
     with _named(settings.out):
         keep_freed_memory()
-        if not is_url(settings.out):
+        if not (remote := is_url(settings.out)):
             check_out(settings.out)
         check_not_own(settings)
-        remote, share = is_url(settings.out), None
         gate = None if settings.writer is None else SharedLimits(settings.limits, display.warn)
-        pause = partial(_wait_for_sequencer, display, stop)
         try:
-            if remote and gate is not None and (share := _join(settings, gate, pause)) is None:
-                gate = None
+            share = None if gate is None else _join(settings, gate, partial(_wait_for_sequencer, display, stop))
             opened = open_shelf(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
             with opened as shelf, _named(str(shelf.directory)):
                 own = str(shelf.directory) if remote else settings.place
-                if share is not None and (end := find_end(own, None)):
+                if share is not None and remote and (end := find_end(own, None)):
                     complete_end(own, end)
                     if not shelf.settle(end.chunks, display.wait):
                         return stopped(settings, stop)
-                found = _open(settings, shelf, own, gate, share, pause)
+                found = _open(settings, shelf, own, share)
                 if isinstance(found, ChunkWriter):
                     return _publish(RowLoop(settings, found, shelf, display, stop, load, gate))
                 complete_end(own, found)
-                if gate is not None and not remote and (end := find_end(settings.out, None)):
+                if settings.writer is not None and not remote and (end := find_end(settings.out, None)):
                     complete_end(settings.out, end)
                 if not shelf.settle(found.chunks, display.wait):
                     return stopped(settings, stop)
@@ -313,9 +298,9 @@ def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Te
         return []
     if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
         return []
-    if entry["kind"] == source_kind(source) == KIND:
-        place = Path(settings.out, DIRECTORY)
-        return [_grown(*one) for one in list_unread(source, entry, place, settings.max_row_bytes)]
+    if entry["kind"] == source_kind(source) == "follow":
+        context = Context(Path(settings.out), settings.max_row_bytes)
+        return [_grown(*one) for one in list_unread(source, entry, context)]
     size, is_file = file_size(path), os.path.isfile(path)
     # The size of a directory means nothing. A compressed file is read from its start only if its size has changed.
     if (is_file and size in (0, entry.get(PACKED_SIZE))) or not _has_more(settings, source, entry, None):
@@ -358,8 +343,7 @@ def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]
         find_manifest(Path(directory), Wanted(size, form.arrays, form.encoding, shared))
     else:
         _check_ended(replace(there, out=there.place), end, notes.append)
-    there_is_one = os.path.isdir(there.place) or settings.writer is None
-    stream = open_stream(Path(there.place), None) if there_is_one else None
+    stream = open_stream(Path(there.place), None)
     published = None if stream is None else stream.published()
     if end is not None:
         text = f"has ended with {holding(end.samples, end.chunks)}; a run would do nothing"

@@ -44,8 +44,10 @@ class Stop:
     __exit__ = release
 
     def sleep(self, seconds: float) -> bool:
-        """Sleeps, and returns whether the run is to stop."""
-        time.sleep(seconds)
+        """Sleeps, at most until the run is to stop; returns whether it is."""
+        due = time.monotonic() + seconds
+        while self.requested is None and (left := due - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
         return self.requested is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -38,7 +38,6 @@ ALIVE_S: Final = 60.0  # age of the heartbeat, sent every 5 s, below which a wri
 # How long requests are retried: a writer then lets another process sequence, the command has nothing else to do
 _PATIENCE_S: Final = 10.0
 _COMMAND_PATIENCE_S: Final = 600.0
-_SLICE_S: Final = 0.1  # longest sleep, as in `lazyshard_producer.loop`
 
 
 class SharedLimits:
@@ -46,23 +45,21 @@ class SharedLimits:
 
     def __init__(self, limits: Limits, warn: Callable[[str], None]) -> None:
         self.limits = limits  # may be replaced at any time
-        self._warn, self._alarmed = warn, False
+        self._warn = warn
 
     def __call__(self, writer: ChunkWriter) -> SharedLimits:
         """Begins with the stream of the sequencer's writer."""
-        self._writer, self._holdback = writer, self._make(writer)
+        size, check = writer.samples_per_chunk, writer.check_owner
+        shelf = writer.shelf if isinstance(writer, StoreWriter) else Shelf(writer.directory)
+        self._holdback = Holdback(self.limits, shelf, size, check=check, warn=self._warn)
         return self
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
         """As `Holdback.before_chunk`."""
         if self._holdback.limits is not self.limits:
-            self._holdback = self._make(self._writer)
+            # Other limits may need other sizes.
+            self._holdback.limits, self._holdback.stock = self.limits, None
         held = self._holdback.before_chunk(published_chunks, published_samples)
-        alarm = held is not None and (held.deadlock or held.stalled)
-        if held is not None and alarm and not self._alarmed:
-            # This wait may never end without the user.
-            self._warn(held.reason)
-        self._alarmed = alarm
         return held and held.reason
 
     def fits(self, published_chunks: int, more: int) -> bool:
@@ -73,55 +70,48 @@ class SharedLimits:
         """As `Holdback.after_publish`."""
         self._holdback.after_publish(published_chunks)
 
-    def _make(self, writer: ChunkWriter) -> Holdback:
-        size, check = writer.samples_per_chunk, writer.check_owner
-        shelf = writer.shelf if isinstance(writer, StoreWriter) else Shelf(writer.directory)
-        return Holdback(self.limits, shelf, size, check=check, warn=self._warn)
 
-
-def share_in_store(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], object]) -> Share:
-    """Returns the share of a run's writer in a stream in an object store. Raises as `ChunkWriter`."""
-    directory, name = stream_path(settings.out), settings.writer or ""
-    assert isinstance(directory, UrlPath)
-    form = form_of(settings)
+def share_of(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], object]) -> Share:
+    """Returns the share of a run's writer in its stream. Raises as `ChunkWriter`."""
+    directory, form = stream_path(settings.out), form_of(settings)
     wanted = Wanted(settings.samples_per_chunk, form.arrays, form.encoding)
-    given = settings.writers, wanted, time.time
-    open_stream = partial(open_stored, directory, _PATIENCE_S, threading.Event().wait)
-    return Share(directory, name, *given, open_stream=open_stream, gate=gate, pause=pause, sequencer=StoreSequencer)
+    given = directory, settings.writer or "", settings.writers, wanted, time.time
+    open_stream = partial(_open, directory, _PATIENCE_S, threading.Event().wait)
+    return Share(*given, open_stream=open_stream, gate=gate, pause=pause, sequencer=_kind_of(directory))
+
+
+def _kind_of(directory: Path) -> type[Sequencer]:
+    return StoreSequencer if isinstance(directory, UrlPath) else Sequencer
 
 
 def sequence(directory: Path, limits: Limits, display: Display, stop: Stop) -> bool:
     """Sequences while no other process does, until the stream has ended; returns False if a signal has stopped it."""
-    if is_there(directory / MANIFEST):
-        _manifest(directory)
-    else:
+    if not is_there(directory / MANIFEST):
         display.note(f"{directory}: there is no stream yet; this process waits for its first writer")
+    while not is_there(directory / MANIFEST):
+        display.wait("no writer has created the stream yet")
+        if stop.sleep(RETRY_S):
+            return False
+    _manifest(directory)
     gate = SharedLimits(limits, display.warn)
-    kind = StoreSequencer if isinstance(directory, UrlPath) else Sequencer
-    sequencing, told = Sequencing(directory, lambda: _open(directory, stop), gate, kind), ""
+    open_stream = partial(_open, directory, _COMMAND_PATIENCE_S, stop.sleep)
+    sequencing, told = Sequencing(directory, open_stream, gate, _kind_of(directory)), ""
     with contextlib.closing(sequencing):
         while not sequencing.ended:
-            if stop.requested is not None:
-                return False
-            if sequencing.sequencer is None and not is_there(directory / MANIFEST):
-                display.wait("no writer has created the stream yet")
-                time.sleep(RETRY_S if isinstance(directory, UrlPath) else _SLICE_S)
-                continue
             pause = sequencing.step()
             if (who := _describe(sequencing)) not in ("", told):
                 told = who
                 display.note(who)
             display.wait((sequencing.sequencer and sequencing.sequencer.hold) or None)
-            due = time.monotonic() + pause
-            while stop.requested is None and (left := due - time.monotonic()) > 0:
-                time.sleep(min(left, _SLICE_S))
-    return True
+            if stop.sleep(pause):
+                break
+    return sequencing.ended
 
 
-def _open(directory: Path, stop: Stop) -> ChunkWriter:
+def _open(directory: Path, patience_s: float, pause: Callable[[float], bool]) -> ChunkWriter:
     manifest = _manifest(directory)
     if isinstance(directory, UrlPath):
-        return open_stored(directory, _COMMAND_PATIENCE_S, stop.sleep)
+        return open_stored(directory, patience_s, pause)
     return open_sequenced(directory, time.time, manifest.arrays, manifest.encoding)
 
 

@@ -1,5 +1,6 @@
 """Stores that cannot put under a condition, places that do not go with options, and commands that only look."""
 
+import sys
 import uuid
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_a_store_without_conditions(source: Path, tmp_path: Path, capfd: pytest.
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "s3fs" else object())
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     assert main(["run", "--source", str(source), "--out", "s3://bucket/a", "--samples-per-chunk", "3"]) == 1
     assert_one_line(capfd.readouterr().err, "pip install 'lazyshard[objects]'")
 

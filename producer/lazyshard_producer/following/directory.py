@@ -14,22 +14,15 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, count
 from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, decode_line, resume
-from lazyshard_producer.following.listing import (
-    Clock,
-    DirectoryListing,
-    DirectoryScan,
-    DirectoryWatch,
-    NameRules,
-    is_packed,
-)
+from lazyshard_producer.following.listing import DirectoryListing, DirectoryScan, DirectoryWatch, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
 from lazyshard_producer.sources.lines import LineSplitter
@@ -39,6 +32,8 @@ from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source
 _RECHECKED: Final = 100
 
 _log = logging.getLogger("lazyshard")
+
+Clock: TypeAlias = Callable[[], float]
 
 
 class FollowedDirectory(Source):
@@ -52,9 +47,9 @@ class FollowedDirectory(Source):
         self.name = plain_name(settings.path)
         self.start = self.reached = FollowPosition(0)
         self._settings, self._max_row_bytes, self._clock = settings, context.max_row_bytes, clock
-        known = resume(position, context.out / DIRECTORY, self.name)
+        self._ledger = Ledger(self.name, context, position)
+        known = self._ledger.state
         self._plan = deque(known.plan)  # lines of the journal: what an earlier run read next
-        self._ledger = Ledger(self.name, context.out / DIRECTORY, known, position, context.check_owner)
         self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
         self._listing = DirectoryListing(settings.path, self._rules, known.finished.copy())
         self._watch = DirectoryWatch(settings.path, clock)
@@ -62,9 +57,9 @@ class FollowedDirectory(Source):
         self._turns: OrderedDict[str, None] = OrderedDict()  # names of files that may have something to read
         self._backlog: deque[str] = deque()  # names of complete files that are not begun
         self._current: str | None = None  # the complete file that is being read
-        self._ending: Completion | None = None
+        self._ending: Completion | None = None  # once the last scan is done
         self._next = 0  # index of the next file to be read regardless of its size
-        self._end_requested = self._marker_seen = self._last = False
+        self._end_requested = self._marker_seen = False
         self._reach()
         for name, state in known.files.items():
             file = self._open(name, state)
@@ -85,7 +80,7 @@ class FollowedDirectory(Source):
             else:
                 self._scan()
                 if not self._turns and not self._backlog:
-                    return None if self._last else Rows()
+                    return None if self._ending else Rows()
                 found = self._step()
             self._reach()
             if found is not None:
@@ -96,7 +91,7 @@ class FollowedDirectory(Source):
 
     def wait(self, seconds: float) -> None:
         """Waits until something happens in the directory or the next scan is due, at most `seconds`."""
-        if not (self._plan or self._turns or self._backlog or self._last):
+        if not (self._plan or self._turns or self._backlog or self._ending):
             self._watch.wait(seconds)
 
     def waits_for(self) -> str:
@@ -190,7 +185,7 @@ class FollowedDirectory(Source):
         """Scans the directory if a scan is due, and detects its end."""
         # Only a scan that begins after the end marker appeared sees all files that precede the marker.
         last = self._end_requested or self._marker_seen
-        if self._last or not (last or self._watch.due()):
+        if self._ending or not (last or self._watch.due()):
             return
         self._watch.begin_scan()
         now, scan = self._clock(), self._listing.scan(self._files)
@@ -199,11 +194,10 @@ class FollowedDirectory(Source):
         # A file that is complete by its name but does not end with a newline may still be being written.
         still_s = 1.0 if by == "rename" else self._settings.idle_s
         if last and (self._end_requested or self._marker_seen):
-            self._last = True
             self._ending = Completion.FINAL if self._marker_seen else Completion.REQUESTED
         for name, file in list(self._files.items()):
             done = self._is_marked(name, scan) if by == "marker" else now - file.unchanged_since >= still_s
-            if self._last or (done and name not in self._turns):
+            if self._ending or (done and name not in self._turns):
                 self._complete(name, file, done)
         # Read some unfinished files regardless of their size, and check whether finished files have grown.
         names = list(islice(self._files, self._next, self._next + _RECHECKED))
@@ -319,14 +313,12 @@ class FollowedDirectory(Source):
         return file
 
 
-def list_unread(
-    settings: SourceSettings, entry: dict[str, Any], directory: Path, max_row_bytes: int
-) -> list[tuple[str, int, int]]:
+def list_unread(settings: SourceSettings, entry: dict[str, Any], context: Context) -> list[tuple[str, int, int]]:
     """Returns the files of a directory that have unread rows: (path, bytes read, present size) of each.
 
     Blank lines and an incomplete line at the end of a plain file do not count.
     """
-    known = resume(entry, directory, plain_name(settings.path))
+    known = resume(entry, context.out / DIRECTORY, plain_name(settings.path))
     known.apply_all(known.plan, plain_name(settings.path))
     begun, finished = known.files, known.finished
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
@@ -336,7 +328,7 @@ def list_unread(
     unread = []
     for name, size in sorted(read.items()):
         path, there = os.path.join(settings.path, name), (scan.sizes | scan.new | scan.grown)[name]
-        if there > size and (is_packed(name) or _holds_row(path, size, max_row_bytes)):
+        if there > size and (is_packed(name) or _holds_row(path, size, context.max_row_bytes)):
             unread.append((path, size, there))
     return unread
 

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -37,7 +37,7 @@ from lazyshard.store.files import check_folder, read_file
 from lazyshard_producer.following.listing import FinishedFiles
 from lazyshard_producer.following.reading import FollowedLines
 from lazyshard_producer.position import FilePosition, read_entry, refuse_position
-from lazyshard_producer.sources.source import Rows
+from lazyshard_producer.sources.source import Context, Rows
 
 KIND: Final = "follow"
 DIRECTORY: Final = ".producer.sources"
@@ -270,22 +270,23 @@ class _Read:
 
 
 class Ledger:
-    """Turns pieces into positions. `serial` is the number of the last piece, `totals` are the sums after it."""
+    """Turns pieces into positions. `serial` is the number of the last piece, `totals` are the sums after it.
 
-    def __init__(
-        self, name: str, folder: Path, known: FollowState, entry: dict[str, Any] | None, check: Callable[[], object]
-    ) -> None:
+    `state` is the last position, at the start that of the entry. Raises SourceRefused.
+    """
+
+    def __init__(self, name: str, context: Context, entry: dict[str, Any] | None) -> None:
+        self._name, self._folder, self._check_owner = name, context.out / DIRECTORY, context.check_owner
+        self.state = known = resume(entry, self._folder, name)
         self.serial, self.totals = 0, known.totals
-        self._name, self._folder, self._check_owner = name, folder, check
         self._pieces: deque[_Read] = deque()  # after the last position
-        # The last position, as a state and as a place in the journal.
-        self._state, self._at = known, (0, "")
+        self._at: _Place = (0, "")  # the last position, as a place in the journal
         self._journal: Journal | None = None
         self._begun_bytes = self._entries = 0
         # The entry until something is read.
         self._unread: dict[str, Any] | None = entry or self._encode(None, known.totals)
         # Journals, and the number of the entry at which each was replaced.
-        stale = [path for path in list_journals(folder, name) if path != known.journal]
+        stale = [path for path in list_journals(self._folder, name) if path != known.journal]
         self._replaced = deque([(path, -_KEPT_ENTRIES) for path in stale])
         if known.journal is not None:
             self._replaced.append((known.journal, 0))
@@ -320,8 +321,8 @@ class Ledger:
         after = position.serial + (position.piece is None)
         while self._pieces and (not self._pieces[0].rows or self._pieces[0].serial < after):
             piece = self._pieces.popleft()
-            self._state.apply(piece.line)
-            self._state.totals, self._at = piece.totals, piece.place
+            self.state.apply(piece.line)
+            self.state.totals, self._at = piece.totals, piece.place
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
             self._begin()
         assert self._journal is not None
@@ -331,7 +332,7 @@ class Ledger:
             # that takes over from here on.
             self._check_owner()
             remove(self._replaced.popleft()[0])
-        at, totals = None, self._state.totals
+        at, totals = None, self.state.totals
         if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
             end = position.piece.rows.position(position.row)
             at, totals = segment_line(self._pieces[0].name, end.offset, end), _add(totals, position.piece.begin, end)
@@ -348,7 +349,7 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
             self._replaced.append((self._journal.path, self._entries))
-        self._journal, state = journal, self._state
+        self._journal, state = journal, self.state
         self._at = journal.add({"finished_files": state.finished.encode()})
         for name, at in state.files.items():
             self._at = journal.add(segment_line(name, at.offset, at))

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from lazyshard.format.records import pack
 from lazyshard.stream.waiting import Waker
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.sources.source import file_size, refusing
-
-if TYPE_CHECKING:
-    from watchdog.events import FileSystemEvent
 
 PACKED: Final = (".gz", ".zst")  # suffixes of compressed files
 # Suffixes that programs use for files that they are still writing
@@ -231,7 +228,6 @@ class DirectoryListing:
 
 
 FIRST_PAUSE_S: Final = 0.2
-Clock: TypeAlias = Callable[[], float]
 
 
 class DirectoryWatch(Waker):
@@ -241,7 +237,7 @@ class DirectoryWatch(Waker):
     file only when the file is closed.
     """
 
-    def __init__(self, directory: str, clock: Clock = time.monotonic) -> None:
+    def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(Path(directory))
         self._clock, self._pause = clock, FIRST_PAUSE_S
         self._began = self._earliest = self._latest = clock()
@@ -282,11 +278,11 @@ class DirectoryWatch(Waker):
         """Ends the watching thread. May be called twice."""
         self.__exit__()
 
-    def dispatch(self, event: FileSystemEvent) -> None:
+    def dispatch(self, event: object) -> None:
         """Called by watchdog's thread."""
         self._woken.set()
 
-    def _events(self) -> list[type[FileSystemEvent]]:
+    def _events(self) -> list[type[Any]]:
         from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent
 
         return [FileCreatedEvent, FileMovedEvent, FileClosedEvent]

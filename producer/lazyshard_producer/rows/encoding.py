@@ -29,10 +29,10 @@ from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, Pad, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
 from lazyshard_producer.configuration.settings import SWIFT, Settings
-from lazyshard_producer.errors import SettingInvalid, load_function
+from lazyshard_producer.errors import SettingInvalid, load_extra, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.source import bad_row, load_extra
+from lazyshard_producer.sources.source import bad_row
 
 _SHOWN: Final = 60  # characters of a key or a value in messages
 MAX_TOKENS: Final = 2**32 - 1  # the largest length that a seal can store

@@ -8,7 +8,6 @@ the run publishes into the spool's directory. docs/object-storage-producer.md ha
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from lazyshard.store.files import UrlPath, is_url, read_file, stream_name
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_kept
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import ExtraMissing
+from lazyshard_producer.errors import load_extra
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Shelf
 from lazyshard_producer.shipping.sequenced import StoreWriter
@@ -102,9 +101,7 @@ def _copied(store: StreamStore, found: Found, *, ended: bool = False) -> Iterato
 
 def _open_store(place: str, patience_s: float, left_in: str, pause: Callable[[float], bool]) -> StreamStore:
     for package in ("fsspec", "s3fs") if place.lower().startswith(("s3://", "s3a://")) else ("fsspec",):
-        if importlib.util.find_spec(package) is None:
-            why = f"{place}: {package} is required and not installed: pip install 'lazyshard[objects]'"
-            raise ExtraMissing(why, package=package, extra="objects")
+        load_extra(f"{place}: this store", package, "objects")
     return StreamStore(stream_name(place), patience_s, left_in, pause)
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,27 +38,11 @@ from lazyshard.stream.listing import Published, invalid, read_manifest
 from lazyshard.stream.members import RETRY_S, SequencedWriter
 from lazyshard.stream.publishing import SealedPiece
 from lazyshard.stream.sequencer import BEAT_S, Gate, Sequencer
-from lazyshard_producer.shipping.shelf import StoreShelf
-from lazyshard_producer.shipping.store import StreamStore, next_owner, read_stream
+from lazyshard_producer.shipping.store import StoreShelf, StreamStore, next_owner, read_stream
 
 _COPIES: Final = 8  # that the store makes at the same time: a copy takes 50 ms or more, whatever its size
 _TRIES: Final = 5  # each notices what another process has put since
 _INTENT: Final = f"{WRITERS}/{Intent.NAME}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What the next chunk is made of: objects in the store, or files here, which are `local`."""
-
-    seal: SealBytes
-    source: Any
-    folder: Path
-    local: bool
-
-    def objects(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yields the name of each in its folder, and as chunk `number`."""
-        for name_of in (chunk_name, arrays_name)[: 1 + (self.seal.arrays_size is not None)]:
-            yield name_of(self.seal.chunk), name_of(number)
 
 
 class StoreWriter:
@@ -90,7 +74,7 @@ class StoreWriter:
         self.alive: Callable[[], None] = lambda: None
         self.failed = self._closed = False
         self.state: records.ProducerState = "running"
-        self._chosen = list[_Chosen]()
+        self._chosen = list[SealedPiece]()  # in a folder of the store, or made here
         self._rest: ChunkWriter | None = None  # the chunk of remainders that is being filled
         before, tag = store.find_owner()
         store.take(next_owner(before), tag)
@@ -99,9 +83,9 @@ class StoreWriter:
         data, self._tags[_INTENT] = store.tagged(_INTENT)
         self.intent = None if data is None else Intent.decode(data, store.name_of(_INTENT))
         found = read_stream(store, None)
-        self.full_chunks, self.source, short = found.listing.sealed, None, 0
-        if newest := found.listing.sealed - found.listing.first:
-            assert newest > 0
+        self.full_chunks = self.published_chunks = found.listing.sealed
+        self.source, short = None, 0
+        if found.listing.sealed > found.listing.first:
             path = directory / seal_name(self.full_chunks - 1)
             last = SealBytes.decode(read_file(path), self.full_chunks - 1, str(path))
             self.source, short = last.source, self.samples_per_chunk - last.samples
@@ -118,15 +102,13 @@ class StoreWriter:
             what = f"{directory}: the stream has ended with {samples:,} samples; write a new one to another place"
             raise StreamEnded(what, directory=str(directory), samples=samples)
 
-    @property
-    def published_chunks(self) -> int:
-        """As `full_chunks`."""
-        return self.full_chunks
-
     def publish_pieces(self, pieces: Sequence[SealedPiece]) -> None:
         """Chooses pieces as the next chunks."""
-        for piece in pieces:
-            self._choose(_Chosen(piece.seal, piece.source, piece.folder, local=False))
+        for one in pieces:
+            self._chosen.append(one)
+            self.full_chunks = self.published_chunks = self.full_chunks + 1
+            self.published_samples += one.seal.samples
+            self.source = one.source
 
     def write_lines(self, lines: CheckedLines, *, source: Any = None) -> None:
         """Adds rows to a chunk that is made here."""
@@ -135,8 +117,7 @@ class StoreWriter:
             self._rest = ChunkWriter(place, self.samples_per_chunk, arrays=self.arrays, encoding=self.encoding)
         self._rest.write_lines(lines, source=source)
         if self._rest.published_chunks:
-            self._rest.close(end=False)
-            self._choose_rest(self._rest)
+            self._choose_rest(self._rest, end=False)
 
     def heartbeat(self, state: records.ProducerState | None = None, note: str = "") -> None:
         """Puts the head."""
@@ -160,8 +141,7 @@ class StoreWriter:
         try:
             if end:
                 if self._rest is not None:
-                    self._rest.close()
-                    self._choose_rest(self._rest)
+                    self._choose_rest(self._rest, end=True)
                 self._publish(end=True)
             elif not self.failed:
                 with contextlib.suppress(OSError, LazyShardError):
@@ -178,21 +158,17 @@ class StoreWriter:
             if tag := self.store.swap(name, data, self._tags[name]):
                 self._tags[name] = tag
                 return
-            self.store.check_owner()
-            # By one that has been fenced since.
+            # By one that has been fenced since, unless this one was: the tag is read before the owner.
             self._tags[name] = self.store.tagged(name)[1]
+            self.store.check_owner()
         raise self.store.invalid(name, "another process keeps overwriting this object; find it and stop it")
 
-    def _choose_rest(self, rest: ChunkWriter) -> None:
+    def _choose_rest(self, rest: ChunkWriter, *, end: bool) -> None:
+        rest.close(end=end)
         path = rest.directory / seal_name(0)
         self._rest = None
-        self._choose(_Chosen(SealBytes.decode(read_file(path), 0, str(path)), rest.source, rest.directory, local=True))
-
-    def _choose(self, one: _Chosen) -> None:
-        self._chosen.append(one)
-        self.full_chunks += 1
-        self.published_samples += one.seal.samples
-        self.source = one.source
+        seal = SealBytes.decode(read_file(path), 0, str(path))
+        self.publish_pieces([SealedPiece(rest.directory, seal, rest.source)])
 
     def _publish(self, *, end: bool) -> None:
         chosen, self._chosen = self._chosen, []
@@ -218,15 +194,16 @@ class StoreWriter:
         self.failed = False
         self._tell("finished" if end else self.state)
 
-    def _copy(self, one: _Chosen, number: int) -> None:
-        for name, target in one.objects(number):
-            if one.local:
-                # The same bytes, whoever makes them: no condition is needed.
-                self.store.put(target, (one.folder / name).read_bytes())
+    def _copy(self, one: SealedPiece, number: int) -> None:
+        for name_of in (chunk_name, arrays_name)[: 1 + (one.seal.arrays_size is not None)]:
+            name = name_of(one.seal.chunk)
+            if isinstance(one.folder, UrlPath):
+                self.store.copy(f"{WRITERS}/{one.folder.name}/{name}", name_of(number))
             else:
-                self.store.copy(f"{WRITERS}/{one.folder.name}/{name}", target)
+                # The same bytes, whoever makes them: no condition is needed.
+                self.store.put(name_of(number), (one.folder / name).read_bytes())
 
-    def _put_seal(self, number: int, one: _Chosen) -> None:
+    def _put_seal(self, number: int, one: SealedPiece) -> None:
         name, data = seal_name(number), one.seal.encode(number, one.source, time.time())
         if not self.store.put_new(name, data):
             found = SealBytes.decode(self.store.find(name) or b"", number, self.store.name_of(name))
@@ -239,10 +216,7 @@ class StoreWriter:
         found = read_stream(self.store, None)
         self.store.remove(*found.unsealed, *found.listing.leftovers)
         end = End(self.full_chunks, self.published_samples, self.source)
-        if not self.store.put_new(END, end.encode()):
-            there = End.decode(self.store.find(END) or b"", self.store.name_of(END))
-            if (there.chunks, there.samples) != (end.chunks, end.samples):
-                raise self.store.invalid(END, "another program has ended this stream with other contents")
+        self.store.put_once(END, end.encode(), "ended this stream with other contents")
 
     def _tell(self, state: records.ProducerState, note: str = "") -> None:
         samples = self.published_samples

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import xxhash
@@ -34,8 +33,7 @@ from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import count
 from lazyshard_producer.following.journal import DIRECTORY, named_journals
 from lazyshard_producer.limits import Hold, Shelf, Tell
-from lazyshard_producer.shipping.shelf import StoreShelf
-from lazyshard_producer.shipping.store import Found, Spool, StreamStore, read_stream
+from lazyshard_producer.shipping.store import Found, Spool, StoreShelf, StreamStore, read_stream
 from lazyshard_producer.stop import GivenUp, Stop
 
 HEAD_S: Final = 0.5  # shortest interval between puts of the head: each is two requests, and readers poll less often
@@ -90,7 +88,7 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
     return bool([xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges] == found.digests.tolist())
 
 
-class Shipper(StoreShelf):
+class Shipper(StoreShelf, contextlib.AbstractContextManager["Shipper"]):
     """The chunks of a stream in an object store, and the thread that uploads and deletes them.
 
     Chunks before `shipped` are in the store, those in [shipped, announced) are pending. From `begin` on only the thread
@@ -186,10 +184,7 @@ class Shipper(StoreShelf):
             tell(None)
         return self._settled
 
-    def __enter__(self) -> Shipper:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Stops the thread. After an error, first waits a short time for pending chunks and the head.
 
         Clears the spool if the stream has ended and everything is in the store.
@@ -252,7 +247,7 @@ class Shipper(StoreShelf):
 
     def _put_all(self, closing: bool) -> None:
         if self._manifest is None and (data := self._read(MANIFEST)) is not None:
-            self._put_once(MANIFEST, data, "created a stream here at the same time")
+            self.store.put_once(MANIFEST, data, "created a stream here at the same time")
             self._manifest = Manifest.decode(data)
         while self.shipped < self.announced:
             if self._stop.is_set():
@@ -281,14 +276,6 @@ class Shipper(StoreShelf):
         with contextlib.suppress(FileNotFoundError), open(self.directory / name, "rb") as file:
             return file.read(size)
         return None
-
-    def _put_once(self, name: str, data: bytes, otherwise: str) -> None:
-        """Puts an object that is put only once in the life of a stream. `otherwise` is for the error."""
-        self.store.check_owner()
-        if self.store.put_new(name, data) or self.store.find(name) == data:
-            return
-        self.store.check_owner()
-        raise self.store.invalid(name, f"another program has {otherwise}; this producer stops, nothing was changed")
 
     def _put_grown(self, name: str, data: bytes | None) -> None:
         """Puts an append-only file if it has grown."""
@@ -326,7 +313,7 @@ class Shipper(StoreShelf):
         # Journals record which files of followed directories are in the stream.
         self.spool.keep_journals()
         self._put_journals()
-        self._put_once(END, data, "ended this stream with other contents")
+        self.store.put_once(END, data, "ended this stream with other contents")
         self._has_end = True
 
     def _put_head(self, at_once: bool = False) -> None:

@@ -21,6 +21,7 @@ import secrets
 import shutil
 import socket
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,19 +33,22 @@ import xxhash
 
 from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StreamInvalid, StreamMismatch
 from lazyshard.format import records
-from lazyshard.format.records import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
 from lazyshard.store.files import stream_path
 from lazyshard.store.objects import ObjectStore
-from lazyshard.stream.listing import Listing, sort_names
+from lazyshard.stream.cursor import list_consumers
+from lazyshard.stream.listing import Listing, names_of, sort_names
 from lazyshard.stream.lock import check_gaps
-from lazyshard_producer.following.journal import DIRECTORY, is_journal_name
+from lazyshard_producer.following.journal import DIRECTORY, is_journal_name, list_journals
+from lazyshard_producer.limits import Shelf, Stock
 from lazyshard_producer.stop import GivenUp
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 SHOWN_S: Final = 2.0  # shorter failures are not reported
+_AT_ONCE: Final = 16  # objects that are deleted before the next chunk is published: each is two requests
 
 
 class StreamStore(ObjectStore):
@@ -108,6 +112,14 @@ class StreamStore(ObjectStore):
             if self.swap(name, data, tag):
                 return found
         raise self.invalid(name, "another process keeps overwriting this object; find it and stop it")
+
+    def put_once(self, name: str, data: bytes, otherwise: str) -> None:
+        """Puts an object that is put only once in the life of a stream. `otherwise` is for the error."""
+        self.check_owner()
+        if self.put_new(name, data) or self.find(name) == data:
+            return
+        self.check_owner()
+        raise self.invalid(name, f"another program has {otherwise}; this producer stops, nothing was changed")
 
     def find_owner(self) -> tuple[records.Owner | None, str | None]:
         """Returns the owner, None if unreadable or absent, and the tag of its object, None if absent."""
@@ -197,6 +209,70 @@ def read_stream(store: StreamStore, samples_per_chunk: int | None) -> Found:
     return Found(manifest, listing, sizes, None if data is None else records.End.decode(data, store.name_of(END)))
 
 
+class StoreShelf(Shelf):
+    """The chunks of a stream in an object store; `directory` is where its consumers' files are read.
+
+    Deletion works as in a directory: first the watermark, then each seal before its data.
+    """
+
+    remote = True
+
+    def __init__(self, store: StreamStore, directory: Path, found: Found) -> None:
+        super().__init__(directory, store.url)
+        self.store, self._manifest = store, found.manifest
+        self._marked = found.listing.first
+        # Eight bytes per chunk, so 8 MB for a million chunks. 0 for retired chunks.
+        self._sizes = array("Q", [0] * self._marked)
+        for chunk in range(self._marked, found.listing.sealed):
+            self._sizes.append(sum(found.sizes.get(name, 0) for name in names_of(chunk, arrays=True)))
+        self._leftovers = [*found.listing.leftovers]  # names below the watermark that are still to be deleted
+
+    def first(self) -> int:
+        """Returns the number of the oldest chunk that is not retired."""
+        return self._marked
+
+    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
+        """Returns the sizes of the chunks [first, stop), always exact."""
+        sizes = self._sizes[first:stop]
+        return Stock(first, stop, sum(sizes), largest=max(sizes, default=0))
+
+    def chunk_size(self, chunk: int) -> int:
+        """Returns the bytes of a chunk; of a retired chunk, those it had before."""
+        return sum(self._sizes[chunk : chunk + 1])
+
+    def used_bytes(self, published: int) -> int:
+        """Returns the bytes of the stream, in the store and pending."""
+        return sum(self._sizes[self._marked : published])
+
+    def add(self, size: int) -> None:
+        """Adds the bytes of the next chunk."""
+        self._sizes.append(size)
+
+    def announce(self, published: int) -> None:
+        """Does a part of the pending deletions."""
+        self.delete()
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        """Deletes the chunks of [0, chunks_before) that no consumer needs, never the newest, in parts."""
+        # The consumers are read again right before.
+        done = min((consumer.chunks_before for consumer in list_consumers(self.directory, published)), default=0)
+        self.mark(min(chunks_before, published - 1, done))
+        self.delete()
+
+    def mark(self, chunks_before: int) -> None:
+        """Raises the watermark, if it is below: the chunks before it may be deleted."""
+        if chunks_before > self._marked and self._manifest is not None:
+            self.store.replace(RETIRED, records.Retired(self._manifest.stream_id, chunks_before, time.time()).encode())
+            for chunk in range(self._marked, chunks_before):
+                self._leftovers += names_of(chunk, arrays=self._manifest.arrays)
+            self._marked = chunks_before
+
+    def delete(self) -> None:
+        """Deletes some of the objects below the watermark."""
+        left, self._leftovers = self._leftovers[:_AT_ONCE], self._leftovers[_AT_ONCE:]
+        self.store.remove(*left)
+
+
 class Spool:
     """A spool, locked until `close`. `folder` is the spool itself, `stream` the directory in which the run publishes.
 
@@ -253,18 +329,18 @@ class Spool:
 
     def keep_journals(self) -> None:
         """Keeps the stream's current journals until `drop_journals`, because the run may delete them at any time."""
-        for path in _files(self.stream / DIRECTORY):
+        for path in list_journals(self.stream / DIRECTORY):
             self._journals.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, self._journals / path.name)
 
     def journals(self) -> list[Path]:
         """Returns the kept journals, sorted by name."""
-        return _files(self._journals)
+        return sorted(list_journals(self._journals))
 
     def drop_journals(self) -> list[str]:
         """Deletes kept journals that the stream no longer has, and returns their names in the store."""
-        gone = {path.name for path in self.journals()} - {path.name for path in _files(self.stream / DIRECTORY)}
+        gone = {path.name for path in self.journals()} - {path.name for path in list_journals(self.stream / DIRECTORY)}
         for name in gone:
             remove(self._journals / name)
         return [f"{DIRECTORY}/{name}" for name in sorted(gone)]
@@ -283,8 +359,7 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
     assert found.manifest is not None
     folder.mkdir()
     last = found.listing.sealed - 1
-    names_of = () if last < 0 else (seal_name,) if ended else (chunk_name, arrays_name, seal_name)
-    newest = [name_of(last) for name_of in names_of if name_of is not arrays_name or found.manifest.arrays]
+    newest = [] if last < 0 else names_of(last, arrays=found.manifest.arrays)[: 1 if ended else None]
     journals = [f"{DIRECTORY}/{name}" for name in store.names(DIRECTORY) if is_journal_name(name)]
     if journals:
         (folder / DIRECTORY).mkdir()
@@ -301,9 +376,3 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
 
 def _write(path: Path, data: bytes) -> None:
     publish_bytes(data, path, path.with_name(f".{path.name}.new"))
-
-
-def _files(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return []

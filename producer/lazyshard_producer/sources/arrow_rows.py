@@ -18,7 +18,8 @@ import pybase64
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
-from lazyshard_producer.sources.source import bad_row, load_extra, too_long
+from lazyshard_producer.errors import load_extra
+from lazyshard_producer.sources.source import bad_row, too_long
 
 Reader = Callable[[Any], "list[Any]"]  # converts an array of one type to its values; None for null
 
@@ -28,9 +29,10 @@ _PLAIN: Final = ("null", "boolean", "integer", "float32", "float64", *_TEXT)
 """Types by their names in `pyarrow.types`; for the last ones pyarrow's Python values are those of JSON."""
 
 
-def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
-    """Imports pyarrow, or one of its modules by full name, for the source at a path. Raises ExtraMissing."""
-    return load_extra(f"{path}: reading it", module, "arrow")
+def load_pyarrow(path: str, module: str = "pyarrow.compute") -> Any:
+    """Returns pyarrow, with a module of it by its full name, for the source at a path. Raises ExtraMissing."""
+    load_extra(f"{path}: reading it", module, "arrow")
+    return load_extra(f"{path}: reading it", "pyarrow", "arrow")
 
 
 class _Unwritable(Exception):
@@ -185,12 +187,11 @@ class ArrowRowEncoder:
 
 def _culprits(row: dict[str, Any]) -> Iterator[str]:
     for name, value in row.items():
-        yield from (f"column {path!r}: {reason}" for path, reason in _walk(name, value))
-    for name, value in row.items():
         try:
             encode_row({name: value})
         except RowInvalid as error:
-            yield f"column {name!r}: {error.reason}"
+            path, reason = next(_walk(name, value), (name, error.reason))
+            yield f"column {path!r}: {reason}"
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -35,20 +35,13 @@ CLOSE_S: Final = 2.0  # how long `close` waits for the function: enough for a cl
 class FunctionPosition(NamedTuple):
     """A position between two rows: the number of rows in all runs, and their bytes as lines.
 
-    `position` is the function's position after the last row, as JSON text, because it may change its object later.
+    `position` is the function's position after the last row, as the JSON text of an object with this key, because the
+    function may change its own object later.
     """
 
     rows: int
     length: int
     position: bytes
-
-
-def _encode(position: Any) -> bytes:
-    return encode_row({"position": position})
-
-
-def _decode(position: bytes) -> Any:
-    return orjson.loads(position)["position"]
 
 
 class GeneratorSource(Source):
@@ -58,12 +51,12 @@ class GeneratorSource(Source):
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self.start = FunctionPosition(0, 0, _encode(None))
+        self.start = FunctionPosition(0, 0, encode_row({"position": None}))
         if position is not None:
             rows, length = read_entry(position, self.name, "python", rows=int, bytes=int)
             if "position" not in position:
                 raise refuse_position(self.name, "a position", repr(position)[:120])
-            self.start = FunctionPosition(rows, length, _encode(position["position"]))
+            self.start = FunctionPosition(rows, length, encode_row({"position": position["position"]}))
         self.reached, self.progress = self.start, (self.start.length, None)
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._most = context.max_row_bytes
@@ -107,7 +100,7 @@ class GeneratorSource(Source):
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
         entry = {"kind": "python", "path": self.name, "rows": position.rows, "bytes": position.length}
-        return entry | {"position": _decode(position.position)}
+        return {**entry, **orjson.loads(position.position)}
 
     def end(self) -> None:
         """Stops calling the function: rows that it has returned can still be read, then the source ends."""
@@ -129,7 +122,7 @@ class GeneratorSource(Source):
 
     def _run(self) -> None:
         try:
-            rows = self._call(lambda: self._function(_decode(self.start.position)))
+            rows = self._call(lambda: self._function(orjson.loads(self.start.position)["position"]))
             if not isinstance(rows, Iterator):
                 raise self._refusal("it to return an iterator of pairs (row, position), as a generator does", rows)
             try:
@@ -170,7 +163,7 @@ class GeneratorSource(Source):
         if not isinstance(row, (dict, bytes)):
             raise self._refusal(f"a dict or the bytes of one line as row {number}", row)
         try:
-            written = _encode(position)
+            written = encode_row({"position": position})
         except RowInvalid as error:
             expected = f"a value of JSON as the position after row {number}"
             raise self._refusal(expected, position, f" ({error.reason})") from None

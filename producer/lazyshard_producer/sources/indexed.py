@@ -8,6 +8,7 @@ sequence    {"input_ids": [...], "document": number of its document from 0}, and
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from typing import Any, Final
 
 import numpy as np
@@ -175,11 +176,8 @@ class IndexedSource(Source):
 
     def _document_of(self, sequence: int) -> int:
         """Returns the document of a sequence by binary search, which takes a few reads of 8 bytes."""
-        low, high = 0, self._reader.header.documents
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
-        return low
+        numbers = range(1, self._reader.header.documents)
+        return bisect_right(numbers, sequence, key=lambda number: self._reader.boundaries(number, number)[0])
 
     def _too_long(self, what: str) -> RowInvalid:
         return bad_row(f"{what}: {source.too_long(self._most, ', as JSON')}")

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.errors import SourceRefused, load_extra
 from lazyshard_producer.position import PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
 from lazyshard_producer.sources import source
 from lazyshard_producer.sources.lines import DigestedText, TextPosition, TextSource
@@ -55,7 +55,7 @@ class PackedText:
             self.is_zstd: Final = _is_zstd(start)
             self._what: Final = "zstd frame" if self.is_zstd else "gzip member"
             if self.is_zstd:
-                self._parts = self._zstd(source.load_extra(f"{path}: reading it", "zstandard", "producer"))
+                self._parts = self._zstd(load_extra(f"{path}: reading it", "zstandard", "producer"))
             elif start.startswith(_GZIP_MAGIC):
                 self._parts = self._gzip()
             else:

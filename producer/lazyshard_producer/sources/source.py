@@ -8,7 +8,6 @@ their index. A change in the middle that keeps the length is not detected.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
 from lazyshard.memory import raise_if_short
 from lazyshard.store.files import KINDS, open_inside
-from lazyshard_producer.errors import ExtraMissing, SourceRefused
+from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition
 
 PIECE_BYTES: Final = 1 << 20
@@ -227,31 +226,12 @@ class KnownFile:
             head = read_at(file.fileno(), path, FINGERPRINT_BYTES, 0)
             tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
         name = os.fsencode(os.path.basename(path))
-        self.digest = xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
-        self._version = status.st_size, status.st_mtime_ns
+        self.digest: Final = xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
 
     def check(self) -> None:
-        """Checks that the file has not changed; reads it only if its size or modification time differ."""
-        with refusing(self.path):
-            status = os.stat(self.path)
-        if (status.st_size, status.st_mtime_ns) != self._version:
-            now = KnownFile(self.path)
-            if now.digest != self.digest:
-                raise refuse_changed(self.path)
-            self._version = now._version
-
-
-def load_extra(what: str, module: str, extra: str | None) -> Any:
-    """Imports an optional module by its full name; `what` needs it. Raises ExtraMissing."""
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ImportError as cause:
-        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == package
-        found = "it is not installed" if missing else f"importing it failed: {cause}"
-        install = package if extra is None else f"'lazyshard[{extra}]'"
-        message = f"{what} needs {package}, and {found}: pip install {install}"
-        raise ExtraMissing(message, package=package, extra=extra) from cause
+        """Checks that the file has not changed."""
+        if KnownFile(self.path).digest != self.digest:
+            raise refuse_changed(self.path)
 
 
 @contextlib.contextmanager

@@ -210,9 +210,7 @@ class StreamSource(Source):
 
 def is_stream(path: str) -> bool:
     """Returns whether a path is a stream: a URL, or a directory with `stream.json` or with chunk files and markers."""
-    if is_url(path):
-        return True
-    return os.path.lexists(os.path.join(path, MANIFEST)) or bool(list_chunks(Path(path)).seals)
+    return is_url(path) or os.path.lexists(os.path.join(path, MANIFEST)) or bool(list_chunks(Path(path)).seals)
 
 
 def plain_line(line: bytes) -> bytes:

@@ -50,7 +50,6 @@ class TableSource(Source):
             self._files = find_data_files(path) if kind == "huggingface" else list_table_files(path, f".{kind}")
         self._max_row_bytes = context.max_row_bytes
         self._pa = load_pyarrow(path)
-        load_pyarrow(path, "pyarrow.compute")
         self.start, self._fingerprints = TablePosition(0, 0), list[int]()
         if position is not None:
             self.start, self._fingerprints = self._decode(position)
@@ -174,7 +173,7 @@ def _parquet(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float
         raise refuse_source(path, "a complete Parquet file", actual)
     # No pre-buffering and no threads: both hold more of a row group than requested. Without a buffer pyarrow reads
     # whole columns of a row group.
-    file = load_pyarrow(path, "pyarrow.parquet").ParquetFile(handle, pre_buffer=False, buffer_size=64 << 10)
+    file = load_pyarrow(path, "pyarrow.parquet").parquet.ParquetFile(handle, pre_buffer=False, buffer_size=64 << 10)
     yield file.schema_arrow, 0.0
     metadata, read = file.metadata, row
     for number, group in enumerate(map(metadata.row_group, range(metadata.num_row_groups))):
@@ -202,9 +201,9 @@ def _arrow(path: str, handle: BinaryIO, row: int) -> Iterator[tuple[Any, float]]
         if os.fstat(handle.fileno()).st_size < size:
             raise source.refuse_changed(path)
 
-    pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
+    pa = load_pyarrow(path, "pyarrow.ipc")
     buffer, count, touched = pa.BufferReader(pa.py_buffer(data)), 0, 0
-    reader = batches = (ipc.open_file if start == _ARROW_MAGIC else ipc.open_stream)(buffer)
+    reader = batches = (pa.ipc.open_file if start == _ARROW_MAGIC else pa.ipc.open_stream)(buffer)
     yield reader.schema, 0.0
     check()
     if start == _ARROW_MAGIC:

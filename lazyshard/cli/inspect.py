@@ -222,6 +222,7 @@ def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Adv
         "looked_at": found.looked_at,
         "unread": found.unread,
         **_lengths(found.lengths, found.tokens),
+        **({"patches": found.patches} if found.patches else {}),
         **arrays,
         "encoding": encoding,
         "packs": packs,

@@ -62,6 +62,7 @@ class CheckedLines:
     # u32 of shape (rows,): length of each sample in tokens, None if not measured
     tokens: UInt32Array | None = None
     arrays: CheckedArrays | None = None  # the arrays of the rows; None in a stream without arrays
+    patches: UInt32Array | None = None  # u32 of shape (rows,): patches of each sample's images, None if none has any
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -99,10 +100,10 @@ def without_array_keys(rows: CheckedLines) -> CheckedLines:
                 refuse_array_key(loads(rows.data[start:end]))
             except RowInvalid as refused:
                 refused.index = index
-                tokens = None if rows.tokens is None else rows.tokens[:index]
+                tokens, patches = (None if one is None else one[:index] for one in (rows.tokens, rows.patches))
                 duplicates = tuple(at for at in rows.duplicates if at < index)
                 ends, digests = rows.ends[:index], rows.digests[:index]
-                return CheckedLines(rows.data[:start], ends, digests, duplicates, refused, tokens)
+                return CheckedLines(rows.data[:start], ends, digests, duplicates, refused, tokens, patches=patches)
     return rows
 
 
@@ -232,11 +233,12 @@ def _check_each(lines: Sequence[bytes], first: int) -> CheckedLines:
 
 
 class EncodedRow(NamedTuple):
-    """A row of `pack_row` and its length in tokens, None if unknown. Sent between processes."""
+    """A row of `pack_row`, its length in tokens and its patches, None if unknown. Sent between processes."""
 
     line: bytes
     arrays: bytes
     tokens: int | None = None
+    patches: int | None = 0
 
     @property
     def data(self) -> bytes:
@@ -245,12 +247,14 @@ class EncodedRow(NamedTuple):
 
 
 def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
-    """Checks lines as `check_lines` does, and adds their arrays, and their lengths if all rows have one."""
+    """Checks lines as `check_lines` does, and adds their arrays, patches, and their lengths if all rows have one."""
     checked = check_lines([row.line for row in rows])
     rows = rows[: len(checked)]
     tokens, parts = [row.tokens for row in rows if row.tokens is not None], [row.arrays for row in rows]
     known = np.array(tokens, np.uint32) if len(tokens) == len(rows) else None
-    return replace(checked, tokens=known, arrays=CheckedArrays(b"".join(parts), _ends(parts), _digests(parts)))
+    patches = np.array([row.patches or 0 for row in rows], np.uint32)
+    arrays = CheckedArrays(b"".join(parts), _ends(parts), _digests(parts))
+    return replace(checked, tokens=known, arrays=arrays, patches=patches if patches.any() else None)
 
 
 ADDED_LEVELS: Final = 2  # Levels of nesting that a pack adds to a row: readers accept at most 1,024

@@ -56,6 +56,7 @@ class Seal:
     source: Any = None  # JSON value: the producer's position in every source after this chunk; None if it has none
     sealed_at: float = 0.0  # seconds since 1970, UTC
     arrays: SealedArrays | None = None  # of the chunk's side file; None in a stream without arrays
+    patches: UInt32Array | None = None  # u32 of shape (samples,): patches of each sample's images; None if all have 0
 
     @property
     def samples(self) -> int:
@@ -74,6 +75,8 @@ class Seal:
         values |= {"samples": self.samples, "bytes": self.size, "offsets": pack(self.offsets, "<u8")}
         values["xxh3"] = pack(self.digests, "<u8")
         values["tokens"] = None if self.tokens is None else pack(self.tokens, "<u4")
+        if self.patches is not None and self.patches.any():
+            values["patches"] = pack(self.patches, "<u4")
         if (side := self.arrays) is not None:
             values |= {"arrays_bytes": side.size, "arrays_offsets": pack(side.offsets, "<u8")}
             values["arrays_xxh3"] = pack(side.digests, "<u8")
@@ -91,7 +94,9 @@ class Seal:
                 blobs = values["format"] == FORMAT_WITH_BLOBS
                 arrays = SealedArrays(of_arrays, unpack(values, "arrays_xxh3", "<u8", samples), blobs)
             tokens = None if values.get("tokens") is None else unpack(values, "tokens", "<u4", samples)
-            return cls(chunk, offsets, digests, tokens, values.get("source"), take(values, "sealed_at", NUMBER), arrays)
+            patches = None if values.get("patches") is None else unpack(values, "patches", "<u4", samples)
+            at = take(values, "sealed_at", NUMBER)
+            return cls(chunk, offsets, digests, tokens, values.get("source"), at, arrays, patches)
 
 
 def _parse(data: bytes, chunk: int) -> tuple[dict[str, Any], int]:
@@ -204,24 +209,29 @@ class SourceRows(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How rows were made: "pack", "split" or "pad", with at most `size` tokens; None if unchanged or unknown."""
+    """How rows were made: "pack", "split" or "pad", with at most `size` tokens; None if unchanged or unknown.
+
+    `patches`: maximum patches of a pack; None if not limited.
+    """
 
     form: str | None = None
     size: int | None = None
     shuffled: bool = False
+    patches: int | None = None
 
     @classmethod
     def read_source(cls, source: Any) -> Made:
         """Reads it from the field `source` of a seal.
 
         >>> Made.read_source({"recipe": {"pad": {"size": 512}, "shuffle": 1000}})
-        Made(form='pad', size=512, shuffled=True)
+        Made(form='pad', size=512, shuffled=True, patches=None)
         """
         recipe = _recipe(producer_source(source))
         form = next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
         setting = recipe.get(form or "")
-        size = setting.get("size") if isinstance(setting, dict) else setting
-        return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
+        sizes = (setting.get("size") if isinstance(setting, dict) else setting, recipe.get("pack_patches"))
+        size, patches = (one if type(one) is int and 0 < one < 2**32 else None for one in sizes)
+        return cls(form, size, bool(recipe.get("shuffle")), patches)
 
 
 MAX_SOURCES: Final = 100  # Larger mixtures are not reported: too long to read
@@ -267,7 +277,7 @@ def _can_be_mixed(weight: Any, entry: Any, count: Any, ended: Any) -> bool:
 class DealtByCost(NamedTuple):
     """How rows were dealt to the data-parallel ranks, by their length in tokens, given in a field of the row.
 
-    A micro batch has `micro_batch_size` rows of one rank; costs are per token, and per pair of tokens.
+    A micro batch has `micro_batch_size` rows of one rank; costs are per token, per pair of tokens, and per patch.
     """
 
     ranks: int
@@ -275,13 +285,14 @@ class DealtByCost(NamedTuple):
     length_field: str
     cost_per_token: float
     cost_per_token_squared: float
+    cost_per_patch: float = 0.0
 
     @classmethod
     def read(cls, source: Any) -> DealtByCost | None:
         """Reads it from the field `source` of a seal; None if it is absent or invalid."""
         recipe = _recipe(producer_source(source))
         ranks, size, name = (recipe.get(key) for key in ("balance", "micro_batch_size", "length_field"))
-        costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared")]
+        costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared", "cost_per_patch")]
         if not (_SIZE.fits(ranks) and _SIZE.fits(size) and isinstance(name, str)):
             return None
         if not all(_is_number(cost, math.inf) for cost in costs) or not any(costs):

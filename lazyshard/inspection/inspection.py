@@ -60,6 +60,7 @@ class Overview:
     lengths: Lengths = field(default_factory=Lengths)  # bytes of the rows in them, newlines included
     arrays: Lengths = field(default_factory=Lengths)  # bytes of the arrays of each row, if rows hold some
     tokens: Lengths = field(default_factory=Lengths)  # of the rows in tokens, as far as they were sealed
+    patches: int = 0  # of the images of these rows, as far as they were sealed
     keys: Keys = field(default_factory=Keys)  # at the top level of the first rows
     packs: int = 0  # packs that were looked into, evenly spaced; 0 if rows are not packs
     packed: int = 0  # source rows in them
@@ -162,6 +163,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         found.lengths.add(shown.lengths)
         found.tokens.add(shown.tokens)
         if (seal := shown.seal) is not None:
+            found.patches += 0 if seal.patches is None else int(seal.patches.sum())
             found.last_sealed_at, position = seal.sealed_at, Sequenced.read_source(seal.source)
             read |= {one.writer: SourceRows.read_source(one.source) for one in position.rows} if position else {}
             if position is None or producer_source(seal.source) is not None:
@@ -252,6 +254,8 @@ def advise(found: Overview, training: Training) -> list[Advice]:
 def _of_lengths(found: Overview) -> Iterator[Advice]:
     tokens, made, run = found.tokens, found.made, "lazyshard-producer run"
     full = tokens.mean / made.size if made.size else 1.0
+    if made.patches and tokens.count:
+        full = max(full, found.patches / tokens.count / made.patches)
     if not tokens.count:
         text = "lengths in tokens are unknown, so packing and balance cannot be judged: have a producer seal them"
         yield Advice(text, f"{run} --source {shlex.quote(str(found.directory))} --out NEW --measure TOKENIZER …")

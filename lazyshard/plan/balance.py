@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -28,27 +28,28 @@ _ROWS, _RANKS, _STEPS, _REST = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of training a row: per token, and per pair of tokens. Only ratios matter."""
+    """The cost of training a row: per token, per pair of tokens, and per patch of an image. Only ratios matter."""
 
     per_token: float = PER_TOKEN
     per_token_squared: float = PER_TOKEN_SQUARED
+    per_patch: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("per_token", self.per_token), ("per_token_squared", self.per_token_squared)):
+        for name, value in asdict(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        if not self.per_token and not self.per_token_squared:
-            raise ValueError("per_token and per_token_squared cannot both be 0: every row would cost nothing")
+        if not any(asdict(self).values()):
+            raise ValueError("per_token, per_token_squared and per_patch cannot all be 0: every row would cost nothing")
 
     def of(self, tokens: npt.ArrayLike) -> FloatArray:
         """Returns ``per_token * t + per_token_squared * t**2`` for lengths t in tokens, of the same shape."""
         lengths = np.asarray(tokens, np.float64)
         return self.of_packs(lengths, lengths * lengths)
 
-    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike) -> FloatArray:
-        """Returns the cost of packs of samples that do not attend to each other, from sums of lengths and squares."""
-        sums, of_squares = np.asarray(tokens, np.float64), np.asarray(squares, np.float64)
-        return np.asarray(sums * self.per_token + of_squares * self.per_token_squared)
+    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike, patches: npt.ArrayLike = 0.0) -> FloatArray:
+        """Returns the cost of packs of samples that do not attend to each other, from sums over their samples."""
+        sums, of_squares, of_patches = (np.asarray(one, np.float64) for one in (tokens, squares, patches))
+        return np.asarray(sums * self.per_token + of_squares * self.per_token_squared + of_patches * self.per_patch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,11 +255,15 @@ class _Tokenised:
         return tuple(found)
 
 
-def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> list[list[int]]:
-    """Returns packs of whole samples, determined by their lengths alone.
+def pack_samples(
+    lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int, patches: Sequence[int] = (), most_patches: int = 0
+) -> list[list[int]]:
+    """Returns packs of whole samples, determined by their lengths and patches alone.
 
     Packs are in the order of their longest sample; samples within a pack are in their original order. At most one pack
-    is at most half full. Raises ValueError: a length is not from 1 to the capacity.
+    is at most half full. If there are more than `most_patches` patches in all, that bounds the patches of a pack too,
+    and a sample is as long as the larger of its two shares. Raises ValueError: a length is not from 1 to the capacity,
+    or a sample has more patches.
     """
     if capacity < 1:
         raise ValueError(f"capacity must be a number of tokens of at least 1, got {capacity}")
@@ -269,6 +273,8 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
     if len(wrong):
         raise ValueError(f"lengths must be from 1 to {capacity}, got {sizes[wrong[0]]} for sample {wrong[0]}")
+    if sum(patches) > most_patches:
+        return _pack_bounded(np.stack((sizes, np.asarray(patches, np.int64))), np.array([[capacity], [most_patches]]))
     order = np.argsort(-sizes, kind="stable")
     shortest = int(sizes[order[-1]])
     packs: list[list[int]] = []
@@ -290,6 +296,31 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
             if not with_room[room]:
                 insort(rooms, room)
             with_room[room].append(pack)
+    return _in_order(packs)
+
+
+def _pack_bounded(sizes: Int64Array, bounds: Int64Array) -> list[list[int]]:
+    """As `pack_samples`, with several sizes of each sample, shape (sizes, samples), and bounds of shape (sizes, 1)."""
+    if (sizes > bounds).any():
+        raise ValueError(f"sizes must be at most {bounds[:, 0].tolist()}, got {sizes.max(axis=1).tolist()}")
+    rooms = np.empty_like(sizes)
+    packs: list[list[int]] = []
+    for sample in np.argsort(-(sizes / bounds).max(axis=0), kind="stable").tolist():
+        size = sizes[:, sample]
+        fits = np.flatnonzero((rooms[:, : len(packs)] >= size[:, None]).all(axis=0))
+        if len(fits):
+            # The least room left: the sum of its shares of the bounds.
+            pack = int(fits[(rooms[:, fits] / bounds).sum(axis=0).argmin()])
+        else:
+            pack = len(packs)
+            packs.append([])
+            rooms[:, pack] = bounds[:, 0]
+        packs[pack].append(sample)
+        rooms[:, pack] -= size
+    return _in_order(packs)
+
+
+def _in_order(packs: list[list[int]]) -> list[list[int]]:
     # The longest sample of a pack is its first.
     return [sorted(pack) for pack in sorted(packs, key=lambda pack: pack[0])]
 

@@ -189,7 +189,7 @@ class OpenChunk:
         self.rows = RowFile(path(chunk_name(number)), steps)
         self.arrays = RowFile(path(arrays_name(number)), steps) if arrays else None
         self.files = [self.rows] if self.arrays is None else [self.rows, self.arrays]
-        self._tokens = array("I")
+        self._tokens, self._patches = array("I"), array("I")
         self._blobs = False  # whether a row holds bytes
 
     def __len__(self) -> int:
@@ -202,12 +202,15 @@ class OpenChunk:
             self._blobs = self._blobs or BLOB_IN_LINE in line
         if tokens is not None:
             self._tokens.append(tokens)
+        self._patches.append(0)
         self.rows.append(line)
 
     def extend(self, rows: CheckedLines) -> None:
         """Adds a batch of checked rows."""
         if rows.tokens is not None:
             self._tokens.frombytes(rows.tokens.astype(np.uint32).tobytes())
+        patches = np.zeros(len(rows)) if rows.patches is None else rows.patches
+        self._patches.frombytes(patches.astype(np.uint32).tobytes())
         if self.arrays is not None and rows.arrays is not None:
             self.arrays.extend(rows.arrays.data, rows.arrays.ends, rows.arrays.digests)
             self._blobs = self._blobs or BLOB_IN_LINE in rows.data
@@ -230,7 +233,8 @@ class OpenChunk:
         """Returns the seal of the rows so far, with lengths only if every row has one."""
         tokens = np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None
         side = None if self.arrays is None else SealedArrays(*self.arrays.sealed(), self._blobs)
-        return Seal(self.number, *self.rows.sealed(), tokens, source, now, side).encode()
+        patches = np.asarray(self._patches, dtype=np.uint32)
+        return Seal(self.number, *self.rows.sealed(), tokens, source, now, side, patches).encode()
 
 
 class SealedPiece(NamedTuple):

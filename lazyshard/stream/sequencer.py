@@ -308,12 +308,13 @@ def checked_slices(chunk: Chunk, seal: Seal, first: int, stop: int) -> Iterator[
         lines = chunk.lines(first, stop, 1, _SLICE_BYTES)
         end = first + len(lines)
         ends = seal.offsets[first + 1 : end + 1] - seal.offsets[first]
-        tokens = None if seal.tokens is None else seal.tokens[first:end]
+        tokens, patches = (None if one is None else one[first:end] for one in (seal.tokens, seal.patches))
         arrays = None
         if chunk.arrays is not None:
             data = chunk.arrays.read_rows(first, end).tobytes()
             arrays = CheckedArrays(data, chunk.arrays.ends(first, end), chunk.arrays.digests(first, end))
-        yield CheckedLines(b"".join(lines), ends, np.asarray(seal.digests[first:end]), tokens=tokens, arrays=arrays)
+        digests = np.asarray(seal.digests[first:end])
+        yield CheckedLines(b"".join(lines), ends, digests, tokens=tokens, arrays=arrays, patches=patches)
         first = end
 
 

@@ -251,7 +251,9 @@ class RowLoop:
             for index in () if batch.checked else checked.duplicates:
                 self._pipeline.mixer.count_duplicate(batch.place(at + index))
             if batch.tokens is not None:
-                checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
+                sizes = (one[at : at + written] for one in (batch.tokens, batch.patches))
+                tokens, patches = (np.asarray(size, dtype=np.uint32) for size in sizes)
+                checked = replace(checked, tokens=tokens, patches=patches)
             fills, source = written == self.writer.room, None
             if fills:
                 source = batch.position(at + written - 1).encode(self._pipeline.mixer.names)

@@ -162,7 +162,7 @@ def plain(value: Any) -> Any:
     """The same as it can be compared, which the arrays of a seal cannot be."""
     if not isinstance(value, Seal):
         return value
-    arrays: list[Any] = [value.offsets, value.digests, value.tokens]
+    arrays: list[Any] = [value.offsets, value.digests, value.tokens, value.patches]
     arrays += [value.arrays.offsets, value.arrays.digests] if value.arrays else []
     numbers = [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
     return value.chunk, numbers, value.source, value.sealed_at
@@ -385,13 +385,16 @@ RECORDS: Final = {
         "chunk_00000.jsonl.completed",
         lambda data, *file: Seal.decode(data, 0, *file),
         b'{"format":3,"chunk":0,"samples":1,"bytes":8,"offsets":"AAAAAAAAAAAIAAAAAAAAAA==","xxh3":"AQAAAAAAAAA=",'
-        b'"tokens":null,"arrays_bytes":8,"arrays_offsets":"AAAAAAAAAAAIAAAAAAAAAA==","arrays_xxh3":"AwAAAAAAAAA=",'
-        b'"source":null,"sealed_at":1.5}\n',
-        Seal(0, u64(0, 8), u64(1), sealed_at=1.5, arrays=SealedArrays(u64(0, 8), u64(3), blobs=True)),
-        [*wrong("format", 0, "3", None, expected="an integer from 1")],
+        b'"tokens":null,"patches":"BwAAAA==","arrays_bytes":8,"arrays_offsets":"AAAAAAAAAAAIAAAAAAAAAA==",'
+        b'"arrays_xxh3":"AwAAAAAAAAA=","source":null,"sealed_at":1.5}\n',
+        Seal(0, u64(0, 8), u64(1), None, None, 1.5, SealedArrays(u64(0, 8), u64(3), blobs=True), u64(7).astype("<u4")),
+        [
+            *wrong("format", 0, "3", None, expected="an integer from 1"),
+            *wrong("patches", pack([1], "<u8"), "", expected="1 numbers of 4 bytes"),
+        ],
         st.builds(Seal, st.just(0), st.just(np.array([0, 1], "<u8")), st.just(np.array([5], "<u8"))),
         newest=3,
-        optional=("tokens", "source"),
+        optional=("tokens", "patches", "source"),
         error=SealInvalid,
     ),
     "state": Record(

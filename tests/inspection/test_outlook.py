@@ -277,6 +277,7 @@ CASES: Final[dict[str, tuple[Overview, Training, list[str]]]] = {
     "padding": (stream(made=Made("pad", 1000, True)), Training(), ["--pack 1000"]),
     "little padding": (stream(made=Made("pad", 510, True)), Training(), []),
     "packs half full": (stream(made=FULL, packs=9), Training(), ["--pack-buffer"]),
+    "packs full of patches": (stream(made=FULL._replace(patches=9), patches=80, packs=9), Training(), []),
     "full packs": (stream(made=Made("pack", 510, True), packs=9), Training(), []),
     "packs of unknown size": (stream(made=Made("pack", None, True), packs=9), Training(), []),
     "short rows": (stream(tokens=counted(*[300] * 9)), Training(), ["--pack 512"]),

@@ -158,6 +158,32 @@ def test_packs_are_those_of_best_fit_decreasing_and_none_is_too_full(lengths: li
     assert sum(2 * tokens <= 20 for tokens in filled) <= 1
 
 
+def best_fit_of_two(samples: list[tuple[int, int]], bounds: tuple[int, int]) -> list[list[int]]:
+    """Packs by looking at every pack; a sample is as long, and a pack as full, as its shares of the bounds say."""
+    packs: list[list[int]] = []
+
+    def left(*pack: int) -> list[float]:
+        return [(bound - sum(samples[one][size] for one in pack)) / bound for size, bound in enumerate(bounds)]
+
+    for sample in sorted(range(len(samples)), key=lambda sample: (min(left(sample)), sample)):
+        fits = [pack for pack in packs if min(left(*pack, sample)) >= 0]
+        if not fits:
+            packs.append([])
+        min(fits or packs[-1:], key=lambda pack: sum(left(*pack))).append(sample)
+    return [sorted(pack) for pack in sorted(packs, key=lambda pack: pack[0])]
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 12)), min_size=1, max_size=60))
+def test_packs_exceed_neither_bound_and_are_those_of_best_fit_decreasing(samples: list[tuple[int, int]]) -> None:
+    lengths, patches = map(list, zip(*samples, strict=True))
+    packs = pack_samples(lengths, 20, patches, 12)
+    assert packs == (best_fit(lengths, 20) if sum(patches) <= 12 else best_fit_of_two(samples, (20, 12)))
+    assert sorted(sample for pack in packs for sample in pack) == list(range(len(samples)))
+    filled = [(sum(lengths[one] for one in pack), sum(patches[one] for one in pack)) for pack in packs]
+    assert all(tokens <= 20 and held <= 12 for tokens, held in filled)
+    assert sum(2 * tokens <= 20 and 2 * held <= 12 for tokens, held in filled) <= 1
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
@@ -170,6 +196,7 @@ def test_packs_are_those_of_best_fit_decreasing_and_none_is_too_full(lengths: li
         (lambda: pack_samples([3, 0], 10), "got 0 for sample 1"),
         (lambda: pack_samples([3, 11], 10), "got 11 for sample 1"),
         (lambda: pack_samples([], 0), "capacity .* got 0"),
+        (lambda: pack_samples([3, 4], 10, [5, 6], 5), r"at most \[10, 5\], got \[4, 6\]"),
         (lambda: Pack(0), "size .* got 0"),
         (lambda: make_sequences([1], Pack(4), Cut(0, 1)), "cannot start within"),
         (lambda: make_sequences([1], planned.Pad(4), Cut(0, 1)), "cannot start within"),

@@ -186,6 +186,6 @@ def test_no_rank_has_the_costliest_micro_batch_of_every_step_and_no_length_a_pla
 
 def test_what_cannot_be_is_refused() -> None:
     for costs in ((-1.0, 1.0), (float("inf"), 0.0), (0.0, 0.0)):
-        refusal_of(ValueError, "^per_token ", Cost, *costs)
+        refusal_of(ValueError, "^per_token[ ,]", Cost, *costs)
     refusal_of(ValueError, "^per_token_squared", Cost, 1.0, float("nan"))
     refusal_of(ValueError, "^there is room for 3 rows", Balance(2, 4).order, [1.0] * 4, 5)

@@ -20,7 +20,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard_producer.cli import main as producer
 from lazyshard_swift.rows import EncodedRows, open_encoder, unpack
 from tests.data.test_encode import same
-from tests.stream.streams import lengths_of
+from tests.stream.streams import lengths_of, seal
 from tests.swift.streams import row
 
 SIZE, TOKEN, MAX_LENGTH = 8, "<image>", 512
@@ -50,6 +50,24 @@ def write(directory: Path, rows: list[dict[str, Any]]) -> str:
 def produce(model: str, source: str, out: Path, *options: str) -> int:
     common = ("--source", source, "--out", str(out), "--samples-per-chunk", str(SIZE), "--no-progress")
     return producer(["run", *common, "--model", model, *OPTIONS, *options])
+
+
+def patches_of(directory: Path) -> list[int]:
+    """The patches that the seals have."""
+    sealed = [seal(directory, chunk).patches for chunk in range(len(list(directory.glob("*.completed"))))]
+    return [int(one) for patches in sealed if patches is not None for one in patches]
+
+
+def check_patches(model: str, root: Path, blobs: str, expected: list[int]) -> None:
+    """Patches are sealed as by the processor's grids, with both options, and bound packs."""
+    assert expected[0] == 16 and len(set(expected)) == 5
+    assert patches_of(root / "encoded") == expected
+    assert patches_of(root / "measured") == expected[:1]
+    for name, options in {"packs": ("--encode", "swift"), "raw_packs": ("--measure", "swift")}.items():
+        bounds = ("--pack", "400", "--pack-patches", "64", "--balance", "2", "--cost-per-patch", "0.1")
+        assert produce(model, blobs, root / name, *options, *bounds) == 0
+        packs = patches_of(root / name)
+        assert sum(packs) == sum(expected) and 48 < max(packs) <= 64
 
 
 def main(model: str, folder: str, rows: str) -> None:
@@ -84,6 +102,7 @@ def main(model: str, folder: str, rows: str) -> None:
     assert same([EncodedRows()(one) for one in StreamReader(root / "encoded")], expected)
     assert produce(model, bad, root / "measured", "--measure", "swift", "--on-bad-row", "quarantine") == 0
     assert lengths_of(root / "measured") == [expected[0]["length"]]
+    check_patches(model, root, blobs, [int(one["image_grid_thw"].prod(-1).sum()) for one in expected])
     assert StreamReader(root / "measured").read(0) == asking(0, images=[data[0]])
     refused = [json.loads(line)["reason"] for line in (root / "measured" / "quarantine.jsonl").read_text().splitlines()]
     errors = ("UnidentifiedImageError", "OSError", "DecompressionBombError")

@@ -152,6 +152,10 @@ def _of_rows(settings: Settings, given: Set[str]) -> Found:
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
         yield "max_bad_rows", "the first bad row ends the run; give --on-bad-row skip or quarantine with it"
     yield from _of_repeated("columns", settings.columns)
+    columns, needed = dict(settings.columns), settings.pack_patches or settings.cost_per_patch
+    made = settings.transform or settings.encode or settings.measure == SWIFT
+    if needed and columns and "patches" not in columns and not made:
+        yield "columns", "the patches of a row are under 'patches'; add that column"
     size, ranks, rows = settings.samples_per_chunk, settings.balance, settings.micro_batch_size
     if ranks is None:
         return
@@ -159,8 +163,8 @@ def _of_rows(settings: Settings, given: Set[str]) -> Found:
         yield "balance", f"expected a number of ranks from 1 to {most}, got {ranks}; none turns balancing off"
     if size % rows:
         yield "micro_batch_size", f"expected a divisor of --samples-per-chunk {size}, got {rows}"
-    if not settings.cost_per_token and not settings.cost_per_token_squared:
-        yield "cost_per_token", "expected a number above 0 for it or for --cost-per-token-squared; got 0 for both"
+    if not any((settings.cost_per_token, settings.cost_per_token_squared, settings.cost_per_patch)):
+        yield "cost_per_token", "expected a number above 0 for it, --cost-per-token-squared or --cost-per-patch; got 0"
 
 
 def _of_repeated(option: str, pairs: Sequence[tuple[str, str]]) -> Found:

@@ -282,9 +282,14 @@ class Settings:
     """With --balance: linear cost of a token; only its ratio to --cost-per-token-squared matters. Default: 1."""
     cost_per_token_squared: NotNegative = _row(PER_TOKEN_SQUARED, "NUMBER", needs="balance")
     """With --balance: cost per square of a row's tokens, about --cost-per-token / (6 * hidden size). Default: 4e-05."""
+    cost_per_patch: NotNegative = _row(0.0, "NUMBER", "0.3", needs="balance")
+    """With --balance: cost of a patch of an image or a video, which the vision encoder processes. Default: 0."""
     pack: Annotated[Whole, Interval(ge=0, le=2**32 - 1)] = _row(0, "TOKENS", "8192")
     """Publish packs of whole rows with at most this many tokens. --samples-per-chunk and --rate then count packs.
     Default: 0, no packing."""
+    pack_patches: Annotated[Whole, Interval(ge=0, le=2**32 - 1)] = _row(0, "PATCHES", "16384", needs="pack")
+    """With --pack: at most this many patches of images and videos in a pack, which the vision encoder processes. From
+    the encoder, or a row's key patches; a row without has none. Default: 0, no limit."""
     length_field: Annotated[str, MinLen(1)] = _row("length", "NAME", needs="pack balance")
     """With --pack or --balance: key of a row's number of tokens. Not needed with --encode or --measure, which count the
     tokens. Default: length."""

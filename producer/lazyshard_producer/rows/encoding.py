@@ -10,6 +10,7 @@ import contextlib
 import functools
 import operator
 import os
+import re
 import reprlib
 import traceback
 from collections.abc import Callable, Mapping
@@ -32,12 +33,15 @@ from lazyshard_producer.configuration.settings import SWIFT, Settings
 from lazyshard_producer.errors import SettingInvalid, load_extra, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
+from lazyshard_producer.rows.reader import Size
 from lazyshard_producer.sources.source import bad_row
 
 _SHOWN: Final = 60  # characters of a key or a value in messages
 MAX_TOKENS: Final = 2**32 - 1  # the largest length that a seal can store
 _MAX_LEVELS: Final = 1024 - ADDED_LEVELS  # deepest nesting of a row in a pack, limited by readers
 _PER_TOKEN: Final = ("loss_mask", "loss_scale", "token_type_ids")  # keys of other values per token
+_GRIDS: Final = re.compile(r"grid_t?hws?$")  # keys of (frames,) height and width of each image or video, in patches
+_PIXELS: Final = re.compile("pixel_values")  # keys of pixels; in two dimensions there is a row for each patch
 
 
 def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> EncodedRow:
@@ -46,11 +50,10 @@ def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> En
     if not isinstance(found, Mapping):
         raise bad_row(f"--encode returned {name_value(found, 2 * _SHOWN)}, expected a dict")
     row = dict(found)
+    # A number computed with numpy counts as a whole number.
+    row |= {name: int(row[name]) for name in ("length", "patches") if isinstance(row.get(name), np.integer)}
     tokens, ids = row.get("length"), row.get("input_ids", ())
     plain = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
-    if isinstance(tokens, np.integer):
-        # A length computed with numpy counts as a whole number.
-        row["length"] = tokens = int(tokens)
     if type(tokens) is not int:
         tokens = None
     elif not 0 <= tokens <= MAX_TOKENS:
@@ -58,9 +61,27 @@ def encode(function: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> En
     elif plain and len(ids) > tokens:
         raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
     try:
-        return EncodedRow(*pack_row(row), tokens)
+        return EncodedRow(*pack_row(row), tokens, count_patches(row))
     except RowInvalid as cause:
         raise bad_row(f"--encode returned an invalid row: {cause.reason or cause}") from cause
+
+
+def count_patches(row: dict[str, Any]) -> int | None:
+    """Returns how many patches of images a row holds: its whole number `patches`, or by its arrays; None if unknown."""
+    if type(found := row.get("patches")) is not int:
+        grids = [one for one in _arrays(row, _GRIDS) if one.ndim and one.dtype.kind in "iu"]
+        pixels = [] if grids else _arrays(row, _PIXELS)
+        if not grids and (found is not None or any(one.ndim != 2 for one in pixels)):
+            return None
+        found = sum(int(grid.prod(axis=-1, dtype=np.float64).sum()) for grid in grids) + sum(map(len, pixels))
+    if not 0 <= found <= MAX_TOKENS:
+        raise bad_row(f"expected from 0 to {MAX_TOKENS} patches, found {found}")
+    return int(found)
+
+
+def _arrays(row: dict[str, Any], names: re.Pattern[str]) -> list[npt.NDArray[Any]]:
+    each = (values_in(value) for name, value in row.items() if isinstance(name, str) and names.search(name))
+    return [one for values in each for one in values if isinstance(one, np.ndarray)]
 
 
 def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -154,8 +175,8 @@ def _open_swift(*, option: str, **swift: Any) -> tuple[Callable[[dict[str, Any]]
         raise _setting(option, f"ms-swift raised {name_error(error)}") from error
 
 
-def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:
-    """Returns the tokens of a row, and nothing else, as an EncodedRow, and their number.
+def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, Size]:
+    """Returns the tokens of a row, and nothing else, as an EncodedRow, and its size.
 
     `row` is used if the row is not encoded; `line` is the row as it would be published without splitting.
     """
@@ -168,7 +189,7 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
             if name not in replaced and any(isinstance(one, np.ndarray) for one in values_in(value)):
                 raise bad_row(f"--split: there is an array under {name!r:.80}, which would be lost")
     count = len(tokens[INPUT_IDS])
-    return EncodedRow(*pack_row({name: values.astype(np.int32) for name, values in tokens.items()}), count), count
+    return EncodedRow(*pack_row({name: ids.astype(np.int32) for name, ids in tokens.items()}), count), Size(count)
 
 
 def document_of(row: EncodedRow) -> dict[str, Any]:
@@ -220,21 +241,25 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
 
 
 class Measure:
-    """Returns the number of tokens of rows: from --measure, from their encoder, or from the length field."""
+    """Returns the size of rows: from --measure, from their encoder, or from the length field and `patches`."""
 
     def __init__(self, settings: Settings) -> None:
         self._counter = load_counter(settings) if settings.measure else None
         self._field, self._pack, self._encodes = settings.length_field, settings.pack, settings.encode is not None
         self._option = "--pack" if settings.pack else "--balance" if settings.balance is not None else None
+        by_patches = {"--pack-patches": settings.pack_patches, "--cost-per-patch": settings.cost_per_patch}
+        self._by_patches = next((option for option, value in by_patches.items() if value), None)
+        self._most_patches = settings.pack_patches or MAX_TOKENS
 
-    def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> int:
-        """Returns the number of tokens of a row. Raises RowInvalid if it is unknown or too large."""
+    def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> Size:
+        """Returns the size of a row. Raises RowInvalid if it is unknown or too large."""
         field, where, by = self._field, f"under {self._field!r}", ""
-        tokens = row.get(field)
+        tokens, patches = row.get(field), line.patches if isinstance(line, EncodedRow) else 0
         if self._counter is not None:
-            tokens, by = self._counter(row), "--measure"
+            (tokens, counted), by = self._counter(row), "--measure"
+            patches = patches if counted == 0 else counted
             if self._option is None:
-                return int(tokens)
+                return Size(int(tokens), patches or 0)
         elif isinstance(line, EncodedRow) and (self._encodes or (line.tokens is not None and field not in row)):
             if line.tokens is None:
                 expected = "a whole number of tokens under 'length', such as .item() makes of an array"
@@ -254,7 +279,19 @@ class Measure:
             raise bad_row(f"{self._option}: {by} returned a length of 0, expected one from 1")
         if self._pack:
             self._check_pack(tokens, f"as {by} returned it" if by else where, line)
-        return int(tokens)
+        return Size(int(tokens), self._patches(patches, row))
+
+    def _patches(self, patches: int | None, row: dict[str, Any]) -> int:
+        if self._by_patches is None:
+            return patches or 0
+        if patches == 0 and not self._encodes:
+            patches = count_patches(row)
+        if patches is None:
+            expected = "a whole number under 'patches', or the grids of its images such as image_grid_thw"
+            raise bad_row(f"{self._by_patches}: the patches of the row are unknown: expected {expected}")
+        if patches > self._most_patches:
+            raise bad_row(f"--pack-patches: {patches} patches, more than the {self._most_patches} of a pack")
+        return patches
 
     def _check_pack(self, tokens: int, where: str, row: bytes | EncodedRow) -> None:
         if tokens > self._pack:
@@ -268,8 +305,11 @@ class Measure:
                 raise bad_row(f"--pack: nested more than {_MAX_LEVELS} levels deep") from None
 
 
-def load_counter(settings: Settings) -> Callable[[dict[str, Any]], int]:
-    """Returns the function of --measure, which counts the tokens of a row and raises RowInvalid if it cannot."""
+def load_counter(settings: Settings) -> Callable[[dict[str, Any]], tuple[int, int | None]]:
+    """Returns the function of --measure, which counts the tokens of a row and raises RowInvalid if it cannot.
+
+    It also returns the patches, 0 except with swift, which encodes the row.
+    """
     function: Callable[[dict[str, Any]], Any]
     if (name := str(settings.measure)) == SWIFT:
         function = functools.partial(_longest, _open_swift(**settings.swift, option="--measure")[0])
@@ -278,22 +318,25 @@ def load_counter(settings: Settings) -> Callable[[dict[str, Any]], int]:
     else:
         function = _tokenizer(name, settings.measure_field)
 
-    def count(row: dict[str, Any]) -> int:
-        found, tokens = call_user("--measure", function, row), -1
+    def count(row: dict[str, Any]) -> tuple[int, int | None]:
+        found, patches, tokens = call_user("--measure", function, row), 0, -1
+        if name == SWIFT:
+            found, patches = found
         with contextlib.suppress(TypeError):
             tokens = -1 if isinstance(found, bool) else operator.index(found)
         if not 0 <= tokens <= MAX_TOKENS:
             expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
             raise bad_row(f"--measure returned {name_value(found, _SHOWN)}, {expected}")
-        return tokens
+        return tokens, patches
 
     return count
 
 
-def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]], row: dict[str, Any]) -> int:
+def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]], row: dict[str, Any]) -> tuple[int, int | None]:
     encoded = encode(row)
     # As ms-swift groups rows: for a row with several sequences the longest one counts.
-    return int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
+    longest = int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
+    return longest, count_patches(encoded)
 
 
 def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:

@@ -27,7 +27,7 @@ from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_bat
 from lazyshard_producer.sources.source import Context
 
 _MADE: Final = ("columns", "where", "transform", "embed", "shuffle", "seed", "weights", "pack", "length_field")
-_RECIPE: Final = (*_MADE, "measure", "pack_buffer", "pack_buffer_bytes", "split", "pad")
+_RECIPE: Final = (*_MADE, "measure", "pack_patches", "pack_buffer", "pack_buffer_bytes", "split", "pad")
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
 """The kind of items in a stream, by the option that makes them."""
 
@@ -123,7 +123,8 @@ def describe(settings: Settings) -> dict[str, Any]:
         found |= dict.fromkeys(("length_field", "pack_buffer", "pack_buffer_bytes"))
     if settings.balance is not None:
         # `lazyshard.format.seal` reads these.
-        for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
+        costs = ("cost_per_token", "cost_per_token_squared", "cost_per_patch")
+        for name in ("balance", "micro_batch_size", "length_field", *costs):
             found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}
 

@@ -350,7 +350,7 @@ class Mixer:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows to be published, in order; empty if there are none now. `tokens` is None if not measured.
+    """Rows to be published, in order; empty if there are none now. `tokens` is None if not measured, as `patches`.
 
     `after` returns the position after the row of an index. `checked`: the rows are known to be valid.
     """
@@ -360,6 +360,7 @@ class Batch:
     place: Callable[[int], RowOrigin]
     after: Callable[[int], RunPosition]
     tokens: Sequence[int] | None = None
+    patches: Sequence[int] = ()
     checked: bool = True
 
     def position(self, index: int) -> RunPosition:  # A method, as planted bugs replace it
@@ -371,8 +372,15 @@ class Batch:
         self.mixer.refusals.take(error, self.place(index), self.lines[index])
 
 
+class Size(NamedTuple):
+    """The length of a row in tokens, and the patches of its images and videos; 0 if not measured."""
+
+    tokens: int = 0
+    patches: int = 0
+
+
 class MadeRow(NamedTuple):
-    """A row made of source rows, the origin of the first of these, and its length, 0 if not measured.
+    """A row made of source rows, the origin of the first of these, and its length and patches, 0 if not measured.
 
     `squares` is the sum of the squares of the lengths of its samples, which do not attend to each other.
     """
@@ -381,6 +389,7 @@ class MadeRow(NamedTuple):
     place: RowOrigin
     tokens: int = 0
     squares: int = 0
+    patches: int = 0
 
     @property
     def data(self) -> bytes:

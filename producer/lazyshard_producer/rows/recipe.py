@@ -31,20 +31,20 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
 from lazyshard_producer.rows.embedding import embed
 from lazyshard_producer.rows.encoding import Measure, call_user, encode, key_names, load_encoder, pad_row, read_document
-from lazyshard_producer.rows.reader import Line, by_length
+from lazyshard_producer.rows.reader import Line, Size, by_length
 from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
 
 class MadeOfRow(NamedTuple):
     """The published rows made of one row, or why it was refused; `duplicate`: it contained a key twice.
 
-    `tokens`: the length of each; empty if lengths are not needed.
+    `sizes`: those of each; empty if lengths are not needed.
     """
 
     lines: Sequence[Line]
     refused: RowInvalid | None = None
     duplicate: bool = False
-    tokens: Sequence[int] = ()
+    sizes: Sequence[Size] = ()
 
 
 class Maker:
@@ -80,8 +80,8 @@ class Maker:
             if self._embed:
                 rows = [embed(one, self._embed, self._most) if isinstance(one, dict) else one for one in rows]
             made = [self._finish(one, self._encode(one, line)) for one in rows]
-            lengths = [length for _, length in made if length is not None]
-            return MadeOfRow([row for row, _ in made], None, duplicate, lengths or ())
+            sizes = [size for _, size in made if size is not None]
+            return MadeOfRow([row for row, _ in made], None, duplicate, sizes or ())
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
@@ -130,19 +130,20 @@ class Maker:
         # The result of a transform may not be a dict of plain JSON values yet.
         return self._encode(check_row(line if isinstance(line, bytes) else line.line), line)
 
-    def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, int | None]:
-        """Returns the published form of a row, and its length if needed, else None."""
+    def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, Size | None]:
+        """Returns the published form of a row, and its size if needed, else None."""
         if self._split:
             return read_document(row, line)
         if self._padding is not None:
+            patches = line.patches or 0 if isinstance(line, EncodedRow) else 0
             line, tokens = pad_row(self._padding, row, line)
-            return self._checked("--pad", line), tokens
+            return self._checked("--pad", line), Size(tokens, patches)
         if self._measure is None:
             return line, None
-        tokens = self._measure.of(row, line)
+        size = self._measure.of(row, line)
         if isinstance(line, EncodedRow) and not self._arrays and self._encoder is None:
             line = line.line
-        return line, tokens
+        return line, size
 
     def _checked(self, option: str, line: Line) -> Line:
         if (size := line_size(line) - 1) > self._most:

@@ -32,8 +32,8 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import count
 from lazyshard_producer.opening import source_kind
 from lazyshard_producer.position import RunPosition, plain_name
-from lazyshard_producer.rows.encoding import document_of, write_tokens
-from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, SourceSpan, Unit, by_length
+from lazyshard_producer.rows.encoding import MAX_TOKENS, document_of, write_tokens
+from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, Size, SourceSpan, Unit, by_length
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
@@ -49,10 +49,10 @@ def shuffle(seed: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
     return [rows[index] for index in np.argsort(permutation(len(rows), seed, number)).tolist()]
 
 
-def pack(capacity: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
-    """Returns packs of rows with at most `capacity` tokens each; see `lazyshard.plan.sequences`."""
+def pack(capacity: int, most_patches: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
+    """Returns packs of rows with at most so many tokens and patches each; see `lazyshard.plan.sequences`."""
     made = []
-    for indices in pack_samples([row.tokens for row in rows], capacity):
+    for indices in pack_samples([row.tokens for row in rows], capacity, [row.patches for row in rows], most_patches):
         part: list[MadeRow] = []
         held = 0
         for row in (rows[index] for index in indices):
@@ -66,12 +66,12 @@ def pack(capacity: int, rows: list[MadeRow], number: int) -> list[MadeRow]:
 
 
 def _packed(rows: list[MadeRow]) -> MadeRow:
-    lengths = [row.tokens for row in rows]
+    lengths, patches = [row.tokens for row in rows], sum(row.patches for row in rows)
     plain = [row.line for row in rows if isinstance(row.line, bytes)]
     encoded = [row.line for row in rows if isinstance(row.line, EncodedRow)]
     # All rows have the same type.
     line: Line = encode_encoded_pack(encoded, lengths) if encoded else encode_pack(plain, lengths)
-    return MadeRow(line, rows[0].place, sum(lengths), sum(row.squares for row in rows))
+    return MadeRow(line, rows[0].place, sum(lengths), sum(row.squares for row in rows), patches)
 
 
 class Units:
@@ -120,7 +120,8 @@ class Units:
 
     def _batch(self, rows: list[MadeRow], position: Callable[[int], RunPosition]) -> Batch:
         tokens = [row.tokens for row in rows] if self._measured else None
-        return Batch(self._mixer, [row.line for row in rows], lambda index: rows[index].place, position, tokens)
+        lines, patches = [row.line for row in rows], [row.patches for row in rows]
+        return Batch(self._mixer, lines, lambda index: rows[index].place, position, tokens, patches)
 
 
 def make_batches(
@@ -131,7 +132,8 @@ def make_batches(
     last, rows, most_bytes = mixer.here(mixer.counts()), settings.shuffle or 1, math.inf
     arrange = partial(shuffle, settings.seed) if settings.shuffle else None
     if settings.pack:
-        rows, most_bytes, arrange = settings.pack_buffer, settings.pack_buffer_bytes, partial(pack, settings.pack)
+        rows, most_bytes = settings.pack_buffer, settings.pack_buffer_bytes
+        arrange = partial(pack, settings.pack, settings.pack_patches or MAX_TOKENS)
 
     def end(unit: Unit) -> Iterator[Batch]:
         nonlocal last
@@ -163,8 +165,9 @@ def make_batches(
         if row.refused is not None:
             mixer.refusals.take(row.refused, place, span.lines[index])
         last = span.after(index, mixer.counts())
-        lengths = row.tokens or [0] * len(row.lines)  # empty if lengths are not needed
-        unit.made += [MadeRow(line, place, n, n * n) for line, n in zip(row.lines, lengths, strict=True)]
+        sizes = row.sizes or [Size()] * len(row.lines)  # empty if lengths are not needed
+        made_of = zip(row.lines, sizes, strict=True)
+        unit.made += [MadeRow(line, place, tokens, tokens * tokens, patches) for line, (tokens, patches) in made_of]
         unit.of[span.source] = unit.of.get(span.source, 0) + 1
         size += sum(map(line_size, row.lines))
         taken, left = taken + 1, left - 1
@@ -217,7 +220,7 @@ class Stripes(Units):
         super().__init__(mixer, settings, samples, arrays=arrays)
         ranks, size, seed = settings.balance or 1, settings.samples_per_chunk, settings.seed
         self._balance = Balance(ranks, size, settings.micro_batch_size, seed)
-        self._cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
+        self._cost = Cost(settings.cost_per_token, settings.cost_per_token_squared, settings.cost_per_patch)
         # The first published rows of the unit, its lead, may belong to the stripe before.
         self._first = samples - (mixer.start.skip - mixer.start.lead)
         self._start: Unit | None = None  # its rows precede the stripe; it counts the stripe's source rows
@@ -276,7 +279,8 @@ class Stripes(Units):
         return self._batch(dealt[skipped:], position)
 
     def _dealt(self, rows: list[MadeRow]) -> list[MadeRow]:
-        costs = self._cost.of_packs([row.tokens for row in rows], [float(row.squares) for row in rows])
+        sizes = np.array([(row.tokens, row.squares, row.patches) for row in rows], np.float64).reshape(-1, 3)
+        costs = self._cost.of_packs(*sizes.T)
         return [rows[index] for index in self._balance.order(costs, self._first).tolist()]
 
 

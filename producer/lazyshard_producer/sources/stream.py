@@ -182,7 +182,8 @@ class StreamSource(Source):
             return lines
         parts = self._arrays(first, len(lines)) if reader.arrays else [b""] * len(lines)
         tokens = [None] * len(parts) if seal.tokens is None else seal.tokens[row : row + len(parts)].tolist()
-        return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, tokens, strict=True)]
+        patches = [0] * len(parts) if seal.patches is None else seal.patches[row : row + len(parts)].tolist()
+        return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, tokens, patches, strict=True)]
 
     def _arrays(self, first: int, count: int) -> list[bytes]:
         """Returns the bytes of the arrays of rows up to the first bad one; raises ChunkCorrupt if that is the first."""

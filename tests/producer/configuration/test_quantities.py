@@ -166,6 +166,7 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "shuffle": [{"shuffle": -1}, {"shuffle": 10**9 + 1}, {"pack": 8, "shuffle": 4}],
     "seed": [{"seed": -1}, {"seed": 2**63}],
     "pack": [{"pack": -1}, {"pack": 2**32}],
+    "pack_patches": [{"pack_patches": 8}, {"pack": 8, "pack_patches": -1}, {"balance": 2, "pack_patches": 8}],
     "pack_buffer": [{"pack": 8, "pack_buffer": 0}, {"pack_buffer": 5}],
     "pack_buffer_bytes": [{"pack": 8, "pack_buffer_bytes": 0}, {"pack_buffer_bytes": 5}],
     "length_field": [
@@ -173,7 +174,11 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
         {"pack": 8, "encode": "m:f", "length_field": "tokens"},
         {"measure": "m:f", "pack": 10, "length_field": "n"},
     ],
-    "columns": [{"columns": ["a", "a"]}, *({form: 8, "columns": {"text": "text"}} for form in ("pack", "split"))],
+    "columns": [
+        {"columns": ["a", "a"]},
+        {"columns": ["length"], "pack": 8, "pack_patches": 8},
+        *({form: 8, "columns": {"text": "text"}} for form in ("pack", "split")),
+    ],
     "split": [{"split": 2**24 + 1}, {"pack": 8, "split": 8}, {"split": 2, "split_every_bos": 1, "split_every_eos": 2}],
     "split_bos": [{"split": 8, "split_bos": -1}, {"split_bos": 0}],
     "split_eos": [{"split": 8, "split_eos": 2**31}],
@@ -191,6 +196,7 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "cost_per_token": [{"cost_per_token": 2.0}, {"balance": 2, "cost_per_token": 0.0, "cost_per_token_squared": 0.0}],
     "cost_per_token_squared": [{"cost_per_token_squared": 0.0}, {"balance": 2, "cost_per_token_squared": math.nan}],
+    "cost_per_patch": [{"cost_per_patch": 1.0}, {"balance": 2, "cost_per_patch": -0.5}],
     "workers": [{"workers": 1}, {"workers": -1, "transform": "m:f"}, {"workers": 1025, "transform": "m:f"}],
     "transform": [{"transform": text} for text in ("clean", "m:", "m:f()", "m:f:g")],
     "where": [{"where": ":f"}, {"where": "1m:f"}],
@@ -227,6 +233,8 @@ CAN_BE: Final[list[dict[str, Any]]] = [
     {"workers": 1024, "transform": "my.rows:Cleaner.clean", "columns": {"a": "b", "b": "a"}},
     {"balance": 1, "micro_batch_size": 10, "length_field": "n", "cost_per_token": 0.0, "where": "modül:función"},
     {"pack": 8, "balance": 2, "encode": "m:f", "cost_per_token_squared": 0.0, "pack_buffer_bytes": 1},
+    {"pack": 8, "pack_patches": 2**32 - 1, "balance": 1, "cost_per_patch": 1.0}
+    | {"cost_per_token": 0.0, "cost_per_token_squared": 0.0},
     {"balance": 2, "max_disk": 1, "min_free_disk": 0, "retain": 1, **RLHF},
     {"on_bad_row": "skip", "max_bad_rows": 0, "retain": "consumed", "consumers": ["train"]},
 ]

@@ -164,10 +164,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tokenizer_measures_text_and_messages(tokenizer: Path) -> None:
     count = load_counter(making(measure=str(tokenizer)))
-    assert count({"text": "one two three"}) == 3
-    assert count({"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]}) == 5
+    assert count({"text": "one two three"}) == (3, 0)
+    assert (
+        count({"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]})[0] == 5
+    )
     named = load_counter(making(measure=str(tokenizer), measure_field="answer"))
-    assert named({"text": "one two three", "answer": "one"}) == 1
+    assert named({"text": "one two three", "answer": "one"})[0] == 1
     for row in ({"id": 1}, {"text": 3}):
         raised(RowInvalid, count, row)
 

@@ -154,7 +154,9 @@ def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: P
     [
         ({}, TWICE, f"transform (was None, now '{RECIPES}:twice')"),
         ({"pack": 10, "pack_buffer": 2}, {"pack": 12, "pack_buffer": 2}, "pack (was 10, now 12)"),
+        ({"pack": 10, "pack_buffer": 2}, {"pack_patches": 9}, "pack_patches (was None, now 9)"),
         ({**DEALT, "samples_per_chunk": 2}, {"micro_batch_size": 1}, "micro_batch_size (was 2, now 1)"),
+        ({**DEALT, "samples_per_chunk": 2}, {"cost_per_patch": 0.5}, "cost_per_patch (was None, now 0.5)"),
         ({"split": 11}, {"split": 15}, "split (was {'size': 11, 'overlap': 0}, now {'size': 15, 'overlap': 0})"),
     ],
 )

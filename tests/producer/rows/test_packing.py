@@ -76,7 +76,7 @@ def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.Monkey
     place = RowOrigin("a", 1, 0)
     rows = [MadeRow(b'{"a":%d}\n' % number, place, 1, 1) for number in range(5)]  # of 8 bytes
     rows.append(MadeRow(b'{"a":"%s"}\n' % (b"x" * 20), place, 1, 1))
-    packs = sequences.pack(10, rows, 0)
+    packs = sequences.pack(10, 1, rows, 0)
     assert [json.loads(pack.data)["lengths"] for pack in packs] == [[1, 1], [1, 1], [1], [1]]
     assert [(pack.tokens, pack.squares) for pack in packs] == [(2, 2), (2, 2), (1, 1), (1, 1)]
 

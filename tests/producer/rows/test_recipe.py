@@ -15,6 +15,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.encoding import Measure
+from lazyshard_producer.rows.reader import Size
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker
 from lazyshard_producer.rows.refusals import (
     Quarantine,
@@ -134,7 +135,7 @@ def test_lengths_that_rows_of_packs_and_stripes_may_tell(row: dict[str, Any], pa
     line = encode_row(row)
     for recipe, option, fits in ((PACK, "--pack: ", packs), (DEAL, ("--length-field length: ", "--balance: "), dealt)):
         if fits:
-            assert made(recipe, line) == MadeOfRow([line], tokens=[row["length"]])
+            assert made(recipe, line) == MadeOfRow([line], sizes=[Size(row["length"])])
         else:
             assert reason_of(recipe, line).startswith(option)
 
@@ -149,7 +150,7 @@ def test_lengths_that_rows_of_packs_and_stripes_may_tell(row: dict[str, Any], pa
 def test_lengths_that_encoders_may_not_tell(recipe: Settings, option: str, lengths: list[Any]) -> None:
     for length in lengths:
         assert reason_of(recipe, encode_row({"id": 1, "length": length})).startswith(option)
-    assert made(recipe, b'{"id":1,"length":7}').tokens == [7]
+    assert made(recipe, b'{"id":1,"length":7}').sizes == [Size(7)]
 
 
 @pytest.mark.parametrize(("levels", "fits"), [(1022, True), (1023, False)])
@@ -157,7 +158,7 @@ def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool)
     line = b'{"length":1,"x":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}\n"
     measure = Measure(PACK)
     if fits:
-        assert measure.of({"length": 1}, line) == 1
+        assert measure.of({"length": 1}, line) == Size(1)
     else:
         raised(RowInvalid, measure.of, {"length": 1}, line)
 

@@ -37,7 +37,8 @@ class _Trace:
             self._file.write(json.dumps(line) + "\n")
 
     def batch(self, tokenizer: Any, inputs: Any, step: int, train: bool, **place: int) -> None:
-        tokens = inputs["input_ids"].tolist()
+        # KTO has two inputs, of the row's response and of another's.
+        tokens = (inputs["completion_input_ids"] if "label" in inputs else inputs["input_ids"]).tolist()
         ids = [int(number) for row in tokens for number in PATTERN.findall(tokenizer.decode(row))]
         place = dict.fromkeys(("dp", "tp", "pp", "cp", "vp"), 0) | place
         last_step, last_micro = self._micro.get((train, place["vp"]), (0, 0))
@@ -76,8 +77,22 @@ def _trace_transformers(trace: _Trace) -> None:
 
     def traced(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         step, rank = self.state.global_step + 1, self.accelerator.process_index
-        trace.batch(self.template.tokenizer, inputs, step, train=True, dp=rank)
-        return training_step(self, model, inputs, *args, **kwargs)
+        if not isinstance(inputs, list):
+            trace.batch(self.template.tokenizer, inputs, step, train=True, dp=rank)
+            return training_step(self, model, inputs, *args, **kwargs)
+        prepare = self._prepare_inputs
+
+        def prepared(rows: Any) -> Any:
+            # GRPO and GKD take rows, and train what they make of them.
+            made = prepare(rows)
+            trace.batch(self.template.tokenizer, made["model_inputs"], step, train=True, dp=rank)
+            return made
+
+        self._prepare_inputs = prepared
+        try:
+            return training_step(self, model, inputs, *args, **kwargs)
+        finally:
+            del self._prepare_inputs
 
     def evaluated(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         step, rank = self.state.global_step, self.accelerator.process_index

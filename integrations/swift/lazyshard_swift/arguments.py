@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import ModuleType
-from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
 from lazyshard.format.records import MANIFEST, parse_chunk_name
@@ -18,12 +18,13 @@ from lazyshard.plan.deal import UNIT_NAMES, check_field
 from lazyshard.store.files import check_place, is_url, stream_name
 from lazyshard.stream.listing import other_files
 from lazyshard_swift.errors import install_exits, refused
-from lazyshard_swift.ms_swift import caution, is_megatron, notice
+from lazyshard_swift.ms_swift import caution, is_megatron, notice, release, version
 
 OnEnd = Literal["stop", "repeat"]
 
-# Types for which ms-swift encodes in advance, reads each sample once, and uses the ordinary data loader.
-RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
+# Types whose trainers take rows, not encoded samples, and train what they draw in several micro batches.
+TAKE_ROWS: Final = ("gkd", "grpo")
+STORED: Final = "rows"  # As --teacher_model_server: the rows hold the teacher's outputs
 _TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
 
 _COLLECTIVE_SLACK_S: Final = 60.0  # Time for a rank that gives up to report it before its peers' collectives time out
@@ -248,8 +249,7 @@ def _of_data(given: _Given) -> _Problems:
         yield "interleave_prob", f"has {weights} weights for {streams} streams of --dataset: give one for each"
     if streams > 1 and given("sharded_lazy_skip"):
         yield "sharded_lazy_skip", "names samples of one stream, --dataset has several: omit it"
-    if kind is not None and kind not in RLHF_TYPES:
-        yield "rlhf_type", f"{kind} does not use encoded samples in order, as {', '.join(RLHF_TYPES)} do"
+    yield from _of_rlhf(given, kind)
     if given("micro_batch_size") is not None:
         return
     # Options of `swift` that `megatron` does not have.
@@ -261,6 +261,27 @@ def _of_data(given: _Given) -> _Problems:
         yield "auto_find_batch_size", "true changes the batch size, and so the next samples, during the run: omit it"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
         yield "ignore_data_skip", "true would train the same samples again: omit it, or add --resume_only_model"
+
+
+def _of_rlhf(given: _Given, kind: str | None) -> _Problems:
+    if kind == "ppo":
+        yield "rlhf_type", "ppo shuffles the whole set in TRL's own loop, and cannot resume: use grpo"
+    if kind == "grpo" and given("micro_batch_size") is not None:
+        yield "rlhf_type", "grpo of `megatron` counts completions, not samples, in its checkpoints: use `swift rlhf`"
+    if kind not in TAKE_ROWS:
+        return
+    if (release(version()) or (4, 6)) < (4, 6):
+        yield "rlhf_type", f"{kind} needs ms-swift 4.6 or later, {version()} is installed"
+    for name, why in (
+        ("dynamic_sample", "replaces prompts by others from anywhere in the data"),
+        ("async_generate", "draws prompts that a resume would lose"),
+        ("group_by_length", f"needs encoded samples, --rlhf_type {kind} takes rows"),
+        ("sharded_lazy_encode_cache", f"is for encoded samples, --rlhf_type {kind} takes rows"),
+    ):
+        if given(name):
+            yield name, f"{given(name)} {why}: omit it"
+    if given("teacher_model_server") == STORED and (kind != "gkd" or given("lmbda")):
+        yield "teacher_model_server", f"{STORED}: they hold no outputs for what is generated: use gkd with --lmbda 0"
 
 
 def _of_validation(given: _Given) -> _Problems:
@@ -349,14 +370,52 @@ def progress_of(args: Any, live: bool) -> tuple[int | None, float | None]:
     return (None, epochs) if by_epochs else (steps, None)
 
 
+class Rollout(NamedTuple):
+    """How a trainer that takes rows uses the samples that it draws at once: for whole steps, or several times a step.
+
+    Attributes:
+        copies: completions of each sample.
+        batches: micro batches of the trainer for which they are used, in all iterations.
+        steps: steps for which they are used.
+    """
+
+    copies: int = 1
+    batches: int = 1
+    steps: int = 1
+
+
+ONCE: Final = Rollout()
+
+
+def rollout_of(args: Any) -> Rollout:
+    """Returns the rollout of the Hugging Face trainer."""
+    if is_megatron(args) or getattr(args, "rlhf_type", None) not in TAKE_ROWS:
+        return ONCE
+    trainer, accumulation = args.training_args, args.training_args.gradient_accumulation_steps
+    copies, iterations = (trainer.num_generations, trainer.num_iterations) if args.rlhf_type == "grpo" else (1, 1)
+    batches = trainer.steps_per_generation * iterations
+    if batches % accumulation and accumulation % batches:
+        both = f"{trainer.steps_per_generation} with {iterations} iterations, and {accumulation} micro batches a step"
+        raise refused("steps_per_generation", f"{both}: one must divide the other")
+    return Rollout(copies, batches, max(1, batches // accumulation))
+
+
 def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
-    """Returns the samples of one rank in a micro batch, and the samples of all ranks in a step."""
+    """Returns the samples of one rank in a micro batch, or rollout, and the samples of all ranks in a step."""
     if is_megatron(args):
+        if getattr(args, "rlhf_type", None) in TAKE_ROWS and args.steps_per_generation > 1:
+            raise refused("steps_per_generation", f"{args.steps_per_generation} fetches samples of later steps: use 1")
         return args.micro_batch_size, args.global_batch_size
     # If no accumulation is given, ms-swift chooses it, and stores it only in the trainer's own arguments.
     trainer = args.training_args
-    batch_size = trainer.per_device_train_batch_size * max(1, trainer.n_gpu)
-    return batch_size, batch_size * trainer.gradient_accumulation_steps * dp_size
+    batch_size, rollout = trainer.per_device_train_batch_size * max(1, trainer.n_gpu), rollout_of(args)
+    if rollout is not ONCE:
+        completions = batch_size * trainer.steps_per_generation
+        if completions % rollout.copies:
+            why = f"{rollout.copies} does not divide the {completions} completions of a rank, which draws its prompts"
+            raise refused("num_generations", f"{why}: use a multiple as micro batch or as --steps_per_generation")
+        batch_size = completions // rollout.copies
+    return batch_size, batch_size * max(1, trainer.gradient_accumulation_steps // rollout.batches) * dp_size
 
 
 def parse_skips(text: str) -> dict[str, tuple[str, int, int]]:

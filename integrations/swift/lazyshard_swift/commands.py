@@ -18,14 +18,22 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from lazyshard_swift import ms_swift
+from lazyshard_swift.arguments import STORED
 from lazyshard_swift.errors import REFUSED, refused
 from lazyshard_swift.ms_swift import changed, is_stream, notice, tell, wrap
 
 
 def extend(module: ModuleType) -> None:
-    """Wraps the start of the child, the preparation before the small parser, or the pipeline's four data methods."""
+    """Wraps the start of the child, the preparation before the small parser, or functions of the pipelines for data."""
     if module.__name__ == "swift.cli.utils":
         wrap(module, {"try_use_single_device_mode": _then_help})
+        return
+    if module.__name__ == "swift.pipelines.train.kto":
+        wrap(module, {"prepare_kto_dataset args train_dataset val_dataset": _prepare_kto_dataset})
+        return
+    if module.__name__ == "swift.rlhf_trainers.gkd_helpers":
+        wrap(module, {"parse_teacher_model_server val": _parse_teacher_model_server})
+        wrap(module, {"fetch_teacher_parsed_by_routing samples requests teacher_configs": _fetch_teacher_outputs})
         return
     if module.__name__ == "swift.pipelines.train.sft":
         # The pipelines of pre-training, RLHF and Megatron inherit from it. ms-swift handles validation data in files.
@@ -137,6 +145,25 @@ def _get_dataset(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     # With no training data to load, ms-swift loads only the validation data.
     with changed(args, dataset=[]):
         return stream, original(self, *rest, **options)[1]
+
+
+def _prepare_kto_dataset(original: Any, args: Any, train_dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    """Pairs each response with another one for the KL term, except in streams, whose rows hold it."""
+    if not is_stream(train_dataset):
+        return original(args, train_dataset, val_dataset)  # type: ignore[no-any-return]
+    paired = val_dataset is None or is_stream(val_dataset)
+    return train_dataset, val_dataset if paired else original(args, val_dataset, None)[0]
+
+
+def _parse_teacher_model_server(original: Any, val: str | None) -> Any:
+    return [] if val == STORED else original(val)
+
+
+def _fetch_teacher_outputs(original: Any, samples: Any, requests: Any, servers: Any, *rest: Any, **options: Any) -> Any:
+    """Returns the logarithms of the probabilities, and the tokens, of each sample: without servers those of its row."""
+    if servers:
+        return original(samples, requests, servers, *rest, **options)
+    return [(one.extra["teacher_logprobs"], one.extra["teacher_ids"]) for one in samples]
 
 
 def _encode_dataset(original: Any, self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:

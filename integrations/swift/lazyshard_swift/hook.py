@@ -20,7 +20,9 @@ EXTENSIONS: "dict[str, str]" = {
     "swift.cli.main": "lazyshard_swift.commands",
     "swift.cli.utils": "lazyshard_swift.commands",
     "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
+    "swift.pipelines.train.kto": "lazyshard_swift.commands",
     "swift.pipelines.train.sft": "lazyshard_swift.commands",
+    "swift.rlhf_trainers.gkd_helpers": "lazyshard_swift.commands",
     "swift.megatron.trainers.base": "lazyshard_swift.trainers",
     "swift.trainers.mixin": "lazyshard_swift.trainers",
 }

@@ -30,7 +30,7 @@ from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import is_url, list_names, stream_path
 from lazyshard.stream.listing import other_files
-from lazyshard_swift import arguments, checkpoints, ms_swift, rows, run_plan
+from lazyshard_swift import arguments, checkpoints, ms_swift, rlhf, rows, run_plan
 from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of, shares_of, validation_streams
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Position, consumer_name, resume_checkpoint, stream_id_of
 from lazyshard_swift.errors import ResumeRefused, each_of, not_resumed, refused, too_short
@@ -75,7 +75,8 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     every = (*streams, *held_out)
     if most is not None and not all(one.packed for one in every):
         most, facts = None, _packed(args, every, len(streams), facts)
-    encode = rows.encoders([one.directory for one in every], template, rows.encoder_of(args, template, most), most)
+    encode = rows.encoders([one.directory for one in every], template, rlhf.encoder_of(args, template, most), most)
+    rlhf.check_encoders(args, encode)
     encode = tuple(
         replace(one, prepared=stream.prepared) if isinstance(one, rows.RowEncoder) else one
         for one, stream in zip(encode, every, strict=True)
@@ -273,8 +274,10 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
     if steps is not None and megatron and args.num_train_epochs is not None:
         notice(f"--num_train_epochs is ignored while the stream is produced: --train_iters {steps} decides")
         args.num_train_epochs = None
-    batch_size, global_batch = batch_sizes(args, rank.dp_size)
-    part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
+    (batch_size, global_batch), rollout = batch_sizes(args, rank.dp_size), arguments.rollout_of(args)
+    steps = None if steps is None else -(-steps // rollout.steps)
+    # 0: the samples of a step are not all its own.
+    part = Part(rank.dp_size, batch_size, draws_per_step=0 if rollout.steps > 1 else global_batch // rank.dp_size)
     trained = None if steps is None else steps * global_batch
     made = facts.identity == PACKED
     splits, several = shares_of(vars(args).get), made or len(streams) > 1
@@ -313,6 +316,7 @@ def decide(args: Any, streams: tuple[Stream, ...], facts: Stream, rank: Rank, gr
         checkpoint=checkpoint,
         saved=saved,
         pack_tokens=rows.packing_length(args) if made else None,
+        rollout=rollout,
     )
     if made and facts.ended:
         waits = {"max_wait": args.sharded_lazy_max_wait}

@@ -23,6 +23,7 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_name
 from lazyshard.stream import Published, run_parts
+from lazyshard_swift.arguments import ONCE, Rollout
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Inner, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed
 from lazyshard_swift.packs import Packs
@@ -94,6 +95,7 @@ class RunPlan(Position):
         one_pass: whether the trainer is given the rest of the run as one epoch.
         blend_at: returns the state of a blend, or of `packs`, after a number of samples of the run; else None.
         pack_tokens: the maximum number of tokens of the packs that are made during training: the samples of the run.
+        rollout: how the trainer uses a micro batch; `steps` and `global_batch` are of `rollout.steps` steps of it.
     """
 
     state: RunState
@@ -114,6 +116,7 @@ class RunPlan(Position):
     blend_at: Callable[[int], Inner] | None = None
     pack_tokens: int | None = None
     packs: Packs | None = None
+    rollout: Rollout = ONCE
 
     @property
     def blended(self) -> bool:
@@ -174,6 +177,7 @@ class RunPlan(Position):
 
     def counted(self, step: int) -> int:
         """Returns how many samples the Hugging Face trainer assumes to be trained after a number of steps."""
+        step //= self.rollout.steps  # Samples count once all their steps are trained
         batches = self.epoch_samples // self.micro_samples
         epoch, within = divmod(step, -(-batches // self.accumulation))
         return epoch * self.epoch_samples + min(within * self.accumulation, batches) * self.micro_samples
@@ -328,7 +332,7 @@ def resumed(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
 
 def _in_one_pass(plan: RunPlan) -> RunPlan:
     """Returns the plan of a run whose trainer is given the whole rest as one epoch, after the steps it has trained."""
-    trained = plan.step * plan.accumulation
+    trained = plan.step // plan.rollout.steps * plan.accumulation
     batches = trained + (plan.draws_left() or 0) // plan.batch_size
     if plan.steps is not None:
         batches = max(plan.steps * plan.accumulation, trained)

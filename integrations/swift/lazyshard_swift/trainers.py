@@ -27,6 +27,7 @@ def extend(module: ModuleType) -> None:
         require(module, "BatchSamplerShard", "DataLoaderShard")
         wrap(module.DataLoaderMixin, {"get_train_dataloader self": functools.partial(_make_loader, module)})
         wrap(module.SwiftMixin, {"_save_checkpoint self": _save})
+        wrap(module.SwiftMixin, {"train self": functools.partial(_train_hugging_face, module)})
         return
     require(module, "MegatronPretrainingRandomSampler", "maybe_finalize_async_save")
     require(module, "should_disable_forward_pre_hook", "disable_forward_pre_hook")
@@ -84,6 +85,13 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     return result
 
 
+def _train_hugging_face(module: ModuleType, original: Any, self: Any, *rest: Any, **options: Any) -> Any:
+    """Trains; on a stream with ms-swift's loader, also where the trainer of an RLHF type has another one."""
+    if is_stream(self.train_dataset) and not isinstance(self, module.DataLoaderMixin):
+        self.__class__ = type(type(self).__name__, (module.DataLoaderMixin, type(self)), {})
+    return original(self, *rest, **options)
+
+
 class _HuggingFaceCallback(_Callback):
     def counts(self) -> tuple[int, int]:
         plan, step = self.plan, self.trainer.state.global_step
@@ -91,6 +99,9 @@ class _HuggingFaceCallback(_Callback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self.stream.check_resume(*self.counts())
+        if self.plan.rollout.steps > 1:
+            # The trainer counts micro batches of this start; in the middle of a rollout only the rest of it follows.
+            self.trainer._step = state.global_step * args.gradient_accumulation_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         consumed, step = self.counts()
@@ -125,9 +136,11 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
     plan = stream.plan
     if plan.one_pass:
         # The trainer has planned its steps for epochs of equal length.
-        self.args.max_steps = -(-plan.epoch_samples // plan.global_batch)
+        self.args.max_steps = -(-plan.epoch_samples // plan.global_batch) * plan.rollout.steps
+    whole, begun = divmod(options.get("skip_batches", 0), plan.rollout.batches)
     sampler = _batch_sampler(module.BatchSamplerShard, plan)
-    loader = _gated_loader(module.DataLoaderShard, self._lazyshard)
+    loader = _gated_loader(module.DataLoaderShard, self._lazyshard, begun)
+    options |= {"skip_batches": whole} if whole or begun else {}
     with changed(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
         made = original(self, *rest, **options)
     # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
@@ -140,7 +153,8 @@ def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
 
     If strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
     """
-    own, epoch_samples = ({"shuffle": False}, plan.epoch_samples) if plan.layout == "strided" else ({}, 0)
+    own: dict[str, Any] = {"batch_size": plan.batch_size}
+    own, epoch_samples = (own | {"shuffle": False}, plan.epoch_samples) if plan.layout == "strided" else (own, 0)
 
     class EpochBatchSampler(original):  # type: ignore[misc]
         lazyshard_epoch = 0
@@ -159,32 +173,43 @@ def _batch_sampler(original: type[Any], plan: RunPlan) -> type[Any]:
     return EpochBatchSampler
 
 
-def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
-    """Returns a subclass of ms-swift's `DataLoaderShard` that calls the stream's gate before each step."""
-    plan, gate, accumulation = run.plan, run.stream.gate, run.plan.accumulation
+def _gated_loader(original: type[Any], run: _HuggingFaceCallback, begun: int) -> type[Any]:
+    """Returns a subclass of ms-swift's `DataLoaderShard` that calls the stream's gate before each step.
+
+    It yields the rows of a rollout for each of its micro batches; `begun` ones of the first rollout are trained.
+    """
+    plan, gate, rollout = run.plan, run.stream.gate, run.plan.rollout
+    accumulation = plan.accumulation * rollout.batches // rollout.steps
 
     class GatedLoader(original):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(self.batch_sampler) * rollout.batches - begun
+
         def __iter__(self) -> Iterator[Any]:
             sampler, skipped = self.batch_sampler, 0
             # After a resume accelerate's SkipBatchSampler wraps ours.
             while not hasattr(sampler, "lazyshard_epoch"):
                 skipped += sampler.skip_batches
                 sampler = sampler.batch_sampler
-            count, number = len(sampler), skipped
+            count, number = len(sampler) * rollout.batches, skipped * rollout.batches + begun
             start = (sampler.lazyshard_epoch * plan.epoch_samples + plan.index_offset) // plan.dp_size
             batches: Iterator[Any] | None = None
+            batch: Any = None
             while number < count:
                 # The last step of an epoch may have fewer; if steps set the length, that one is not trained.
                 whole = accumulation - number % accumulation
-                size, first = min(whole, count - number), start + number * plan.batch_size
-                stop = first + (whole if plan.stop_at_end else size) * plan.batch_size
+                size, first = min(whole, count - number), start + number // rollout.batches * plan.batch_size
+                stop = number + (whole if plan.stop_at_end else size)
+                stop = start + -(-stop // rollout.batches) * plan.batch_size
                 due = run.checkpoints.is_due(run.trainer.state.global_step)
                 if not gate.allows(first, stop, saves=due and run.trainer.args.save_strategy != "no"):
                     return
                 # Workers start reading here, so only after the gate has allowed the first step.
                 batches = batches or super().__iter__()
-                for _ in range(size):
-                    yield next(batches)  # a missing one is a RuntimeError, not a short step
+                for micro in range(number, number + size):
+                    if not micro % rollout.batches or batch is None:
+                        batch = next(batches)  # a missing one is a RuntimeError, not a short step
+                    yield batch if rollout.copies == 1 else [row for row in batch for _ in range(rollout.copies)]
                 number += size
 
     return GatedLoader

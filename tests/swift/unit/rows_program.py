@@ -11,6 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from lazyshard_swift.rlhf import encoder_of
 from lazyshard_swift.rows import RowEncoder
 
 USER = {"role": "user", "content": "question"}
@@ -168,6 +171,27 @@ def ours(rows: Rows, options: dict[str, Any]) -> list[Any]:
     return found
 
 
+def of_rlhf(kind: str, row: dict[str, Any]) -> Any:
+    """What the trainer gets of a row, or an error, where a row has four tokens."""
+    own = {"rlhf_type": kind, "loss_type": kind, "teacher_model_server": "rows", "gkd_logits_topk": 2}
+    args = SimpleNamespace(**own, columns=None, remove_unused_columns=True)
+    template = SimpleNamespace(encode=lambda row, return_length: {"input_ids": [7] * 4})
+    try:
+        return encoder_of(args, template, None)({"messages": CHAT, **row})
+    except ValueError as error:
+        return str(error)
+
+
+def check_rlhf() -> None:
+    assert "no label and no rejected_response" in of_rlhf("kto", {})
+    assert of_rlhf("kto", {"label": False, "rejected_response": "other"}) == {"input_ids": [7] * 4}
+    assert of_rlhf("grpo", {"id": 7}) == {"messages": CHAT}
+    assert "no teacher_ids and no teacher_logprobs" in of_rlhf("gkd", {})
+    for shape, fits in ((3, 2), True), ((4, 5), True), ((3, 1), False), ((2, 2), False), ((5, 2), False), ((6,), False):
+        made = of_rlhf("gkd", dict.fromkeys(("teacher_ids", "teacher_logprobs"), np.ones(shape)))
+        assert made["teacher_ids"].shape == (3, 2) if fits else f"teacher_ids has shape {shape}, " in made
+
+
 def plain(row: Any) -> Any:
     """Leaves out the nulls with which the ordinary path fills columns up, and its tag for several teachers."""
     left = ("dataset", "return_length")
@@ -175,6 +199,7 @@ def plain(row: Any) -> Any:
 
 
 def main() -> None:
+    check_rlhf()
     for name, rows in CASES.items():
         options = OPTIONS.get(name, {})
         found = ours(rows, options)

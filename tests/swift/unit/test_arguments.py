@@ -210,7 +210,7 @@ VALUES: dict[str, list[Any]] = {
     "truncation_strategy": ["split"],
     "split_dataset_ratio": [1.0, -0.1, 1.5, 1e-9, 0.9999999, float("nan")],
     "interleave_prob": [[0.5, 0.5]],
-    "rlhf_type": ["grpo", "ppo", "kto"],
+    "rlhf_type": ["ppo"],
     "sharded_lazy_encode_cache": [""],
     "sharded_lazy_encode_cache_size": ["20GB"],
     "sharded_lazy_max_wait": [0.0, -1.0, float("nan"), float("inf")],
@@ -239,6 +239,9 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
         )
     ),
     ("packing", {"packing": True, "rlhf_type": "dpo"}),
+    *((name, {"rlhf_type": "gkd", name: True}) for name in ("dynamic_sample", "async_generate", "group_by_length")),
+    ("sharded_lazy_encode_cache", {"rlhf_type": "gkd", "sharded_lazy_encode_cache": "/c"}),
+    ("teacher_model_server", {"rlhf_type": "gkd", "teacher_model_server": "rows", "lmbda": 0.5}),
     ("packing_strategy", {"packing": True, "packing_strategy": "sequential"}),
     *((name, {"split_dataset_ratio": 0.01, name: True}) for name in ("group_by_length", "data_sharding")),
     ("predict_with_generate", {"split_dataset_ratio": 0.01, "predict_with_generate": True}),
@@ -270,6 +273,9 @@ def test_refusals_of_one_trainer_alone() -> None:
     ):
         assert_refused(hugging_face(**changes), argument)
         check_combinations(megatron(**changes))
+    assert_refused(megatron(rlhf_type="grpo"), "rlhf_type")
+    check_combinations(hugging_face(rlhf_type="grpo"))
+    assert_refused(hugging_face(rlhf_type="grpo", teacher_model_server="rows"), "teacher_model_server")
     assert_refused(megatron(group_by_length=True, padding_free=True), "group_by_length")
     check_combinations(megatron(group_by_length=True, padding_free=False))
 
@@ -279,6 +285,8 @@ def test_what_works_is_not_refused() -> None:
     resumed = {"ignore_data_skip": True, "resume_from_checkpoint": "/runs/one/checkpoint-3"}
     for changes in (
         {"rlhf_type": "dpo", "group_by_length": True, "padding_free": True},
+        {"rlhf_type": "kto"},
+        {"rlhf_type": "gkd", "teacher_model_server": "rows", "lmbda": 0.0},
         off | {"truncation_strategy": "delete", "cached_dataset": [], "cached_val_dataset": []},
         dict.fromkeys(("rlhf_type", *off)) | {"ignore_data_skip": True},
         resumed | {"resume_only_model": True},

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.plan.deal import Rules
-from lazyshard_swift.arguments import batch_sizes
+from lazyshard_swift.arguments import batch_sizes, rollout_of
 from lazyshard_swift.checkpoints import resume_checkpoint, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from tests.stream.streams import raised
@@ -35,6 +35,29 @@ def test_batch_sizes() -> None:
         (hf(per_device_train_batch_size=2, n_gpu=4), 1, (8, 8)),
     ):
         assert batch_sizes(args, dp) == sizes
+
+
+def grpo(batch: int, generation: int = 1, copies: int = 2, iterations: int = 1, accumulation: int = 1) -> Any:
+    args = hf(rlhf_type="grpo", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
+    named = {"steps_per_generation": generation, "num_generations": copies, "num_iterations": iterations}
+    vars(args.training_args).update(named)
+    return args
+
+
+def test_rollouts() -> None:
+    for args, sizes, rollout in (
+        (grpo(4), (2, 4), (2, 1, 1)),
+        (grpo(2, accumulation=4), (1, 8), (2, 1, 1)),
+        # 8 completions of 4 prompts, in 4 micro batches and so in 2 steps, twice.
+        (grpo(2, generation=4, iterations=2, accumulation=2), (4, 8), (2, 8, 4)),
+    ):
+        assert (batch_sizes(args, 2), rollout_of(args)) == (sizes, rollout)
+    tells(raised(SettingsRefused, batch_sizes, grpo(2, copies=4), 2), argument="num_generations")
+    for args in (grpo(4, 3, accumulation=2), mg(rlhf_type="gkd", steps_per_generation=2)):
+        tells(raised(SettingsRefused, batch_sizes, args, 2), argument="steps_per_generation")
+    plan = decided(grpo(2, generation=2, iterations=2))
+    # Two samples of each of two ranks, which count after 4 steps.
+    assert [plan.counted(step) for step in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
 
 
 BLOCK = {"window": 0, "layout": "block"}  # what a run in ms-swift's own shuffle has saved

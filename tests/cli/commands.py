@@ -19,7 +19,7 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.format.records import Head, Manifest
-from lazyshard.format.state import Cursor, ReadingHint, RunState
+from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Census, DiskUse, Survey
 from lazyshard.part import Part
@@ -36,6 +36,18 @@ CHUNKS: Final = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n'
 
 def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return run_command(sys.executable, *arguments, env=environment())
+
+
+@contextlib.contextmanager
+def started(*arguments: object, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Runs a program of Python in a process of its own, which is killed at the end of the block."""
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    command, env = [sys.executable, *map(str, arguments)], environment() | options.pop("variables", {})
+    with subprocess.Popen(command, env=env, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def lazyshard(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -157,6 +169,11 @@ def changed(state: RunState, part: int, **fields: Any) -> RunState:
     parts = list(state.parts)
     parts[part] = replace(parts[part], **fields)
     return with_parts(state, parts)
+
+
+def blended(one: Consumer, *shares: BlendShare) -> Consumer:
+    assert one.cursor is not None
+    return replace(one, cursor=replace(one.cursor, blend=shares))
 
 
 def with_parts(state: RunState, parts: Iterable[Part]) -> RunState:

@@ -61,15 +61,12 @@ def test_what_is_told_of_a_consumer(tmp_path: Path) -> None:
     assert out[2].startswith("without it, chunks 0 to 1 may be deleted (2 chunks, about ")
     assert "without it, no further chunk may be deleted" in lazyshard("forget", tmp_path, "sft", "--yes").stdout
     reads(tmp_path, "new", 1, time.time())
-    out = lazyshard("forget", tmp_path, "new", "--yes").stdout.splitlines()
-    assert out[1] == "  checkpoint  none"
-    assert re.match(r"it was last active \d+ s ago", out[3])
+    assert re.search(r"none\n.*\nit was last active \d+ s ago", lazyshard("forget", tmp_path, "new", "--yes").stdout)
     assert consumers(tmp_path) == ["old run"]
     done = lazyshard("forget", tmp_path, "old run")
     assert (done.returncode, done.stderr.count("\n"), "--yes" in done.stderr) == (2, 1, True)
     # In a directory without a stream.
-    bare = tmp_path / "bare"
-    bare.mkdir()
+    (bare := tmp_path / "bare").mkdir()
     for name in ("a", "b"):
         checkpoint(bare, name, 1, 0, 0.0)
     done = lazyshard("forget", bare, "a", "--yes")
@@ -95,22 +92,21 @@ def test_answers(
     assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
 
 
-def done(name: str, chunks: int) -> Consumer:
-    return consumer(name, consumed=0, done=chunks)
+A2, B8 = consumer("a", 0, done=2), consumer("b", 0, done=8)
 
 
 @pytest.mark.parametrize(
     ("others", "name", "retired", "published", "expected"),
     [
-        ([done("a", 2), done("b", 8)], "a", 0, 10, range(2, 8)),
-        ([done("a", 2), done("b", 8)], "a", 5, 10, range(5, 8)),
-        ([done("a", 2), done("b", 8)], "b", 0, 10, range(2, 2)),
-        ([done("a", 2), done("b", 2)], "b", 0, 10, range(2, 2)),
-        ([done("a", 2), done("b", 10)], "a", 0, 10, range(2, 9)),
-        ([done("a", 2), consumer("b", problem="torn")], "a", 0, 10, range(0)),
-        ([consumer("a", needs=7), done("b", 3)], "a", 0, 10, range(3)),
-        ([done("a", 2)], "a", 0, 10, range(0)),
-        ([done("a", 0), done("b", 0)], "a", 0, 0, range(0)),
+        ([A2, B8], "a", 0, 10, range(2, 8)),
+        ([A2, B8], "a", 5, 10, range(5, 8)),
+        ([A2, B8], "b", 0, 10, range(2, 2)),
+        ([A2, consumer("b", 0, done=2)], "b", 0, 10, range(2, 2)),
+        ([A2, consumer("b", 0, done=10)], "a", 0, 10, range(2, 9)),
+        ([A2, consumer("b", problem="torn")], "a", 0, 10, range(0)),
+        ([consumer("a", needs=7), consumer("b", 0, done=3)], "a", 0, 10, range(3)),
+        ([A2], "a", 0, 10, range(0)),
+        ([consumer("a", 0, done=0), consumer("b", 0, done=0)], "a", 0, 0, range(0)),
     ],
 )
 def test_what_one_alone_keeps(others: list[Consumer], name: str, retired: int, published: int, expected: range) -> None:

@@ -109,21 +109,6 @@ def test_figures_of_a_setting(figure: str, changes: Any, expected: float) -> Non
     assert getattr(replace(SMALL, **changes), figure) == pytest.approx(expected)
 
 
-def test_operations_are_counted() -> None:
-    setting = replace(SMALL, step_seconds=0.25, retain="consumed", checkpoint_steps=4)
-    timeline = simulation.simulate(setting)
-    disk = simulation.disk_use(timeline)
-    files = simulation.count_files(timeline, disk)
-    assert (files["processes"], files["nodes"]) == (2, 1)
-    # Two opens for each of 16 chunks, which one rank reads.
-    assert files["chunk_opens"] == 32
-    assert files["head_opens"] == 2 * timeline.polls.own + timeline.polls.shared + 2 + disk["cursor_writes"]
-    # And a stat for each of them; the producer's come on top.
-    read = files["head_opens"] + 32 + 16 + timeline.polls.deletion_polls
-    assert files["metadata_a_second_and_node"] == pytest.approx(read / timeline.end_s)
-    assert files["metadata_operations"] > read + 16 * simulation.PUBLISH_OPENS
-
-
 def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
     large = simulation.Setting(ranks=4096, step_seconds=10.0, producer_rate=1500.0, rows=10**9, samples_per_chunk=1000)
     found = simulation.outcome(replace(large, micro_batches=4, retain="consumed", checkpoint_steps=500))

@@ -1,22 +1,26 @@
-"""What `lazyshard status` says of looks that are made up: pages, sentences, the band, JSON values."""
+"""What `lazyshard status` says of looks that are made up: pages, the band, JSON; what `watch` tells Prometheus."""
 
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from lazyshard.cli.status import SIGNS, band_line, problems, status_lines, status_values, summary, window_words
+from lazyshard.cli.status import SIGNS, band_line, problems, status_lines, status_values, summary
+from lazyshard.cli.watch_server import MAX_LABELS, LastLook, metrics_page
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import BlendShare, Cursor, RunState
-from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, OpenWindow
+from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, Outlook
 from lazyshard.inspection.survey import DiskUse, Lines, Survey
 from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
-from tests.cli.commands import HEAD, ID, NOW, consumer, outlook, survey, told
+from lazyshard_producer.display import Metrics
+from tests.cli.commands import HEAD, ID, NOW, blended, consumer, outlook, survey, told
+from tests.producer.display.test_display import scrape
 
 
 def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:
@@ -60,15 +64,9 @@ def test_page_of_one_look() -> None:
     )
     shown = page(looked)
     assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for chunk 1,235"]
+    assert "disk          about 10.3 GB used, 2.0 GB free" in shown
     expected = {
-        "published": ["1,234 chunks, 12,340 samples (10 a chunk); live"],
-        "deleted": ["200 chunks; 1,034 present"],
-        "disk": ["about 10.3 GB used, 2.0 GB free"],
-        "quarantine": ["12 rows refused so far, 3.5 kB"],
-        "producer": ["running"],
         "process": ["12345 on node7, heartbeat 2 s old"],
-        "rate": ["50.0 samples/s", *["needs two observations; see --watch"] * 2],
-        "consumer": ["eval", "sft"],
         "checkpoint": ["none yet", "11,000 samples, done with 1,100 chunks; 12 min 3 s old"],
         "lag": ["12,340 samples not in a checkpoint", "1,340 samples not in a checkpoint"],
         "keeps": ["1,234 chunks from deletion", "134 chunks from deletion, the oldest 25 min 2 s old"],
@@ -78,22 +76,6 @@ def test_page_of_one_look() -> None:
         ],
     }
     assert {label: facts(shown, label) for label in expected} == expected
-
-
-def test_rates_take_a_second_look() -> None:
-    first = survey(consumers=(consumer(needs=1100), consumer("slow", needs=1000), consumer("new", needs=1234)))
-    moved = consumer(needs=1194, at=NOW + 6), consumer("slow", needs=1010, at=NOW + 6)
-    later = survey(consumers=(*moved, consumer("new", needs=1234)), looked_at=NOW + 7)
-    lines = page(first, later, watching=True)
-    assert facts(lines, "disk") == ["12.3 MB used, 2.0 GB free; full in about 11 h 6 min at this rate"]
-    assert facts(lines, "rate") == [
-        "50.0 samples/s; the stream grows by 50.0 kB/s",
-        "94.0 samples/s; will have to wait in about 9 s at these rates",
-        "10.0 samples/s; will not have to wait at these rates",
-        "not known yet",
-    ]
-    shrinking = page(*[survey(census={"retired": 10 * look}, looked_at=NOW + look) for look in range(3)])
-    assert "shrinks by 50.0 kB/s" in facts(shrinking, "rate")[0]
 
 
 def test_page_of_a_foreign_stream() -> None:
@@ -174,25 +156,6 @@ def test_summary(head: Head | dict[str, Any], consumers: tuple[Consumer, ...], w
 
 
 @pytest.mark.parametrize(
-    ("values", "label", "fact"),
-    [
-        ({"gone": True}, "process", "heartbeat 2 s old; no such process on this machine"),
-        ({"head": state("waiting", age=1), "gone": True, "ended": True}, "process", "heartbeat 1 s old; it has ended"),
-        ({"head": state("idle"), "gone": True}, "process", "12345 on node7, heartbeat 2 s old"),
-        (
-            {"head": state("running", age=12)},
-            "rate",
-            "50.0 samples/s, reported 12 s ago; the stream grows by 50.0 kB/s",
-        ),
-        ({"head": state("idle", age=12)}, "rate", "0 samples/s"),
-    ],
-)
-def test_facts_of_a_producer(values: dict[str, Any], label: str, fact: str) -> None:
-    (found,) = facts(page(survey(**values), width=120), label)
-    assert found.endswith(fact)
-
-
-@pytest.mark.parametrize(
     ("values", "wanted"),
     [
         ({"problems": ("head.json: torn",)}, "head.json: torn"),
@@ -241,28 +204,11 @@ def test_band(shown: Band, width: int, line: str) -> None:
     assert band_line(shown, width) == line
 
 
-@pytest.mark.parametrize(
-    ("window", "published", "words"),
-    [
-        (OpenWindow(6, 10, 2, 1), 10, "chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"),
-        (OpenWindow(6, 8, 2, 1, 7), 10, "chunks 6 to 7 (rank 0: 7; shared by ranks: 6)"),
-        (OpenWindow(1024, 1536, 512, 1), 1536, "chunks 1,024 to 1,535, by 512 ranks"),
-        (OpenWindow(0, 16, 16, 1), 16, "chunks 0 to 15, by 16 ranks"),
-        (OpenWindow(6, 10, 2, 1), 9, "chunk 9, to read chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"),
-        (OpenWindow(6, 8, 2, 1), 6, "chunk 7, to read chunks 6 to 7 (rank 0: 6; rank 1: 7)"),
-    ],
-)
-def test_chunks_of_each_rank(window: OpenWindow, published: int, words: str) -> None:
-    assert window_words(window, published) == words
-
-
 def test_window_mixture_and_blend_on_the_page() -> None:
     mixture = (MixedSource("web", 0.7, 0.6994, 1399, False), MixedSource("a\nb", 0.0, 0.5, 1, True))
-    one = told(consumed=11_640, done=1164, needs=1170, ranks=3)
-    assert one.cursor is not None
-    blend = (BlendShare("/data/a", 0.5, 100), BlendShare("/data/a\nb", 0.5, 300))
-    blended = replace(one, cursor=replace(one.cursor, blend=blend))
-    looked = survey(consumers=(blended,), mixture=(*mixture, MixedSource("code", 0.3, None, 0, False)))
+    shares = BlendShare("/data/a", 0.5, 100), BlendShare("/data/a\nb", 0.5, 300)
+    one = blended(told(consumed=11_640, done=1164, needs=1170, ranks=3), *shares)
+    looked = survey(consumers=(one,), mixture=(*mixture, MixedSource("code", 0.3, None, 0, False)))
     text = "\n".join(page(looked, watching=True))
     for fact in (
         "web: 69.9%, 1,399 rows; weight 70.0%",
@@ -348,3 +294,134 @@ def test_json_has_the_same_fields_whatever_is_known_and_all_are_documented() -> 
     unknown = [bare[name] for name in ("producer", "published_samples", "retired_samples")]
     assert (bare["kind"], unknown) == ("foreign", [None] * 3)
     assert (bare["quarantined_rows"], bare["quarantine_bytes"], bare["quarantined_rows_is_exact"]) == (0, 0, True)
+
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"
+
+MIXED = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25, None, 0, False))
+
+
+def exposed(found: Outlook | None, **values: Any) -> str:
+    facts = LastLook(found, values.get("error"), values.get("answered_at", NOW), values.get("silent_since"))
+    return metrics_page(facts, NOW + 10).decode()
+
+
+def samples(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            assert (one.name, str(one.labels)) not in found, "a series that is there twice"
+            found[" ".join([one.name, *one.labels.values()])] = one.value
+    return found
+
+
+def everything() -> Outlook:
+    first = survey(consumers=(told(consumed=1000, done=100, needs=200),))
+    shares = BlendShare("/a", 0.8, 300), BlendShare("/b", 0.2, 100)
+    one = blended(told(consumed=1200, done=120, needs=320, at=NOW + 6), *shares)
+    unread = {"sft": NOW - 5}
+    return outlook(first, survey(consumers=(one,), looked_at=NOW + 7, unread_since=unread, mixture=MIXED))
+
+
+def test_all_facts_are_told_and_documented() -> None:
+    found = samples(exposed(everything()))
+    names = {name.split()[0] for name in found}
+    assert found.pop("lazyshard_stream_full_in_seconds") == pytest.approx(2e9 / 5e4)
+    assert found.pop("lazyshard_consumer_starving_in_seconds sft") == pytest.approx((1234 - 320) / (12 - 5))
+    text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    assert {name for name in names if f"`{name}`" not in text and f"`{name}{{" not in text} == set()
+    assert found == {
+        "lazyshard_stream_up": 1,
+        "lazyshard_stream_last_look_seconds": NOW,
+        "lazyshard_stream_silent_seconds": 0,
+        "lazyshard_stream_published_chunks": 1234,
+        "lazyshard_stream_published_samples": 12_340,
+        "lazyshard_stream_retired_chunks": 0,
+        "lazyshard_stream_ended": 0,
+        "lazyshard_stream_published_samples_per_second": 50,
+        "lazyshard_stream_used_bytes": 12_340_000,
+        "lazyshard_stream_free_bytes": 2e9,
+        "lazyshard_stream_growth_bytes_per_second": 50_000,
+        "lazyshard_stream_quarantined_rows": 0,
+        "lazyshard_stream_problems": 0,
+        "lazyshard_stream_consumers": 1,
+        "lazyshard_stream_heartbeat_age_seconds": 9,
+        **{
+            f"lazyshard_stream_producer_state {state}": state == "running"
+            for state in ("running", "waiting", "idle", "finished", "failed", "dead")
+        },
+        "lazyshard_stream_source_weight web": 0.75,
+        "lazyshard_stream_source_weight b\\nooks": 0.25,
+        "lazyshard_stream_source_share web": 0.5,
+        "lazyshard_consumer_consumed_samples sft": 1200,
+        "lazyshard_consumer_checkpoint_age_seconds sft": 1,
+        "lazyshard_consumer_lag_chunks sft": 1114,
+        "lazyshard_consumer_lag_samples sft": 11_140,
+        "lazyshard_consumer_lag_seconds sft": 12,
+        "lazyshard_consumer_ahead_chunks sft": 914,
+        "lazyshard_consumer_read_samples_per_second sft": 120,
+        "lazyshard_consumer_waiting sft": 0,
+        "lazyshard_consumer_blend_weight sft /a": 0.8,
+        "lazyshard_consumer_blend_weight sft /b": 0.2,
+        "lazyshard_consumer_blend_share sft /a": 0.75,
+        "lazyshard_consumer_blend_share sft /b": 0.25,
+        "lazyshard_consumer_problem sft": 0,
+    }
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    census = {"manifest": None, "native": False, "samples": None}
+    found = samples(exposed(outlook(survey(head=None, census=census, free=None, consumers=(consumer(problem="x"),)))))
+    known = {name.removeprefix("lazyshard_consumer_") for name in found if name.startswith("lazyshard_consumer_")}
+    assert (found["lazyshard_consumer_problem sft"], known) == (1, {"problem sft", "waiting sft"})
+    for name in ("published_samples", "free_bytes", "full_in_seconds", "heartbeat_age_seconds"):
+        assert f"lazyshard_stream_{name}" not in found
+    begun = blended(told(needs=4), BlendShare("/a", 1.0, 0))
+    names = [name for name in samples(exposed(outlook(survey(consumers=(begun,))))) if "blend" in name]
+    assert names == ["lazyshard_consumer_blend_weight sft /a"]
+
+
+def test_what_was_true_a_while_ago_is_not_told() -> None:
+    failed = {"lazyshard_stream_up": 0, "lazyshard_stream_silent_seconds": 0}
+    last = {"lazyshard_stream_last_look_seconds": NOW}
+    assert samples(exposed(everything(), error="no stream")) == failed | last
+    silent = samples(exposed(everything(), silent_since=NOW - 20))
+    assert silent == failed | last | {"lazyshard_stream_silent_seconds": 30}
+    # Before the first look; and of a dead producer.
+    assert samples(exposed(None, answered_at=None)) == failed
+    dead = outlook(survey(head=replace(HEAD, updated_at=NOW - 100)))
+    assert samples(exposed(dead))["lazyshard_stream_producer_state dead"] == 1
+
+
+def test_of_many_consumers_those_furthest_behind_have_their_own() -> None:
+    many = tuple(consumer(f"c{number:03}", consumed=number * 10, done=number) for number in range(MAX_LABELS + 5))
+    found = samples(exposed(outlook(survey(consumers=many))))
+    lags = {name: lag for name, lag in found.items() if name.startswith("lazyshard_consumer_lag_chunks")}
+    assert (len(lags), max(lags.values()), min(lags.values())) == (MAX_LABELS, 1234, 1234 - MAX_LABELS + 1)
+    assert found["lazyshard_stream_consumers"] == MAX_LABELS + 5
+
+
+def expressions(value: Any) -> list[str]:
+    """What the dashboard asks of Prometheus: all `expr` and queries of variables."""
+    if isinstance(value, dict):
+        own = [value[name] for name in ("expr", "query", "definition") if isinstance(value.get(name), str)]
+        return own + [text for one in value.values() for text in expressions(one)]
+    return [text for one in value for text in expressions(one)] if isinstance(value, list) else []
+
+
+def test_dashboard_asks_for_metrics_that_there_are() -> None:
+    metrics = Metrics("127.0.0.1", 0)
+    try:
+        metrics.taken("a", 1)
+        metrics.consumers({"sft": 1}, 1)
+        producers = {f"lazyshard_producer_{name.partition('{')[0]}" for name in scrape(metrics)}
+    finally:
+        metrics.close()
+    own = {name.split()[0] for name in samples(exposed(everything()))}
+    asked = expressions(json.loads(DASHBOARD.read_text(encoding="utf-8")))
+    names = {name for text in asked for name in re.findall(r"\blazyshard_[a-z_]+", text)}
+    assert len(names) > 20
+    assert names - producers - own == set(), "the dashboard asks for what nobody exports"
+    unseen = {"stream_consumers", "stream_last_look_seconds", "consumer_blend_weight", "consumer_blend_share"}
+    assert own - names == {f"lazyshard_{name}" for name in unseen}, "metrics of no panel"

@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -25,8 +25,7 @@ from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, SharedLooks, Wa
 from lazyshard.errors import StreamMissing
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import Survey, take_survey
-from tests.cli.commands import DEADLINE_S, NOW, lazyshard, survey
-from tests.harness.processes.environment import environment
+from tests.cli.commands import DEADLINE_S, NOW, lazyshard, started, survey
 from tests.stream.damage import checkpoint, reads
 from tests.stream.streams import produce, wait_until
 from tests.tiers import full
@@ -56,16 +55,11 @@ class Watch(NamedTuple):
 
 @contextlib.contextmanager
 def watch(stream: Path, *arguments: object) -> Iterator[Watch]:
-    command = [sys.executable, "-m", "lazyshard.cli", "watch", str(stream), "--port", "0", *map(str, arguments)]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment(), text=True, **pipes) as process:
+    with started("-m", "lazyshard.cli", "watch", stream, "--port", 0, *arguments) as process:
         assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            assert line, process.communicate()
-            yield Watch(process, line.rstrip("\n"))
-        finally:
-            process.kill()
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        yield Watch(process, line.rstrip("\n"))
 
 
 def get(port: int, path: str, method: str = "GET", **headers: str) -> Answered:
@@ -364,7 +358,6 @@ def test_share_that_hangs_holds_up_nobody_and_is_told(known: bool, monkeypatch: 
     share.answers.clear()
     wait_until(lambda: share.looks.facts().silent_since is not None, "the silence is told")
     facts = share.looks.facts()
-    # What was known is still shown.
     assert (facts.silent_since, facts.current, facts.last is not None) == (NOW, None, known)
     share.answers.set()
     wait_until(lambda: share.looks.facts().current is not None, "it answers again")

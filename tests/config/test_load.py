@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.options import grouped
 from tests.data.programs import AS_MODULE, run_program
 from tests.data.workers import DEADLINE_S
+from tests.packaging.guide_programs import blocks_of
 from tests.stream.streams import HERE, produce, raised, refusal_of
 
 NAMED = "tests.data.workers"
@@ -217,15 +217,9 @@ def test_what_has_no_text_and_what_is_no_tokenizer_is_refused(stream: Path, toke
 
 
 GUIDE = (HERE / "docs" / "pipeline.md").read_text(encoding="utf-8")
-
-
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-
-
-MODULE, STEPS, LOADING = blocks("python")
-GOOD, BAD = blocks("yaml")
-PRINTED = blocks("text")
+MODULE, STEPS, LOADING = blocks_of(GUIDE, "python")
+GOOD, BAD = blocks_of(GUIDE, "yaml")
+PRINTED = blocks_of(GUIDE, "text")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import Mock
@@ -31,10 +31,10 @@ from lazyshard.conversion.indexed import (
     check_sequences,
 )
 from lazyshard.errors import ConfigInvalid, FileInvalid, FileRefused, RowInvalid, StreamInvalid, StreamMissing
-from tests.cli.commands import lazyshard, python
+from tests.cli.commands import lazyshard
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content, corpora, write
-from tests.stream.streams import foreign, names, raised, recorded, refusal_of
+from tests.stream.streams import foreign, forked, names, raised, recorded, refusal_of
 
 
 def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:
@@ -59,7 +59,7 @@ def exported(folder: Path, rows: Iterable[dict[str, Any]], **options: Any) -> Co
     return content(folder / "a")
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(corpora())
 def test_megatron_core_reads_what_the_rows_hold(corpus: tuple[str, Any, Any]) -> None:
     dtype, documents, modes = corpus
@@ -71,6 +71,10 @@ def test_megatron_core_reads_what_the_rows_hold(corpus: tuple[str, Any, Any]) ->
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         expected = megatron_core.build(folder / "theirs", dtype, documents, modes)
+        assert content(folder / "theirs") == expected
+        theirs = [(folder / f"theirs{suffix}").read_bytes() for suffix in (".bin", ".idx")]
+        write(folder / "written", dtype, documents, modes)
+        assert [(folder / f"written{suffix}").read_bytes() for suffix in (".bin", ".idx")] == theirs
         source, prefix = stream(folder / "s", rows), folder / "ours"
         if not any(any(document) for document in documents):
             raised(StreamInvalid, export, source, prefix, chosen)
@@ -80,9 +84,7 @@ def test_megatron_core_reads_what_the_rows_hold(corpus: tuple[str, Any, Any]) ->
         assert (made["documents"], made["sequences"]) == (len(documents), len(expected.sequences))
         files = [Path(made["data"]), Path(made["index"])]
         assert made["size"] == sum(file.stat().st_size for file in files)
-        assert [file.read_bytes() for file in files] == [
-            (folder / f"theirs{suffix}").read_bytes() for suffix in (".bin", ".idx")
-        ]
+        assert [file.read_bytes() for file in files] == theirs
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,14 @@ def test_rows_that_cannot_be_exported(row: Any, options: Any, says: str, tmp_pat
     assert names(tmp_path) == ["s"]
 
 
-def test_streams_that_cannot_be_exported(tmp_path: Path) -> None:
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(StreamMissing, export, tmp_path, tmp_path / "a", ExportSettings())
+    good = stream(tmp_path / "good", ids([1]))
     for source in (stream(tmp_path / "live", ids([1]), end=False), stream(tmp_path / "empty", [])):
         raised(StreamInvalid, export, source, tmp_path / "a", ExportSettings())
-    assert names(tmp_path) == ["empty", "live"]
+    monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", None)
+    refusal_of(ImportError, r"lazyshard\[megatron\]", export, good, tmp_path / "a", ExportSettings())
+    assert names(tmp_path) == ["empty", "good", "live"]
 
 
 def test_foreign_directory_and_a_report_of_all_chunks(tmp_path: Path) -> None:
@@ -192,13 +197,6 @@ def test_both_are_on_the_device_before_they_have_their_names(tmp_path: Path, mon
     assert done == ["sync temporary", "sync temporary", "rename a.bin", "sync t", "rename a.idx", "sync t"]
 
 
-def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", None)
-    source = stream(tmp_path / "s", ids([1]))
-    refusal_of(ImportError, r"lazyshard\[megatron\]", export, source, tmp_path / "a", ExportSettings())
-    assert names(tmp_path) == ["s"]
-
-
 ROWS: Final = ids([1, 2], [3], [4, 5, 6])
 
 
@@ -217,33 +215,24 @@ def test_export_and_export_again(tmp_path: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (0, files | counts)
 
 
-STOPPED: Final = """
-import os, signal, sys
-from lazyshard.cli import export
-
-# Of a shell that has started the tests in the background it may come ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-read_row, left = export.read_row, [0] * 5
-
-def stopped(*arguments):
-    if not left:
-        os.kill(os.getpid(), int(sys.argv[3]))
-    left and left.pop()
-    return read_row(*arguments)
-
-export.read_row = stopped
-from lazyshard.cli.main import main
-sys.exit(main(["export", sys.argv[1], sys.argv[2]]))
-"""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_stopped_half_way_and_run_again(
+    by: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = ids(*([number] for number in range(10)))
-    source, prefix = stream(tmp_path / "s", rows), tmp_path / "a"
-    assert python("-c", STOPPED, source, prefix, int(by)).returncode == code
+    source, prefix, calls = stream(tmp_path / "s", rows), tmp_path / "a", count()
+
+    def stopped(*given: Any) -> Any:
+        if next(calls) == 5:
+            os.kill(os.getpid(), by)
+        return read_row(*given)
+
+    def run() -> None:
+        monkeypatch.setattr("lazyshard.cli.export.read_row", stopped)
+        os._exit(main(["export", str(source), str(prefix)]))
+
+    assert forked(run) == code
     left = [name for name in names(tmp_path) if name != "s"]
     # Of a killed one its own file is left, under a name that no other export takes.
     assert [bool(re.fullmatch(r"\.a\.bin\.[0-9a-f]{16}", name)) for name in left] == [True] * (code < 0)
@@ -323,19 +312,6 @@ def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> N
     error = raised(FileInvalid, check_sequences, index(5, length), index(0, pointer), 7, THREE, 10, "a.idx")
     assert f"found {length} tokens of uint16 at byte {pointer}" in str(error) and end in str(error)
     assert error.sequence == 8
-
-
-@settings(max_examples=40)
-@given(corpora())
-def test_read_as_megatron_core_writes_it(corpus: tuple[str, Any, Any]) -> None:
-    dtype, documents, modes = corpus
-    with tempfile.TemporaryDirectory() as folder:
-        theirs, ours = Path(folder) / "theirs", Path(folder) / "ours"
-        expected = megatron_core.build(theirs, dtype, documents, modes)
-        assert content(theirs) == expected
-        write(ours, dtype, documents, modes)
-        for suffix in (".bin", ".idx"):
-            assert Path(f"{ours}{suffix}").read_bytes() == Path(f"{theirs}{suffix}").read_bytes()
 
 
 @pytest.fixture

@@ -30,28 +30,11 @@ def facts(found: inspection.Overview) -> tuple[int, int, int, bool, bool]:
     return found.chunks, found.samples, found.size, found.complete, found.published.ended
 
 
-def test_long_stream_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "SAMPLED_CHUNKS", 3)
-    stream(tmp_path, 19)
-    found = inspection.overview(tmp_path)
-    assert (found.looked_at, found.lengths.count, found.retired, found.unread, found.reason) == (3, 5, 0, 0, "")
-    assert facts(found) == (10, 19, 175, False, True)  # Rows 0, 1, 8, 9 and 18, the last a byte longer: 46 bytes
-    assert facts(inspection.overview(tmp_path, every=True)) == (10, 19, 180, True, True)
-
-
-def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2) as writer:
-        assert facts(inspection.overview(tmp_path)) == (0, 0, 0, True, False)
-        for number in range(5):
-            writer.write({"id": number})
-        found = inspection.overview(tmp_path)
-    assert facts(found) == (2, 4, 36, True, False)
-    assert found.published.head is not None and found.published.head.state == "running"
-    ending = produce(tmp_path / "ending", 5)  # One that is still to publish its last chunk
-    delete("stream.end")(ending)
+def test_live_stream_that_is_still_to_publish_its_last_chunk_is_not_waited_for(tmp_path: Path) -> None:
+    delete("stream.end")(produce(tmp_path, 5))
     at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
-    edit("head.json", chunks=2, samples=4, ended=False, **at_work)(ending)
-    assert facts(inspection.overview(ending)) == (2, 4, 36, True, False)
+    edit("head.json", chunks=2, samples=4, ended=False, **at_work)(tmp_path)
+    assert facts(inspection.overview(tmp_path)) == (2, 4, 36, True, False)
 
 
 SEAL = "chunk_00001.jsonl.completed"

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,16 +101,14 @@ def test_what_a_chunk_was_made_of_where_no_line_equals_the_row() -> None:
     assert texts[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
-def test_compressed_files_tell_lines_that_come_into_question() -> None:
+def test_compressed_files_tell_lines_that_come_into_question_and_functions_have_none(tmp_path: Path) -> None:
     Path("a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
     found = told(produced("a.jsonl.gz"))
     assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
     assert found[12] == "a.jsonl.gz, line 13 (the file is compressed)"
     place = find("a.jsonl.gz", line=7)
     assert (place.chunks, place.samples, "--text" in (place.why or "")) == ((1, 2), (), True)
-
-
-def test_sources_without_lines_are_named(tmp_path: Path) -> None:
+    shutil.rmtree(STREAM)
     (tmp_path / "traced_users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
     with mock.patch.object(sys, "path", [str(tmp_path), *sys.path]):
         found = told(produced("python:traced_users:rows"))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -24,47 +24,36 @@ from lazyshard.inspection.verification_files import ChunkFiles
 from lazyshard.stream.listing import retire
 from tests.harness.processes.nursery import has_ended
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, head, move, put, shortened, stream
-from tests.stream.streams import HERE, produce, raised, sequence, wait_until, write_pieces
+from tests.stream.streams import HERE, produce, raised, running, sequence, wait_until, write_pieces
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
 
-PRODUCER: Final = """
-import sys
-from pathlib import Path
-from lazyshard import ChunkWriter
-from lazyshard.stream.listing import retire
-
-directory, keep = Path(sys.argv[1]), int(sys.argv[2])
-writer = ChunkWriter(directory, 2)
-while True:
-    writer.write({"id": writer.samples})
-    if keep and writer.published_chunks > keep:
-        retire(directory, writer.published_chunks - keep, writer.published_chunks)
-"""
-
 
 @contextlib.contextmanager
-def producer(directory: Path, keep: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def producer(directory: Path, keep: int = 0) -> Iterator[int]:
     """Writes without end; deletes all but the newest chunks if it is to keep only so many."""
-    command = [sys.executable, "-c", PRODUCER, str(directory), str(keep)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)})
-    try:
+
+    def work() -> None:
+        writer = ChunkWriter(directory, 2)
+        while True:
+            writer.write({"id": writer.samples})
+            if keep and writer.published_chunks > keep:
+                retire(directory, writer.published_chunks - keep, writer.published_chunks)
+
+    with running(work) as pid:
         wait_until((directory / "head.json").exists, "the producer's head")
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+        yield pid
 
 
 @pytest.mark.parametrize("keep", [0, 2])
 def test_producer_at_work_is_no_fault(keep: int, tmp_path: Path) -> None:
-    with producer(tmp_path / "stream", keep) as process:
+    with producer(tmp_path / "stream", keep) as pid:
         first = head(tmp_path / "stream").chunks
         looks = [verify(tmp_path / "stream")]
         while looks[-1].chunks <= first + 20:
             looks.append(verify(tmp_path / "stream"))
-        assert process.poll() is None
+        assert not has_ended(pid, 0)
     assert {look.running for look in looks} == {True}
     assert [shortened(look) for look in looks] == [[]] * len(looks)
     assert looks[-1].samples == 2 * (looks[-1].chunks - looks[-1].retired) or keep
@@ -75,10 +64,9 @@ def test_producer_at_work_is_no_fault(keep: int, tmp_path: Path) -> None:
 def test_killed_producer_leaves_leftovers_at_most(keep: int, tmp_path: Path) -> None:
     directory = tmp_path / "stream"
     for _ in range(4):
-        with producer(directory, keep) as process:
+        with producer(directory, keep):
             published = head(directory).chunks + 3
             wait_until(lambda published=published: head(directory).chunks >= published, "3 chunks")  # type: ignore[misc]
-            process.send_signal(signal.SIGKILL)
         killed = verify(directory)
         assert not killed.running
         assert {finding.severity for finding in killed.findings} <= {"leftover"}
@@ -92,20 +80,17 @@ def test_killed_producer_leaves_leftovers_at_most(keep: int, tmp_path: Path) -> 
 
 
 def test_what_lies_beyond_the_head_of_a_running_producer_is_in_its_hands(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2) as writer:
+    with ChunkWriter(tmp_path / "live", 2) as writer:
         for number in range(5):
             writer.write({"id": number})
-        put(C2, b"x")(tmp_path)
-        put(S3, b"x")(tmp_path)
-        verified = verify(tmp_path)
+        each(put(C2, b"x"), put(S3, b"x"))(tmp_path / "live")
+        verified = verify(tmp_path / "live")
         assert (verified.running, verified.chunks, verified.findings) == (True, 2, ())
-        delete(C2, S3)(tmp_path)
-    assert not found(tmp_path)
-
-
-def test_partial_chunk_is_published_only_with_the_end(tmp_path: Path) -> None:
-    delete("stream.end")(stream(tmp_path))
-    verified = verify(at_work(tmp_path, chunks=2, samples=4, ended=False))
+        delete(C2, S3)(tmp_path / "live")
+    assert not found(tmp_path / "live")
+    # A partial chunk is published only with the end.
+    delete("stream.end")(stream(tmp_path / "ending"))
+    verified = verify(at_work(tmp_path / "ending", chunks=2, samples=4, ended=False))
     assert (verified.running, verified.chunks, verified.findings) == (True, 2, ())
 
 
@@ -189,29 +174,19 @@ def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
 CHUNKS = 40
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes work from the start, a chunk at a time."""
-    check = verification.check_in_order
-
+def test_findings_are_those_of_one_process_and_progress_is_told_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def check_by_others(directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int) -> Any:
-        return check(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
+        return check_in_order(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
 
-    monkeypatch.setattr(verification, "check_in_order", check_by_others)
-
-
-def damaged(directory: Path) -> Path:
-    stream(directory, 2 * CHUNKS)
-    for chunk in range(0, CHUNKS, 3):
-        flip(f"chunk_{chunk:05d}.jsonl", 5)(directory)
-    cut(f"chunk_{CHUNKS - 1:05d}.jsonl", 3)(directory)
-    return directory
-
-
-def test_findings_are_those_of_one_process_and_progress_is_told_in_order(tmp_path: Path, at_once: None) -> None:
-    alone = verify(damaged(tmp_path))
+    stream(tmp_path, 2 * CHUNKS)
+    each(*(flip(f"chunk_{chunk:05d}.jsonl", 5) for chunk in range(0, CHUNKS, 3)))(tmp_path)
+    cut(f"chunk_{CHUNKS - 1:05d}.jsonl", 3)(tmp_path)
+    alone = verify(tmp_path)
     assert len(alone.findings) == 14
     told = []
+    monkeypatch.setattr(verification, "check_in_order", check_by_others)
     assert verify(tmp_path, jobs=3, report=lambda phase, done, total: told.append((done, total))) == alone
     assert told == [(done, CHUNKS) for done in range(CHUNKS + 1)]
 
@@ -287,8 +262,6 @@ def findings(stream: Path, **settings: Any) -> list[tuple[str, str, str]]:
 
 
 def moved(chunk: int, **values: object) -> Damage:
-    """Another position in the seal of a chunk."""
-
     def change(stream: Path) -> None:
         source = json.loads((stream / seal_name(chunk)).read_bytes())["source"]
         edit(seal_name(chunk), source=source | values)(stream)

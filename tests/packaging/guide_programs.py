@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from tests.harness.processes.environment import environment
 from tests.harness.processes.nursery import Nursery, has_ended
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -29,7 +30,10 @@ MODULES: Final = (  # What the programs import
 
 def blocks(guide: str, language: str) -> list[str]:
     """Returns what stands in the blocks of that language on a page; "" for those that name none, commands."""
-    text = (GUIDES / guide).read_text(encoding="utf-8")
+    return blocks_of((GUIDES / guide).read_text(encoding="utf-8"), language)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for of, block in found if of == language]
 
@@ -44,6 +48,16 @@ def variables() -> dict[str, str]:
     paths = [ROOT, ROOT / "producer", ROOT / "integrations" / "swift"]
     quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+def with_commands(folder: Path) -> dict[str, str]:
+    """The environment of a script that calls the commands of this checkout, whether or not they are installed."""
+    (folder / "bin").mkdir()
+    modules = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-producer": "-m lazyshard_producer"}
+    for name, arguments in modules.items():
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    return environment() | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def run_program(folder: str, environment: dict[str, str], rank: int, program: list[str]) -> None:

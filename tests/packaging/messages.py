@@ -128,7 +128,9 @@ def collect() -> str:
         found.setdefault(LOGGED, set()).update(lines_logged(tree))
         found.setdefault(OTHER, set()).update(texts(tree))
     found[OTHER] -= set().union(*(lines for name, lines in found.items() if name != OTHER))
-    parts = ["\n".join([name, *(f"  {_one_line(text)}" for text in sorted(found[name]))]) for name in sorted(found)]
+    parts = [
+        "\n".join([name, *("  " + text.replace("\n", "\\n") for text in sorted(found[name]))]) for name in sorted(found)
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -143,10 +145,6 @@ def _name(call: ast.Call) -> str:
 
 def _is_sentence(text: str) -> bool:
     return len(re.findall(r"[a-z]{2,}", text)) >= 2
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n")
 
 
 if __name__ == "__main__":

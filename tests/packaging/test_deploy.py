@@ -58,17 +58,13 @@ def test_options_of_commands_are_there() -> None:
         assert [word for word in command if word.startswith("--") and f" {word} " not in text] == []
 
 
-def test_pods_mount_the_claim() -> None:
+def test_pods_mount_the_claim_and_ranks_find_the_first_one() -> None:
     name = of_kind("PersistentVolumeClaim")["metadata"]["name"]
-    for manifest in (of_kind("Job"), of_kind("Deployment")):
-        spec = pod(manifest)
+    for spec in (pod(of_kind("Job")), pod(of_kind("Deployment"))):
         (claimed,) = (volume for volume in spec["volumes"] if "persistentVolumeClaim" in volume)
         assert claimed["persistentVolumeClaim"]["claimName"] == name
         volumes = {volume["name"] for volume in spec["volumes"]}
         assert {mount["name"] for mount in spec["containers"][0]["volumeMounts"]} == volumes
-
-
-def test_ranks_find_the_first_pod() -> None:
     job, service = of_kind("Job"), of_kind("Service")
     command = pod(job)["containers"][0]["command"]
     assert pod(job)["subdomain"] == service["metadata"]["name"]

@@ -22,7 +22,17 @@ from tests.harness.processes.environment import environment
 from tests.harness.processes.nursery import Nursery, has_ended
 from tests.harness.processes.producing import run as produce
 from tests.packaging import guide_programs
-from tests.packaging.guide_programs import DEADLINE_S, ROOT, blocks, finish, free_port, ranks_of, steps, wait_until
+from tests.packaging.guide_programs import (
+    DEADLINE_S,
+    ROOT,
+    blocks,
+    finish,
+    free_port,
+    ranks_of,
+    steps,
+    wait_until,
+    with_commands,
+)
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
 
@@ -252,9 +262,6 @@ def test_goes_on_by_the_loader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert call(0, 1, 1000) == []
 
 
-PROGRAMS: Final = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-producer": "-m lazyshard_producer"}
-
-
 def dialogue(text: str) -> list[tuple[str, str]]:
     return [(command, printed) for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)]
 
@@ -271,11 +278,7 @@ def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
     found = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     kinds, (prepare, background, program, *consoles) = zip(*found, strict=True)
     assert kinds == ("bash", "bash", "python", "console", "console", "console")
-    for name, arguments in PROGRAMS.items():
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
-        (tmp_path / "bin" / name).chmod(0o755)
-    env = environment() | {"PATH": os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])}
+    env = with_commands(tmp_path)
     (tmp_path / "train.py").write_text(program)
 
     def run(command: str) -> str:

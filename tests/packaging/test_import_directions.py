@@ -42,18 +42,12 @@ LAYERS: Final = {f"lazyshard.{layer}": layer for layer in MAY_IMPORT if layer no
 LAYERS.update(lazyshard_producer="producer", lazyshard_swift="swift")
 """By package; the facade is lazyshard/__init__.py itself."""
 
-NAMES_OF_DATA: Final = {"LazyShardedDataset", "streaming_shard"}  # Their home is lazyshard.data
-
-TORCH_LAYERS: Final = {"data", "swift"}
-SWIFT_LAYERS: Final = {"swift"}
-
 PURE_LAYERS: Final = {"format", "part", "plan"}
 NOT_PURE_MODULES: Final = {
     *("asyncio", "concurrent", "datetime", "fcntl", "filelock", "glob", "io", "logging", "mmap", "multiprocessing"),
     *("os", "pathlib", "random", "secrets", "select", "shutil", "signal", "socket", "subprocess", "tempfile"),
     *("threading", "time", "torch", "urllib", "uuid", "watchdog"),
 }
-NOT_PURE_CALLS: Final = {"input", "open", "print"}
 
 
 class Module(NamedTuple):
@@ -100,23 +94,24 @@ def violations(module: Module) -> list[str]:
         where = f"{module.name}:{line}"
         target, shown = layer_of(source), source
         if target == "facade" and name is not None:
-            if name in NAMES_OF_DATA:  # `from lazyshard import stream` is lazyshard.stream
+            if name in ("LazyShardedDataset", "streaming_shard"):  # Their home is lazyshard.data
                 target, shown = "data", f"{source}.{name}"
-            elif layer_of(f"lazyshard.{name}") != "unknown":
+            elif layer_of(f"lazyshard.{name}") != "unknown":  # `from lazyshard import stream` is lazyshard.stream
                 target, shown = layer_of(f"lazyshard.{name}"), f"{source}.{name}"
         if target is not None and target != own and target not in MAY_IMPORT[own]:
             found.append(f"{where}: {own} may not import {target} ({shown})")
         top = source.partition(".")[0]
-        if top == "torch" and own not in TORCH_LAYERS:
+        if top == "torch" and own not in ("data", "swift"):
             found.append(f"{where}: {own} may not import torch")
-        elif top == "swift" and own not in SWIFT_LAYERS:
+        elif top == "swift" and own != "swift":
             found.append(f"{where}: {own} may not import ms-swift")
         elif top in NOT_PURE_MODULES and own in PURE_LAYERS:
             found.append(f"{where}: {own} is pure and may not import {top}")
     if own in PURE_LAYERS:
         for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NOT_PURE_CALLS:
-                found.append(f"{module.name}:{node.lineno}: {own} is pure and may not call {node.func.id}()")
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in ("input", "open", "print"):
+                found.append(f"{module.name}:{node.lineno}: {own} is pure and may not call {called}()")
     return found
 
 

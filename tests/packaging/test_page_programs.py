@@ -5,11 +5,8 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -67,46 +64,12 @@ def logged_to_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def logged_to_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Reads the log of an offline run: records of protobuf in LevelDB's log format, whose blocks have 32 KiB."""
-    import wandb  # type: ignore[import-not-found, unused-ignore]
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[import-not-found, unused-ignore]
-
-    wandb.teardown()  # The process that writes the log flushes it at its end
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    data, at, whole = file.read_bytes(), 7, b""  # After the header of the file
-    found = dict[str, list[tuple[int, float]]]()
-    while at < len(data):
-        if -at % 32768 < 7:
-            at += -at % 32768
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)  # After the checksum
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # A whole record, or the last piece of one
-            items = Record.FromString(whole).history.item
-            values = {item.key or "/".join(item.nested_key): float(item.value_json) for item in items}
-            for name in values:
-                found.setdefault(name, []).append((int(values["_step"]), values[name]))
-            whole = b""
-    return found
-
-
-LOGGERS: Final[dict[str, tuple[int, Callable[[], dict[str, list[tuple[int, float]]]]]]] = {
-    "tensorboard": (1, lambda: logged_to_tensorboard(Path("runs/first"))),
-    "wandb": (2, lambda: logged_to_wandb(Path())),
-}
-
-
-@pytest.mark.parametrize("logger", [name for name in LOGGERS if find_spec(name)])
-def test_metrics_of_a_run_are_logged(logger: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    metrics, *programs, _ = page("logging", "python")
+def test_metrics_of_a_run_are_logged() -> None:
+    pytest.importorskip("tensorboard")
+    metrics, tensorboard, *_ = page("logging", "python")
     publish("stream", 40, 10)
-    number, logged = LOGGERS[logger]
-    made, _, _ = programs[0].partition("with ")
-    execute(metrics + (programs[0] if number == 1 else made + programs[1]))
-    found = logged()
+    execute(metrics + tensorboard)
+    found = logged_to_tensorboard(Path("runs/first"))
     names = {name: value for name, value in found.items() if name.startswith("data/")}
     assert sorted(names) == ["data/bad_samples", "data/lag_samples", "data/samples_per_s", "data/waited_s"]
     assert names["data/lag_samples"] == [(2, 32), (4, 24), (6, 16), (8, 8), (10, 0)]

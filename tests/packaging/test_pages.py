@@ -1,12 +1,16 @@
 """What pages, guides and docstrings say is so: errors, links, figures, paths, imports, examples."""
 
+import ast
 import doctest
 import importlib
 import inspect
 import re
+import shlex
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Final, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import pytest
 
@@ -14,13 +18,19 @@ import lazyshard.cli.exits
 import lazyshard.errors
 import lazyshard_producer.errors
 import lazyshard_swift.errors
+from lazyshard.cli import export
+from lazyshard.cli.main import main
+from lazyshard.cli.output import help_of
 from lazyshard.format.records import STATES
 from lazyshard_producer import display as metrics
+from lazyshard_producer.cli import main as producer
 from lazyshard_producer.limits import KeptChunks
+from tests.conversion import megatron_core
 from tests.harness.processes.producing import run
-from tests.packaging.guide_programs import GUIDES, blocks
+from tests.packaging.guide_programs import GUIDES, blocks, blocks_of, with_commands
 from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
+from tests.tiers import TRAININGS, full, is_full
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES: Final = read_golden()
@@ -210,3 +220,124 @@ def test_examples_come_out_as_they_say() -> None:
 
 def test_every_message_stands_in_the_golden_file() -> None:
     assert collect() == GOLDEN.read_text(encoding="utf-8")  # After a change: -m tests.packaging.messages
+
+
+Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    options: Any = {"cwd": tmp_path, "env": with_commands(tmp_path)}
+    options |= {"capture_output": True, "text": True, "timeout": 60, "check": True}
+    return lambda script: subprocess.run(["bash", "-euc", script], **options)
+
+
+@pytest.mark.parametrize("name", ["encoding.md", *full("balance.md", "many-generators.md")])
+def test_the_example_prints_what_the_page_says(name: str, shell: Shell) -> None:
+    (script,), (printed,) = (blocks(f"../{name}", language) for language in ("bash", "text"))
+    found = shell(script)
+    assert found.stdout == printed
+    # Of the producer its first and last lines, and no warning.
+    said = [re.sub(r"^time=\S+ ", "", line).split()[0] for line in found.stderr.splitlines()]
+    assert name == "many-generators.md" or said in (["event=start", "event=end"], ["event=end"])
+
+
+@pytest.mark.full
+def test_the_session_of_indexed_dataset(shell: Shell, tmp_path: Path) -> None:
+    (program,), (session,) = (blocks("../indexed-dataset.md", language) for language in ("python", "console"))
+    (tmp_path / "tokens.py").write_text(program)
+    printed = ""
+    for line in re.findall(r"^\$ (.*)$", session, re.MULTILINE):
+        printed += f"$ {line}\n{shell(line).stdout}"
+    printed, said = (re.sub(r"\(\d+\.\d s\)", "", text) for text in (printed, session))
+    assert printed == said
+    assert megatron_core.read(tmp_path / "corpus").sequences == [[101, 7, 42, 102], [101, 102], [101, 9, 102]]
+
+
+def produce(command: str) -> str:
+    """Runs a command of a page; returns the text of its chunks, which are two."""
+    arguments = shlex.split(command.removeprefix("$ "))[1:]
+    assert producer([*arguments, "--no-progress"]) == 0
+    first, second = sorted(Path(arguments[arguments.index("--out") + 1]).glob("chunk_*.jsonl"))
+    return first.read_text() + second.read_text()
+
+
+@pytest.mark.usefixtures("here")
+def test_the_rows_of_packing() -> None:
+    rows, packs = blocks("../packing.md", "jsonl")
+    Path("rows.jsonl").write_text(rows)
+    command = next(block for block in blocks("../packing.md", "") if block.startswith("lazyshard-producer run"))
+    assert produce(command) == packs
+    split = section((ROOT / "docs" / "packing.md").read_text("utf-8"), "Split and padded by the producer")
+    source, *expected = blocks_of(split, "json")
+    Path("tokens.jsonl").write_text(source)
+    assert [produce(command) for command in blocks_of(split, "console")] == expected
+
+
+def test_options_and_codes_of_export(capsys: Any) -> None:
+    assert main(["export", "--help"]) == 0
+    there = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    _, _, told = (ROOT / "docs" / "indexed-dataset.md").read_text("utf-8").partition("## `lazyshard export")
+    assert set(re.findall(r"^\| `(--[a-z-]+)", told, re.MULTILINE)) == there
+    codes = set(re.findall(r"^ *(\d+)  ", help_of(export.command)[1], re.MULTILINE))
+    assert set(re.findall(r"(?:: |; )(\d+) ", " ".join(told.partition("Exit codes")[2].split()))) == codes - {"70"}
+
+
+TESTS: Final = (ROOT / "tests" / "README.md").read_text()
+RELIABILITY: Final = (ROOT / "docs" / "reliability.md").read_text()
+
+
+class Row(NamedTuple):
+    what: str
+    test: str
+    tier: str
+
+
+def section(text: str, heading: str) -> str:
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def rows_of(heading: str) -> list[Row]:
+    found = [line for line in section(TESTS, heading).splitlines() if re.match(r"\|.*\| `tests/", line)]
+    return [Row(*(cell.strip(" `") for cell in line.strip("|").split("|"))) for line in found]
+
+
+PROMISES: Final = rows_of("Promises and their tests")
+FAULTS: Final = rows_of("Faults and the tests that play them")
+
+
+def marks(decorators: list[ast.expr]) -> set[str]:
+    found = (re.match(r"pytest\.mark\.(\w+)", ast.unparse(one)) for one in decorators)
+    return {match[1] for match in found if match}
+
+
+def tier_of(test: str) -> str:
+    file, _, name = test.partition("::")
+    text = (ROOT / file).read_text()
+    module = ast.parse(text)
+    found = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    assert len(found) == 1, f"{file} has no test {name}"
+    own = marks(found[0].decorator_list)
+    if is_full(text):
+        own.add("full")
+    trains = "make_model" in {argument.arg for argument in found[0].args.args}  # See `tests.tiers.mark_trainings`
+    if trains and not any(training.partition("[")[0] == test for training in TRAININGS):
+        own.add("full")
+    return "full" if "full" in own else "quick"
+
+
+@pytest.mark.parametrize("row", PROMISES + FAULTS)
+def test_named_test_exists_in_its_tier(row: Row) -> None:
+    assert tier_of(row.test) == row.tier
+
+
+def test_every_promise_and_every_kind_of_fault_has_tests() -> None:
+    promises = re.findall(r"^\d+\. \*\*(.+?)\.\*\*", section(RELIABILITY, "Promises"), re.MULTILINE)
+    assert len(promises) >= 7
+    assert list(dict.fromkeys(row.what for row in PROMISES)) == promises
+    lines = [line for line in section(RELIABILITY, "How it is tested").splitlines() if line.startswith("| ")]
+    kinds = [line.removeprefix("| ") for line in lines[1:]]
+    assert len(kinds) >= 10
+    named = list(dict.fromkeys(row.what for row in FAULTS))
+    assert [len([name for name in named if kind.startswith(name)]) for kind in kinds] == [1] * len(kinds)
+    assert [len([kind for kind in kinds if kind.startswith(name)]) for name in named] == [1] * len(named)

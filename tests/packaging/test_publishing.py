@@ -1,25 +1,76 @@
-"""What would go to a package index, checked as it checks it; the wheel, and what a user gets from it alone."""
+"""What would go to a package index, checked as it checks it; the wheel: what a user gets from it, on which Pythons."""
 
 import email
 import email.message
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
 from markdown_it import MarkdownIt
 
 import lazyshard
-from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run_checked
+from tests.scripts.test_scripts import environment_script
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]  # A slow package index takes minutes
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+Completed = subprocess.CompletedProcess[str]
+PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
+
+
+def run(command: Sequence[str | Path], cwd: Path, variables: Mapping[str, str] = os.environ) -> Completed:
+    """Run outside the source tree, with no variable that could let it be imported from there."""
+    env = {name: value for name, value in variables.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")  # No wrapping and no colours in what the commands print
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def run_checked(command: Sequence[str | Path], cwd: Path, variables: Mapping[str, str] = os.environ) -> str:
+    done = run(command, cwd, variables)
+    assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@cache
+def uv() -> Any:
+    environment = environment_script().Environment("core")
+    environment.prepare()
+    return environment
+
+
+class Environment:  # A virtual environment that holds the wheel, some of its extras, and what those require
+    def __init__(self, folder: Path, *requirements: str | Path, python: Path | None = None) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        if python is None:
+            venv.create(folder, symlinks=True)
+        else:
+            run_checked([uv().uv, "venv", "--python", python, folder], folder.parent, uv().variables)
+        self.install("install", *requirements)
+
+    def install(self, action: str, *arguments: str | Path) -> None:
+        command = [uv().uv, "pip", action, "--quiet", "--python", self.bin / "python", *arguments]
+        run_checked(command, self.folder, uv().variables)
+
+    def python(self, code: str, *options: str) -> Completed:
+        return run([self.bin / "python", "-I", *options, "-c", code], self.folder)
+
+    def command(self, name: str, *arguments: str) -> Completed:
+        return run([self.bin / name, *arguments], self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +157,10 @@ PTH: Final = "lazyshard_swift.pth"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    folder = tmp_path_factory.mktemp("wheel")
+    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +274,96 @@ def test_start_up_file_of_a_checkout_that_is_gone_does_no_harm_and_says_so(check
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert f"site-packages/{PTH}" in done.stderr
     assert "No module named 'lazyshard_swift'" in done.stderr
+
+
+TESTS: Final = (  # One file of each room, that which leans most on what changes between versions
+    "tests/format/test_seal.py",
+    "tests/plan/test_deal.py",
+    "tests/stream/test_arrays.py",
+    "tests/test_errors.py",
+)
+
+SMOKE: Final = """
+import sys
+from pathlib import Path
+import lazyshard
+assert Path(lazyshard.__file__).is_relative_to(sys.prefix), lazyshard.__file__
+with lazyshard.ChunkWriter("stream", samples_per_chunk=2) as writer:
+    for number in range(5):
+        writer.write({"number": number})
+print(*(row["number"] for row in lazyshard.StreamReader("stream")))
+"""
+
+
+@cache
+def pythons() -> dict[str, Path]:
+    """Interpreters of this machine by version, pyenv's newest first, as scripts/test_pythons looks for them."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    found: dict[str, Path] = {}
+    for version in PYTHONS:
+        candidates = sorted(versions.glob(f"{version}.*/bin/python{version}"), key=patch_of, reverse=True)
+        on_path = shutil.which(f"python{version}")
+        for candidate in [*candidates, *([Path(on_path)] if on_path else [])]:
+            code = "import sys, ensurepip, venv; print(*sys.version_info[:2], sep='.')"
+            if run([candidate, "-I", "-c", code], ROOT).stdout.strip() == version:
+                found[version] = candidate
+                break
+    found.setdefault(f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable))  # At least this one
+    return dict(sorted(found.items(), key=lambda one: PYTHONS.index(one[0])))
+
+
+def patch_of(python: Path) -> list[int]:
+    return [int(part) for part in python.parts[-3].split(".") if part.isdecimal()]
+
+
+def lowest(metadata: email.message.Message) -> str:
+    """Returns as pip's constraints the lowest versions that a wheel admits."""
+    required = "\n".join(metadata.get_all("Requires-Dist", []))
+    found = re.findall(r"^([\w-]+)>=([\d.]+)", required, re.MULTILINE)
+    assert ("numpy", "1.24") in found
+    return "".join(f"{package}=={version}\n" for package, version in sorted(set(found)))
+
+
+@pytest.mark.parametrize("end", ["oldest", "newest"])
+def test_wheel_installs_runs_and_passes_tests(
+    end: str, wheel: Path, metadata: email.message.Message, tmp_path: Path
+) -> None:
+    if end == "newest" and len(pythons()) == 1:
+        pytest.skip(f"this machine has Python {next(iter(pythons()))} alone")
+    versions = ROOT / "scripts/locked.txt"
+    if end == "oldest":
+        versions = tmp_path / "lowest.txt"
+        versions.write_text(lowest(metadata))
+    packages: list[str | Path] = ["-c", versions, f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
+    python = list(pythons().values())[0 if end == "oldest" else -1]
+    environment = Environment(tmp_path / "environment", *packages, python=python)
+    if end == "oldest":
+        assert environment.python("import numpy; print(numpy.__version__)").stdout.startswith("1.24.")
+    done = environment.python(SMOKE, "-W", "error")
+    assert (done.stdout, done.stderr) == ("0 1 2 3 4\n", "")
+    (environment.folder / "rows.jsonl").write_text("".join(f'{{"number":{number}}}\n' for number in range(5)))
+    arguments = ["--source", "rows.jsonl", "--out", "again", "--samples-per-chunk", "2", "--no-progress"]
+    for command in (["lazyshard-producer", "run", *arguments], ["lazyshard", "verify", "again"]):
+        assert environment.command(*command).returncode == 0
+    for name in ("chunk_00000.jsonl", "chunk_00002.jsonl"):
+        again, first = (environment.folder / folder / name for folder in ("again", "stream"))
+        assert again.read_bytes() == first.read_bytes()
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__", "written"))
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    done = run([environment.bin / "python", "-m", "pytest", "-q", "--tier", "quick", *TESTS], copy)
+    assert done.returncode == 0, f"{python}:\n{done.stdout}\n{done.stderr}"
+    assert " passed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(900)
+def test_data_sets_pass_their_tests_on_the_lowest_torch(tmp_path: Path) -> None:
+    variables = uv().variables | {"UV_OFFLINE": "1"}
+    python = tmp_path / "venv/bin/python"
+    run_checked([uv().uv, "venv", tmp_path / "venv"], tmp_path, variables)
+    packages = environment_script().LOWEST[1:]
+    if run([uv().uv, "pip", "install", "--python", python, *packages], tmp_path, variables).returncode:
+        pytest.skip("the lowest torch is not at hand: it, or a package that it needs, is not in uv's cache")
+    done = run([ROOT / "scripts/test_pythons", "torch"], ROOT, variables)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -20,7 +20,6 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,9 +1,13 @@
 """Functions for tests: what users give as --transform, --where, --encode MODULE:FUNCTION, and as python: sources."""
 
+import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,3 +149,98 @@ def tokenized(row: Row) -> Row:
     names = [name for name in ("input_ids", "labels") if name in row]
     arrays: Row = {name: np.array(row[name], np.int64) for name in names}
     return {"id": row.get("id"), "copy": row.get("copy"), "length": len(row["input_ids"]), **arrays}
+
+
+# What does not do what it should, all of it at the third row.
+
+
+def at_three(function: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    """Leaves all other rows as they are."""
+
+    @wraps(function)
+    def made(row: Row) -> Any:
+        return function(row) if row["id"] == 3 else row
+
+    return made
+
+
+a_set = at_three(returns({"id": {1, 2}}))
+not_a_number = at_three(returns({"id": float("nan")}))
+numbers = at_three(returns([{"id": 3}, 5]))
+text = at_three(returns("row"))
+a_surrogate = at_three(returns({"id": "\ud800"}))
+huge_number = at_three(returns({"id": 2**64}))
+too_large = at_three(returns({"id": "x" * 2000}))
+
+
+def raises(error: BaseException) -> Callable[[Row], Any]:
+    @at_three
+    def made(row: Row) -> Any:
+        raise error
+
+    return made
+
+
+class Broken(Exception):
+    """Has no text: asking for it raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("broken too")
+
+
+cancelled = raises(asyncio.CancelledError())
+raises_digits = raises(KeyError(10**5000))  # its text cannot be written: an integer of more than 4,300 digits
+raises_a_surrogate = raises(ValueError("no file \udcff"))
+raises_a_long_text = raises(ValueError("x" * 1_000_000))
+raises_what_is_broken = raises(Broken())
+
+
+@at_three
+def exits(row: Row) -> Row:
+    sys.exit(0)
+
+
+def breaks_off(row: Row) -> Iterator[Row]:
+    yield row
+    if row["id"] == 3:
+        raise ValueError("after the first")
+
+
+@at_three
+def circular(row: Row) -> Row:
+    row["row"] = row
+    return row
+
+
+@at_three
+def deep(row: Row) -> Any:
+    for _ in range(100_000):
+        row = {"row": row}
+    return row
+
+
+@at_three
+def recursion(row: Row) -> Row:
+    made: Row = recursion(row)
+    return made
+
+
+@at_three
+def has_no_memory(row: Row) -> Row:
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("the image cannot be decoded") from None
+
+
+def prints(row: Row) -> Row:
+    print("printed", row["id"])
+    return row
+
+
+@at_three
+def hangs(row: Row) -> Row:
+    """Says so with a file in the current directory."""
+    Path("hangs").touch()
+    while True:
+        time.sleep(600)

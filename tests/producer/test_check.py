@@ -185,7 +185,6 @@ def test_what_a_filter_leaves_out_is_told(data: Path, capsys: pytest.CaptureFixt
     good, none = data.read_text(), ("--transform", f"{RECIPES}:none")
     for out, text, options, code, said in (
         ("none", good, none, 0, "left out all of 20 rows"),
-        ("empty", "", (), 0, "holds no rows"),
         ("some", good.splitlines()[0] + "\nno row\n", none, 3, "of 2 rows 1 were refused"),
         ("one", "no row\n", (), 3, "the only row was refused"),
     ):
@@ -216,16 +215,35 @@ def test_ended_stream_that_was_made_otherwise_is_refused(
     assert produce(data, *ASKED, command="check") == 0
 
 
-def test_other_weights_of_an_ended_stream_are_told(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert produce(data, "--weight", 1) == 0
-    assert produce(data, "--weight", 2) == 0
+def test_other_weights_and_sources_after_the_end(
+    data: Path, out: Path, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("other.jsonl").write_bytes(ROW)
+    Path("other").mkdir()
+    Path("empty.jsonl").touch()
+    for weight in (1, 2):
+        assert produce(data, "--weight", weight, out="weighted") == 0
     said = capsys.readouterr().err
     assert "already ended" in said and "weights (was [1.0], now [2.0])" in said
-
-
-def test_ended_stream_of_another_program_is_refused(data: Path, fails: Fails) -> None:
-    produced(data.parent / "out", 1, 4)
-    fails(asked(data, "--shuffle", 3), 5, "another program")
+    assert produce(data) == 0
+    for option, source, code, said in (
+        ("--source", "other.jsonl", 5, "not in it: other.jsonl"),
+        ("--follow", "other", 5, "not in it: other"),
+        ("--source", f"python:{RECIPES}:rows", 5, f"not in it: python:{RECIPES}:rows"),
+        ("--source", "-", 5, "not in it: standard input"),
+        ("--source", "empty.jsonl", 0, "already ended"),
+    ):
+        assert produce(data, option, source) == code
+        assert said in capsys.readouterr().err
+    assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
+    assert "made from other sources: source 1 was " in capsys.readouterr().err
+    # An end without a position is one of an earlier release.
+    (out / "stream.end").write_bytes(End(5, 20).encode())
+    grow(data, ROW)
+    assert produce(data) == 0
+    assert "are not detected" in capsys.readouterr().err
+    produced(data.parent / "another program's", 1, 4)
+    fails(asked(data, "--shuffle", 3, out="another program's"), 5, "another program")
 
 
 def grow(path: Path, more: bytes) -> None:
@@ -293,32 +311,6 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     if named is not None:
         assert said.count(f"these rows are not in it: {named}") == 2
     assert tree() == before
-
-
-def test_other_sources_after_the_end(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("other.jsonl").write_bytes(ROW)
-    Path("other").mkdir()
-    Path("empty.jsonl").touch()
-    assert produce(data) == 0
-    for option, source, code, said in (
-        ("--source", "other.jsonl", 5, "not in it: other.jsonl"),
-        ("--follow", "other", 5, "not in it: other"),
-        ("--source", f"python:{RECIPES}:rows", 5, f"not in it: python:{RECIPES}:rows"),
-        ("--source", "-", 5, "not in it: standard input"),
-        ("--source", "empty.jsonl", 0, "already ended"),
-    ):
-        assert produce(data, option, source) == code
-        assert said in capsys.readouterr().err
-    assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
-    assert "made from other sources: source 1 was " in capsys.readouterr().err
-
-
-def test_end_without_a_position_is_one_of_an_earlier_release(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert produce(data) == 0
-    (data.parent / "out" / "stream.end").write_bytes(End(5, 20).encode())
-    grow(data, ROW)
-    assert produce(data) == 0
-    assert "are not detected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -266,19 +266,16 @@ PACKED: Final = gzip.compress(TEXT, mtime=0)
     [
         ("a.jsonl.gz", PACKED[:-12], 20, len(PACKED) - 12),
         ("a.jsonl.gz", b"", 0, 0),
-        ("a.jsonl.gz", b"\x1f", 0, 0),
         ("a.jsonl.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], 0, len(PACKED)),
-        ("a.jsonl.gz", PACKED[:-4] + b"\0\0\0\0", 0, len(PACKED)),
         ("a.jsonl.gz", PACKED + b"garbage", 30, len(PACKED)),
         ("a.jsonl.gz", b"garbage\n", 0, 0),
         ("a.jsonl.zst", bytes(20), 0, 0),
     ],
-    ids=["cut", "nothing", "a byte", "wrong CRC", "wrong length", "something behind it", "not gzip", "not zstd"],
+    ids=["cut", "nothing", "wrong CRC", "something behind it", "not gzip", "not zstd"],
 )
 def test_a_file_that_stops_the_run_and_the_sound_one_goes_on(
     name: str, data: bytes, published: int, byte: int, tmp_path: Path, fails: Fails
 ) -> None:
-    """Whatever --on-bad-row says."""
     source, out = tmp_path / name, tmp_path / "out"
     source.write_bytes(data)
     arguments = run_arguments(out, [source], 10, "--no-progress", "--on-bad-row", "quarantine")

@@ -107,16 +107,16 @@ def test_a_run_that_sighup_cannot_reload_says_so_once(
     assert capsys.readouterr().err.count("SIGHUP is ignored") == (ignored and configured)
 
 
-def hangs_up(row: dict[str, Any]) -> dict[str, Any]:
-    if row["id"] == 100:
-        os.kill(os.getpid(), signal.SIGHUP)
-    return row
+def sends(number: signal.Signals) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def send(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 100:
+            os.kill(os.getpid(), number)
+        return row
+
+    return send
 
 
-def asks_for_the_end(row: dict[str, Any]) -> dict[str, Any]:
-    if row["id"] == 100:
-        os.kill(os.getpid(), signal.SIGUSR1)
-    return row
+hangs_up, asks_for_the_end = sends(signal.SIGHUP), sends(signal.SIGUSR1)
 
 
 @pytest.mark.usefixtures("hangups")
@@ -259,7 +259,6 @@ def kept(new: Settings) -> tuple[Settings, list[str]]:
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings) if one.name not in CHANGING])
 def test_what_may_not_change(name: str) -> None:
-    # What may change does beside it.
     other: Any = "other"
     new = replace(OLD, rate=3.0, **{name: other})
     assert kept(new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])

@@ -191,10 +191,6 @@ def test_no_expression_takes_exponential_time_on_a_hostile_text() -> None:
     assert len(found) > 15
     assert {expression for _, expression in found if nests_repeats(expression)} == LINEAR
     assert nests_repeats(r"(a+)+b") and nests_repeats(r"(?:x*|y)*") and not nests_repeats(r"a+b+(c{1,5})+")
-
-
-def test_texts_that_make_expressions_slow_are_read_in_one_go() -> None:
     for text in ("data:" * 50_000, "data:;" + "base64," * 50_000, "A" * 500_000 + "!", "a=" * 200_000):
         assert len(shorten(text)) < 300
-    rules = NameRules("*a*a*a*a*a*b", "{name}.done", "END")
-    assert not rules.is_data("a" * 250)
+    assert not NameRules("*a*a*a*a*a*b", "{name}.done", "END").is_data("a" * 250)

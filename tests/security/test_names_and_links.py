@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
 import pytest
 
 from lazyshard import ChunkWriter
@@ -27,7 +26,7 @@ from lazyshard.stream.cursor import (
 from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal
-from lazyshard_producer.following.journal import FollowState, Journal, decode_name
+from lazyshard_producer.following.journal import FollowState, decode_name
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray_pieces import SEALS, piece_path
@@ -40,44 +39,22 @@ from tests.stream.streams import raised
 from tests.tiers import full
 
 
-def refuse(folder: Path, *, consumer: Any = "../x", journal_name: Any = "../x") -> None:
-    for use in (forget_consumer, read_cursor, read_reading, CursorOwner):
-        raised(ValueError, use, folder, consumer)
-    position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0}
-    with pytest.raises(SourceRefused, match="no position to continue from"):
-        journal.resume(position | {"journal": journal_name}, folder / ".producer.sources", "in")
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", guards.NAMES, ids=ascii)
+@pytest.mark.parametrize("name", [*guards.NAMES, ".sft", "sft.reading"], ids=ascii)
 def test_no_name_is_taken_for_a_path(name: str, tmp_path: Path) -> None:
-    refuse(tmp_path, consumer=name, journal_name=name or "../x")
+    for use in (forget_consumer, read_cursor, read_reading, CursorOwner):
+        raised(ValueError, use, tmp_path, name)
     text = json.dumps({"format": 1, "stream": name, "directory": name, "consumer": name})
     for data in (text.encode(), name.encode("utf-8", "replace")):
         raised(PositionInvalid, parse, data, "lazyshard.json")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_other_names_that_nobody_can_have(tmp_path: Path) -> None:
-    for consumer in (".sft", "sft.reading"):
-        refuse(tmp_path, consumer=consumer)
-    for name in ("a.jsonl", "journal", 5, None):
-        refuse(tmp_path, journal_name=name)
-
-
-def test_cursor_that_says_another_name_than_its_file_counts_for_nobody(tmp_path: Path) -> None:
-    elsewhere = guards.outside(tmp_path / "elsewhere")
-    stream = guards.write_stream(tmp_path / "stream", rows=6)
-    (stream / "cursors").mkdir()
-    values: dict[str, Any]
-    for name in ("../../elsewhere/secret", "other", "", "a\0"):
-        values = {"format": 1, "consumer": name, "stream_id": None, "consumed": 6, "chunks_before": 3, "plan": {}}
-        (stream / "cursors" / "sft.json").write_bytes(orjson.dumps(values | {"updated_at": 1.0}))
-        (found,) = list_consumers(stream, 3)
-        assert (found.name, found.chunks_before) == ("sft", 0)
-        assert found.problem is not None
-        guards.command("forget", stream, name, "--yes")
-    assert guards.unchanged(elsewhere)
-    assert len(list(stream.glob("chunk_*"))) == 6
+@pytest.mark.parametrize("name", [*filter(None, guards.NAMES), "a.jsonl", "journal", 5, None], ids=ascii)
+def test_position_names_a_journal_and_no_path(name: Any, tmp_path: Path) -> None:
+    position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0, "journal": name}
+    with pytest.raises(SourceRefused, match="no position to continue from"):
+        journal.resume(position, tmp_path / ".producer.sources", "in")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b"), ids=ascii)
@@ -195,20 +172,6 @@ def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsew
         quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: tmp_path)
         quarantine.add(RowOrigin("a.jsonl", 1, 0), "no JSON", b"x")
         quarantine.sync()
-    assert guards.unchanged(elsewhere)
-
-
-def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewhere: Path) -> None:
-    folder = tmp_path / ".producer.sources"
-    folder.symlink_to(elsewhere)
-    for call in (lambda: Journal(folder, "in"), lambda: journal.list_journals(folder, "in")):
-        raised(FileRefused, call)
-    folder.unlink()
-    folder.mkdir()
-    for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
-        path = folder / f"{number}.jsonl"
-        plant(path)
-        raised(LazyShardError, journal.read_journal, path, (3, "0"), "in")
     assert guards.unchanged(elsewhere)
 
 

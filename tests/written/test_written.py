@@ -1,8 +1,9 @@
 """Files that earlier code has written: this code reads them, and goes on from them, as that code would have.
 
-`by_5c9efa2/write.py` has written them at that commit: streams of both formats, cursors, states of runs, and producers
-that were stopped midway. `expected.json` holds what that code drew after each state, and published where it was not
-stopped; `files.json` a digest of each file. Tests that write do so in a copy.
+That of commit 5c9efa2 has written `by_5c9efa2`: streams of both formats, cursors, states of runs, and producers that
+were stopped midway. `expected.json` holds what that code drew after each state, and published where it was not stopped;
+`files.json` a digest of each file. Tests that write do so in a copy. The program that wrote them runs on that commit
+alone: `git show da30c1fe:tests/written/by_5c9efa2/write.py`.
 """
 
 import json
@@ -49,8 +50,7 @@ TOKENS: Final[list[Row]] = [{"id": n, "input_ids": [100 * n + i for i in range(n
 
 
 def digests() -> dict[str, str]:
-    own = {"write.py", "files.json", "__pycache__"}
-    paths = [path for path in WRITTEN.rglob("*") if path.is_file() and not own & {*path.relative_to(WRITTEN).parts}]
+    paths = [path for path in WRITTEN.rglob("*") if path.is_file() and path.name != "files.json"]
     return {str(path.relative_to(WRITTEN)): xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in paths}
 
 
@@ -67,10 +67,6 @@ def rows_of(directory: Path, per_chunk: int | None = None, first: int = 0) -> li
 
 def chunks_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.glob("chunk_*")}
-
-
-def test_files_are_as_they_were_written() -> None:
-    assert digests() == FILES
 
 
 STREAM_ROWS: Final[dict[str, list[Row]]] = {
@@ -135,18 +131,6 @@ def test_stopped_producer_goes_on(name: str, tmp_path: Path, monkeypatch: pytest
     if name == "shuffled":
         refused = [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
         assert [(one["line"], one["row"]) for one in refused] == [(8, '{"id": 7'), (29, "[]")]
-
-
-def test_expected_rows_are_those_of_the_sources() -> None:
-    whole = {"text": 30, "gzip": 30, "files": 30, "follow": 40, "balance": 40, "packs": 40, "retained": 60}
-    sources = {name: [*range(count)] for name, count in whole.items()}
-    sources |= {"shuffled": [*range(7), *range(8, 28), 29], "mixed": [*range(20), *range(100, 120), *range(200, 220)]}
-    found = {name: producer["rows"] for name, producer in EXPECTED["producers"].items()}
-    tokens = [token for row in found.pop("split") for token in row["input_ids"]]
-    assert tokens == [token for row in TOKENS for token in (*row["input_ids"], 2)]
-    assert sources == {
-        name: sorted(one["id"] for row in rows for one in row.get("pack", [row])) for name, rows in found.items()
-    }
 
 
 def test_deleted_chunks_are_known_as_such() -> None:

@@ -17,7 +17,7 @@ from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS
 from lazyshard_producer.errors import SettingsInvalid
 from tests.cli.commands import python
 from tests.conversion import megatron_core
-from tests.harness.processes.producing import ids, rows, run, run_arguments
+from tests.harness.processes.producing import rows, run, run_arguments
 from tests.producer.commands import Fails
 from tests.stream.streams import raised, raising, refusal_of
 
@@ -28,23 +28,17 @@ def source(source: Path) -> Path:
     return source
 
 
-def shown(text: str) -> list[tuple[int, str]]:
-    """Codes and meanings of a table that looks like that of `lazyshard_producer.errors`, whatever follows in a row."""
-    rows = re.findall(r"^[ |]+(\d+)  (\S.*)$", text, re.MULTILINE)
-    return [(int(code), re.split(r"  +| +\|", meaning)[0].strip()) for code, meaning in rows]
-
-
 def test_help_of_run_names_all_flags_and_exit_codes() -> None:
     done = run("run", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     flags = [option.flag for option in (*SOURCE_OPTIONS, *OPTIONS)]
     for flag in ("--source", "--follow", "--config", "--no-progress", "--debug", *flags):
         assert f" {flag} " in done.stdout
-    table = list(errors.CODES.items())
     assert set(errors.CODES) == {value for value in vars(errors).values() if isinstance(value, int)}
-    assert shown(done.stdout) == table
+    shown = re.findall(r"^[ |]+(\d+)  (\S.*?)(?=  +| +\||$)", done.stdout, re.MULTILINE)
+    assert [(int(code), meaning.strip()) for code, meaning in shown] == list(errors.CODES.items())
     remedies = re.findall(r"^ +\d+  .*?  +(\S.*)$", errors.__doc__ or "", re.MULTILINE)
-    assert len(remedies) == len(table)
+    assert len(remedies) == len(errors.CODES)
 
 
 def test_version_no_command_and_all_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,16 +115,6 @@ def test_path_that_no_stream_can_be_in(here: Path, source: Path, fails: Fails) -
     ):
         fails(run_arguments(Path("out"), [Path("in/a.jsonl")], 10, "--out", path), code, says)
         assert sorted(Path().rglob("*")) == before
-
-
-def test_sources_patterns_and_a_configuration_file_on_one_command_line(tmp_path: Path) -> None:
-    for name, first in (("b", 5), ("a", 0), ("c", 10), ("d", 15)):
-        (tmp_path / f"{name}.jsonl").write_bytes(rows(first, first + 5))
-    (tmp_path / "run.toml").write_text(f'out = "{tmp_path}/out"\nsamples_per_chunk = 7\n')
-    arguments = ["run", "--source", f"{tmp_path}/[ab].jsonl", f"{tmp_path}/c.jsonl", "--config", f"{tmp_path}/run.toml"]
-    assert main([*arguments, "--source", f"{tmp_path}/d.jsonl", "--samples-per-chunk", "4"]) == 0
-    assert ids(tmp_path / "out") == list(range(20))
-    assert len((tmp_path / "out" / "chunk_00000.jsonl").read_bytes().splitlines()) == 4
 
 
 def test_unexpected_error_is_one_line_and_debug_shows_it(

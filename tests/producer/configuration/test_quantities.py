@@ -103,11 +103,14 @@ def test_flags_and_toml_give_the_same(name: str, texts: list[str], toml: Any, va
     assert of_flags(name, *texts) == of_toml(name, toml) == value
 
 
-def test_names_with_commas() -> None:
+def test_names_with_commas_and_options_that_are_given_once() -> None:
     given = {"retain": "1", "consumers": ("a, b", "c")}
     assert assemble(Given((), given), _file({})).limits.consumers == ("a", "b", "c")
     assert assemble(Given(), _file({"retain": 1, "consumers": "a"})).limits.consumers == ("a",)
     assert of_toml("columns", ["a,b"]) == (("a,b", "a,b"),)
+    twice = Given((), {"encode": "swift", "model": "m", "encode_option": ("a=1", "a=2")})
+    error = raised(SettingsInvalid, assemble, twice, _file({}))
+    assert [problem.option for problem in error.problems] == ["--encode-option"]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,7 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "measure_field": [{"measure": "m:f", "measure_field": "text"}, {"measure_field": "text"}],
     "model": [{"measure": "swift"}, {"measure": "m:f", "model": "/model"}, {"encode": "swift"}],
     "encode": [{"encode": "nothing"}],
+    "embed": [{"embed": ""}],
     "max_length": [{"encode": "m:f", "max_length": 3}, {"encode": "swift", "model": "m", "max_length": 0}],
     "encode_option": [
         *({form: 8, **RLHF} for form in ("pack", "pad")),
@@ -294,10 +298,3 @@ def test_sources_that_cannot_be_together() -> None:
         assert refused(live, plain) == list(live)
         assert refused(plain, live) == []
         assert refused({**live, "weight": 1}, {**plain, "weight": 2}) == []
-
-
-def test_an_option_of_swift_is_given_once() -> None:
-    values = {"encode": "swift", "model": "m", "encode_option": ("a=1", "a=2")}
-    given = Given([{"path": ["a"]}], {"out": "o", "samples_per_chunk": "1", **values})
-    error = raised(SettingsInvalid, assemble, given, None)
-    assert [problem.option for problem in error.problems] == ["--encode-option"]

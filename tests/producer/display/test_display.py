@@ -4,7 +4,6 @@ import contextlib
 import io
 import math
 import os
-import pty
 import re
 import shlex
 import socket
@@ -25,6 +24,7 @@ from rich.console import Console
 from lazyshard_producer.cli import main
 from lazyshard_producer.display import MAX_LABELS, OTHERS, Display, Metrics, Outcome, Reason, Tally, log_line, summary
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, one_line
+from tests.cli.commands import terminal
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments
 from tests.producer.commands import Fails
@@ -110,8 +110,12 @@ def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metric
     assert scrape(metrics, "consumer_lag") == {lag("c000"): 1}
 
 
-def test_closed_it_answers_no_more_and_its_port_is_free() -> None:
-    first = Metrics("127.0.0.1", 0)
+def test_label_of_a_writer_and_closed_it_answers_no_more_and_its_port_is_free() -> None:
+    first = Metrics("127.0.0.1", 0, "vllm-3")
+    first.taken("a.jsonl", 5)
+    found = scrape(first)
+    assert found['source_rows_total{source="a.jsonl",writer="vllm-3"}'] == 5
+    assert [name for name in found if 'writer="vllm-3"' not in name] == []
     assert first.address is not None
     port = int(first.address.rsplit(":", 1)[1].partition("/")[0])
     first.close()
@@ -129,12 +133,9 @@ def test_a_taken_port_is_an_error_before_anything_is_made(tmp_path: Path, fails:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid", "1.2.3.4.5"])
-def test_an_address_that_is_not_ours(host: str) -> None:
-    assert refusal_of(SettingInvalid, f"{host}:0 ", Metrics, host, 0).option == "--metrics-port"
-
-
-def test_without_prometheus_the_extra_is_named_where_there_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("192.0.2.1", "nowhere.invalid", "1.2.3.4.5"):
+        assert refusal_of(SettingInvalid, f"{host}:0 ", Metrics, host, 0).option == "--metrics-port"
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     error = raised(ExtraMissing, Metrics, "127.0.0.1", 0)
     assert (error.package, error.extra) == ("prometheus-client", "producer")
@@ -159,14 +160,6 @@ def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[Reason | Non
         if look:
             assert metrics.waited() == expected
     assert metrics.waited() == expected
-
-
-def test_label_of_a_writer() -> None:
-    with contextlib.closing(Metrics("127.0.0.1", 0, "vllm-3")) as metrics:
-        metrics.taken("a.jsonl", 5)
-        found = scrape(metrics)
-        assert found['source_rows_total{source="a.jsonl",writer="vllm-3"}'] == 5
-        assert [name for name in found if 'writer="vllm-3"' not in name] == []
 
 
 COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank_lines": 1, "duplicate_key_rows": 2}
@@ -295,20 +288,13 @@ def test_a_stderr_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path) -> None
 def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
     source = tmp_path / "a[bold].jsonl"
     source.write_bytes(rows(0, 200) + b'{"id":1,"id":2}\n')
-    reader, writer = pty.openpty()
-    environ = environment() | {"TERM": "xterm"}
     arguments = run_arguments(tmp_path / "out", [source], 10, "--rate", 400)
     command = [sys.executable, "-m", "lazyshard_producer", *arguments]
-    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=writer) as process:
-        os.close(writer)
-        shown = b""
-        try:
-            while part := os.read(reader, 65536):
-                shown += part
-        except OSError:  # EIO: the other side is closed
-            pass
-        os.close(reader)
-        assert process.wait(timeout=60) == 0
+    with terminal() as (fd, shown):
+        done = subprocess.run(
+            command, env=environment() | {"TERM": "xterm"}, stdin=subprocess.DEVNULL, stderr=fd, timeout=60
+        )
+    assert done.returncode == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "samples  " in text and "%" in text
     assert f"warning: {source}:201: " in text

@@ -39,7 +39,6 @@ class Follower:
         self.ended = False
 
     def step(self) -> bool:
-        """Reads once; returns whether anything came."""
         rows = self.source.read()
         if rows is None:
             self.ended = True

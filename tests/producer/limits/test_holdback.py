@@ -61,7 +61,6 @@ class Bench:
         return self.holdback.before_chunk(self.writer.published_chunks, self.writer.published_samples)
 
     def publish(self, chunks: int = 1, after_s: float = 1.0) -> list[int]:
-        """Returns the chunks that are left."""
         for _ in range(chunks):
             for _ in range(SAMPLES_PER_CHUNK):
                 self.writer.write({"text": "x" * 100})
@@ -111,7 +110,6 @@ def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     assert "'slow' is at chunk 2, last seen " in hold.reason
     bench.need("fast", 9)
     assert bench.publish_while_allowed() == 9
-    # Of a consumer that has left only a cursor that counts.
     forget_consumer(bench.out, "slow")
     bench.commit("slow", 7)
     assert bench.publish_while_allowed() == 10
@@ -288,7 +286,6 @@ A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5)
         # Who has left no cursor that counts is done with nothing.
         ([A5, B_NEEDS], consumed(), 10, 0, "consumer", "b"),
         ([A5, Consumer("b", None, None, "torn")], consumed(), 10, 0, "consumer", "b"),
-        # Names that must have a cursor.
         ([A5], consumed("a", "c", "b"), 10, 0, "unregistered", "bc"),
         ([B_NEEDS, A5], consumed("b"), 10, 0, "unregistered", "b"),
         # The newest chunk stays, whatever was committed; so do the last ones that were asked for.

@@ -1,33 +1,38 @@
-"""A run that is held by its limits, let go by its consumers, deletes behind them or fills its disk: processes."""
+"""A run at its limits: processes; then a producer and readers in memory, against each other in every order.
+
+These are around a real `Holdback`, and who moves when is up to the test: nobody waits for ever without being told,
+nothing is lost.
+"""
 
 import contextlib
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lazyshard.format.records import parse_chunk_name
-from lazyshard.format.state import ReadingHint
+from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import StreamReader
-from lazyshard.stream.cursor import write_reading
+from lazyshard.stream.cursor import Consumer, write_reading
 from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.limits import Hold, Holdback, Shelf, Stock
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import assert_one_line, chunk_files, head, ids, published, rows, run_arguments
-from tests.harness.scenes.rows import made
-from tests.harness.scenes.sources import KINDS
-from tests.harness.scenes.streams import Stream
 from tests.producer.commands import Running, commit
 
 PER_CHUNK: Final = 20
 CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
-MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 disk = disk_fixture("size=256k")
 
 
@@ -45,32 +50,6 @@ def sized(count: int, size: int) -> bytes:
 def need(out: Path, chunks: int) -> None:
     stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
     assert write_reading(out, ReadingHint("trainer", stream_id, 1, 0, chunks, time.time()))
-
-
-def on_disk(out: Path) -> list[int]:
-    return sorted({parsed[0] for name in os.listdir(out) if (parsed := parse_chunk_name(name)) is not None})
-
-
-def is_held(out: Path, run: Running, chunks: int, words: str) -> None:
-    run.wait_until(lambda: published(out) == chunks and words in head(out).get("note", ""))
-    assert head(out)["state"] == "waiting"
-
-
-def test_a_run_is_held_let_go_and_deletes_behind_its_consumer(nursery: Commands, source: Path, out: Path) -> None:
-    source.write_bytes(rows(0, 12 * PER_CHUNK))
-    with Running(nursery, *run_arguments(out, [source], PER_CHUNK, "--max-ahead", 3, *CONSUMED)) as run:
-        is_held(out, run, 3, "no consumer")
-        # What a reader needs is never held back, whatever the limit.
-        need(out, 7)
-        is_held(out, run, 10, "'trainer' is at chunk 7")
-        assert on_disk(out) == list(range(10))
-        commit(out, 5, PER_CHUNK)
-        run.wait_until(lambda: on_disk(out) == list(range(5, 10)))
-        assert run.end(signal.SIGTERM)[0] == 0
-    assert head(out)["state"] == "idle"
-    assert main(run_arguments(out, [source], PER_CHUNK)) == 0
-    assert head(out)["ended"] is True
-    assert on_disk(out) == list(range(5, 12))
 
 
 def test_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
@@ -154,39 +133,6 @@ def test_disk_full(disk: SmallDisk, nursery: Commands, source: Path) -> None:
     assert ids(out) == list(range(1000))
 
 
-# A page or an inode more each time: what finds no room is another one each time.
-@pytest.mark.full
-@mounts
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [
-        ("followed while it grows", lambda step: f"size={24 + 4 * step}k"),
-        ("plain", lambda step: f"size=8m,nr_inodes={3 + step}"),
-    ],
-    ids=["a followed directory", "no inode"],
-)
-def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str], tmp_path: Path) -> None:
-    source, failures = KINDS[kind](tmp_path, 0), 0
-    (tmp_path / "nursery").mkdir()
-    # The nursery must not outlive the disk.
-    with SmallDisk(tmp_path / "disk", size(0)) as disk, Commands(tmp_path / "nursery") as nursery:
-        stream = Stream(nursery, disk.point / "out", [source], MAKES, 14)
-        while True:
-            status, err = stream.run()
-            if status == 0:
-                break
-            assert status == 7, err
-            assert_one_line(err, "No space left on device", str(stream.out))
-            stream.check({})
-            failures += 1
-            disk.change(size(failures))
-        assert failures > 10
-        assert sorted(map(str, stream.rows())) == sorted(map(str, made(source.rows, transform=True, where=False)))
-        lines = [(entry["source"], entry["line"]) for entry in stream.refused()]
-        assert len(set(lines)) == len(lines) > 0
-        stream.check_ended()
-
-
 @pytest.mark.full
 @mounts
 @pytest.mark.parametrize("end", ["room", "signal where no room is left at all"])
@@ -214,3 +160,189 @@ def test_with_min_free_disk_it_waits_for_room_and_goes_on(
             disk.change("size=8m")
             assert main(run_arguments(out, [source], 50)) == 0
         assert ids(out) == list(range(1000))
+
+
+PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
+STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+SAMPLES_PER_CHUNK: Final = 10
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """Trains chunk after chunk, window by window, and commits a checkpoint every so many chunks.
+
+    `keeps` checkpoints stay resumable: its cursor never passes the oldest of them.
+    """
+
+    name: str
+    window: int
+    every: int
+    keeps: int = 1
+    at: int = 0
+    checkpoints: list[int] = field(default_factory=list)
+    needs: int | None = None
+
+    @property
+    def cursor(self) -> int | None:
+        return self.checkpoints[-self.keeps :][0] // self.window * self.window if self.checkpoints else None
+
+    def step(self, published: int, ended: bool) -> bool:
+        needs = (self.at // self.window + 1) * self.window
+        moved, self.needs = self.needs != needs, needs
+        if published < needs and not (ended and self.at < published):
+            return moved
+        self.at += 1
+        if self.at - (self.checkpoints or [0])[-1] == self.every:
+            self.checkpoints.append(self.at)
+        return True
+
+    def consumer(self) -> Consumer:
+        cursor = None if self.cursor is None else Cursor(self.name, STREAM, self.at, self.cursor, {}, 0.0)
+        reading = None if self.needs is None else ReadingHint(self.name, STREAM, 1, 0, self.needs, 0.0)
+        return Consumer(self.name, cursor, reading, None)
+
+
+class World:
+    """Everything there is. `sizes` are the chunks that the producer is given; with the last one the stream ends."""
+
+    def __init__(self, limits: Limits, readers: Sequence[Reader], sizes: Sequence[int], *, capacity: int = 0) -> None:
+        self.readers = list(readers)
+        self.sizes = sizes
+        self.capacity = capacity
+        self.now = 1000.0
+        self.first = 0
+        self.published = 0
+        self.ended = False
+        self.limits = limits
+        self.hold: Hold | None = None
+        self.holds: list[Hold] = []
+        self.holdback = Holdback(limits, Disk(self), SAMPLES_PER_CHUNK, clock=lambda: self.now, wall_clock=lambda: 0.0)
+
+    @property
+    def used(self) -> int:
+        return sum(self.sizes[self.first : self.published])
+
+    @property
+    def finished(self) -> bool:
+        return self.ended and all(reader.at == self.published for reader in self.readers)
+
+    def produce(self) -> bool:
+        """One try to publish the next chunk, as late after the last one as it asks for."""
+        if self.ended:
+            return False
+        if self.published == len(self.sizes):
+            self.ended = True
+            return True
+        self.now += 0.01 if self.hold is None else self.hold.retry_s
+        self.hold = self.holdback.before_chunk(self.published, self.published * SAMPLES_PER_CHUNK)
+        if self.hold is not None:
+            self.holds.append(self.hold)
+            return False
+        assert not any(hold.deadlock for hold in self.holds), "it continued after it had been called a deadlock"
+        self.published += 1
+        self.holdback.after_publish(self.published)
+        # By how much the newest chunk is larger than all before it nobody could know.
+        *before, newest = self.sizes[: self.published]
+        excess = max(0, newest - max(before, default=0))
+        if self.limits.max_disk is not None:
+            assert self.used <= self.limits.max_disk + excess
+        if self.limits.min_free_disk is not None:
+            assert self.capacity - self.used >= self.limits.min_free_disk - excess
+        return True
+
+    def run(self, turns: Sequence[int]) -> None:
+        """The producer (0) and readers take steps in this order, then in turn until nobody can take one any more."""
+
+        def move(who: int) -> bool:
+            return self.produce() if who == 0 else self.readers[who - 1].step(self.published, self.ended)
+
+        for turn in turns:
+            move(turn % (len(self.readers) + 1))
+        stuck = 0
+        # What the producer knows of the readers may be a moment old: hence a few rounds.
+        while stuck < 4:
+            moved = [move(who) for who in range(len(self.readers) + 1)]
+            stuck = 0 if any(moved) else stuck + 1
+
+
+class Disk(Shelf):
+    def __init__(self, world: World) -> None:
+        super().__init__(Path("/stream"))
+        self.world = world
+
+    def first(self) -> int:
+        return self.world.first
+
+    def consumers(self, published: int) -> tuple[Consumer, ...]:
+        assert published == self.world.published
+        found = [one.consumer() for one in self.world.readers if one.cursor is not None or one.needs is not None]
+        return tuple(sorted(found, key=lambda consumer: consumer.name))
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        limits, readers = self.world.limits, self.world.readers
+        assert limits.retain != "all"
+        assert set(limits.consumers) <= {reader.name for reader in readers if reader.cursor is not None}
+        for reader in readers:
+            if reader.needs is not None or reader.cursor is not None:
+                assert chunks_before <= (reader.cursor or 0)
+        kept = limits.retain if isinstance(limits.retain, int) else 1
+        assert self.world.first < chunks_before <= published - kept
+        self.world.first = chunks_before
+
+    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
+        assert (first, stop) == (self.world.first, self.world.published)
+        return Stock(first=first, stop=stop, size=self.world.used, largest=max(self.world.sizes[first:stop], default=0))
+
+    def chunk_size(self, chunk: int) -> int:
+        return self.world.sizes[chunk] if self.world.first <= chunk < self.world.published else 0
+
+    def free_bytes(self) -> int:
+        return self.world.capacity - self.world.used
+
+
+chunks_ahead = st.builds(Amount, number=st.integers(0, 12), unit=st.just("chunks"))
+amounts = st.one_of(
+    chunks_ahead,
+    st.builds(Amount, number=st.integers(0, 120), unit=st.just("samples")),
+    st.builds(Amount, number=st.integers(0, 1200), unit=st.just("bytes")),
+)
+retention: Any = st.one_of(st.sampled_from(["all", "consumed"]), st.integers(1, 5))
+sizes = st.lists(st.integers(1, 200), min_size=1, max_size=25)
+turns = st.lists(st.integers(0, 3), max_size=60)
+
+
+@st.composite
+def readers(draw: st.DrawFn) -> list[Reader]:
+    window, every, keeps = st.integers(1, 6), st.integers(1, 12), st.integers(1, 3)
+    return [
+        Reader(name=f"r{number}", window=draw(window), every=draw(every), keeps=draw(keeps))
+        for number in range(draw(st.integers(1, 3)))
+    ]
+
+
+@settings(PROPERTY, max_examples=300)
+@given(st.data())
+def test_limits_are_kept_and_a_deadlock_is_told_from_a_wait(data: st.DataObject) -> None:
+    """That nothing is published after a deadlock was told, and nothing beyond a limit, is checked at each step."""
+    kind, who = data.draw(st.sampled_from(["ahead", "disk", "free"])), data.draw(readers())
+    both, named = data.draw(st.booleans()), data.draw(st.booleans())
+    size, spare = data.draw(st.integers(1, 2000)), data.draw(st.integers(0, 200))
+    ahead = data.draw(amounts)
+    limits = Limits(
+        max_ahead=ahead if both or kind == "ahead" else None,
+        max_disk=size if kind == "disk" else None,
+        min_free_disk=spare if kind == "free" else None,
+        retain=data.draw(retention),
+        consumers=tuple(reader.name for reader in who) if named else (),
+    )
+    world = World(limits, who, data.draw(sizes), capacity=200 + size)
+    world.run(data.draw(turns))
+    if world.finished:
+        assert kind != "ahead" or not any(hold.deadlock for hold in world.holds)
+        return
+    # Whatever its value, --max-ahead is never a deadlock.
+    assert world.hold is not None
+    assert kind != "ahead" and world.hold.deadlock
+    assert f"--{'max-disk' if kind == 'disk' else 'min-free-disk'} " in world.hold.reason
+    suggested = re.search(r"--max-disk to (\d+) bytes", world.hold.reason)
+    assert kind == "free" or (suggested is not None and int(suggested[1]) > size)

@@ -21,16 +21,8 @@ pytest.importorskip("pandas", reason="needs Ray Data: pip install 'lazyshard[ray
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 TIMEOUT_S: Final = 500.0
 SCENARIOS: Final = (
-    *(
-        "killed_driver",
-        "killed_driver_with_a_key",
-        "killed_workers",
-        "finished_out_of_order",
-        "in_any_order",
-        "refused_and_mended",
-        "nothing",
-    ),
-    *("used_twice", "tensors", "pandas_and_bytes", "python_objects"),
+    *("killed_driver", "killed_driver_with_a_key", "killed_workers", "finished_out_of_order", "in_any_order"),
+    *("refused_and_mended", "nothing", "used_twice", "tensors", "pandas_and_bytes", "python_objects"),
 )
 
 
@@ -132,13 +124,10 @@ def test_a_refused_row_is_named_and_what_was_published_while_its_task_still_ran_
     assert found == [1.0, 0.0, 1.0]
 
 
-def test_a_data_set_without_rows(streams: Streams) -> None:
-    assert_ended(streams.directory / "nothing", range(0))
-
-
-def test_a_sink_is_for_one_write_and_a_stream_that_has_ended_for_none(streams: Streams) -> None:
+def test_a_sink_is_for_one_write_also_of_no_rows_and_a_stream_that_has_ended_for_none(streams: Streams) -> None:
     assert streams.said["used_twice"] == ["RuntimeError", "StreamEnded"]
-    assert_ended(streams.directory / "used_twice", range(3))
+    for name, rows in (("used_twice", 3), ("nothing", 0)):
+        assert_ended(streams.directory / name, range(rows))
 
 
 def test_what_columns_become(streams: Streams) -> None:

@@ -24,7 +24,6 @@ def write(folder: Path, task: int, first: int, last: int, *, keyed: bool = False
 
 
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
-    """Pieces of these sizes, one after another."""
     for task, bounds in enumerate(pairwise(accumulate(sizes, initial=0))):
         write(folder, task, *bounds)
 
@@ -74,19 +73,6 @@ def test_pieces_of_any_size_become_chunks_of_one_size(tmp_path: Path, sizes: lis
     assert not (tmp_path / ".ray").exists()
 
 
-def test_chunks_are_published_while_tasks_still_run_and_some_gave_nothing(tmp_path: Path) -> None:
-    committer, folder = begin(tmp_path)
-    write(folder, 2, 6, 9)
-    write(folder, 0, 0, 5)
-    wait(lambda: published(tmp_path) == 1)
-    assert ids(tmp_path) == [0, 1, 2, 3]
-    write(folder, 1, 5, 6)
-    wait(lambda: published(tmp_path) == 2)
-    write(folder, 4, 9, 11)
-    committer.finish([4, 2, 0, 1])
-    assert ids(tmp_path) == list(range(11))
-
-
 @pytest.mark.parametrize("sizes", [[6, 7], [1] * 13, [13]])
 def test_a_write_that_is_started_anew_passes_over_what_is_published(tmp_path: Path, sizes: list[int]) -> None:
     committer, folder = begin_anew(tmp_path, 9)
@@ -112,10 +98,6 @@ def test_other_rows_are_refused(tmp_path: Path, given: list[tuple[int, int]], ex
     error = raised(StreamMismatch, committer.finish, range(len(given)))
     assert (error.expected, error.actual) == (expected, actual)
     assert_not_ended(tmp_path, 8)
-
-
-def test_a_stream_of_another_program(tmp_path: Path) -> None:
-    raised(StreamMismatch, begin, produce(tmp_path, 4, 4, end=False))
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +255,8 @@ def test_with_a_key_the_seal_says_which_rows_of_the_pieces_are_published(tmp_pat
     assert ids(tmp_path) == list(range(9))
 
 
-def test_another_key_and_a_piece_that_is_gone_are_refused(tmp_path: Path) -> None:
+def test_another_program_another_key_and_a_piece_that_is_gone_are_refused(tmp_path: Path) -> None:
+    raised(StreamMismatch, begin, produce(tmp_path / "another", 4, 4, end=False))
     restarted_with_a_key(tmp_path)[0].stop()
     assert raised(StreamMismatch, begin, tmp_path).actual == "key='id'"
     assert raised(StreamMismatch, begin, tmp_path, key="name").actual == "key='id'"

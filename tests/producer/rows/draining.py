@@ -90,5 +90,4 @@ def samples(taken: Sequence[Taken]) -> list[dict[str, Any]]:
 
 
 def numbers(taken: Sequence[Taken]) -> list[int]:
-    """The numbers of the samples in their files."""
     return [sample["id"][1] for sample in samples(taken)]

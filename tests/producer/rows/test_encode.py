@@ -1,5 +1,6 @@
-"""`--encode` and `--measure`: what is published, the lengths in seals, what is refused. Kills: test_exactly_once."""
+"""`--encode`, `--measure`, `--embed`: what is published, lengths in seals, refusals. Kills: test_exactly_once."""
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard_producer.cli import main
+from lazyshard_producer.rows.embedding import embed
 from lazyshard_producer.rows.encoding import load_counter
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
 from tests.producer.rows.draining import making
@@ -52,21 +54,16 @@ def test_rows_hold_arrays_and_seals_the_lengths(source: Path, tmp_path: Path, sh
     assert reader.encoding == facts
 
 
-def test_worker_processes_encode(source: Path, tmp_path: Path) -> None:
-    assert encode(source, "--workers", 1, name="pid") == 0
-    assert StreamReader(tmp_path / "out").read(0)["pid"] != os.getpid()
-
-
-def test_encoder_gets_what_a_transform_makes_although_it_is_no_json(source: Path, tmp_path: Path) -> None:
+def test_what_encoders_get_and_tell(source: Path, tmp_path: Path) -> None:
+    assert encode(source, "--workers", 1, name="pid", out="worker") == 0
+    assert StreamReader(tmp_path / "worker").read(0)["pid"] != os.getpid()
+    # What a transform makes need not be JSON.
     assert encode(source, "--transform", f"{HERE}:features", name="nested") == 0
     row = StreamReader(tmp_path / "out").read(3)
     assert row["features"]["mel"].tolist() == [[3.0] * 3] * 2
     assert row["features"]["mel"].dtype == np.float16
-
-
-def test_lengths_that_are_not_told_are_not_in_the_seals(source: Path, tmp_path: Path) -> None:
-    assert encode(source, name="without_length") == 0
-    assert seal(tmp_path / "out", 0).tokens is None
+    assert encode(source, name="without_length", out="untold") == 0
+    assert seal(tmp_path / "untold", 0).tokens is None
 
 
 def test_bad_row_ends_a_run_which_only_the_same_encoder_may_continue(
@@ -110,65 +107,51 @@ def ten(tmp_path: Path) -> Path:
     return tmp_path / "a.jsonl"
 
 
-def test_function_measures_rows_that_stay_as_they_are(ten: Path, out: Path) -> None:
-    assert publish(out, ten, "tenfold") == 0
-    assert b"".join(path.read_bytes() for path in sorted(out.glob("chunk_*.jsonl"))) == rows(0, 10)
-    assert lengths(out) == list(range(1, 101, 10))
-
-
-def test_stream_is_measured_anew(out: Path, tmp_path: Path) -> None:
-    """The lengths that were sealed count no longer."""
-    assert publish(out, sealed(tmp_path / "old", [7] * 5), "tenfold", "--shuffle", 3) == 0
-    assert lengths(out) == [10 * row["id"] + 1 for row in StreamReader(out)]
-
-
-def test_measured_lengths_make_packs_and_stripes(ten: Path, tmp_path: Path) -> None:
+def test_rows_that_are_measured_stay_as_they_are_or_make_packs_and_stripes(ten: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    assert publish(plain, ten, "tenfold") == 0
+    assert b"".join(path.read_bytes() for path in sorted(plain.glob("chunk_*.jsonl"))) == rows(0, 10)
+    assert lengths(plain) == list(range(1, 101, 10))
     assert publish(tmp_path / "packs", ten, "tenfold", "--pack", 91) == 0
     packs = [[10 * row["id"] + 1 for row in pack["pack"]] for pack in StreamReader(tmp_path / "packs")]
     assert sorted(length for pack in packs for length in pack) == list(range(1, 101, 10))
     assert all(sum(pack) <= 91 for pack in packs)
-    assert publish(tmp_path / "dealt", ten, "tenfold", "--balance", 2) == 0
-    assert lengths(tmp_path / "dealt") == [10 * row["id"] + 1 for row in StreamReader(tmp_path / "dealt")]
+    # Lengths that an earlier run has sealed count no longer.
+    for name, source, option in (
+        ("dealt", ten, ("--balance", 2)),
+        ("anew", sealed(tmp_path / "old", [7] * 5), ("--shuffle", 3)),
+    ):
+        assert publish(tmp_path / name, source, "tenfold", *option) == 0
+        assert lengths(tmp_path / name) == [10 * row["id"] + 1 for row in StreamReader(tmp_path / name)]
 
 
-def test_rows_without_a_length_are_bad_rows(ten: Path, out: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert publish(out, ten, "odd") == 3
-    assert_one_line(capfd.readouterr().err, f"{ten}:2", "too long")
+def test_rows_without_a_length_are_bad_rows(ten: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    for place in (out, other):
+        assert publish(place, ten, "odd") == 3
+        assert_one_line(capfd.readouterr().err, f"{ten}:2", "too long")
     assert publish(out, ten, "odd", "--on-bad-row", "quarantine") == 0
     assert lengths(out) == [0, 8, 9]
     reasons = [entry["reason"] for entry in refused(out)]
     assert reasons[1].startswith("--measure raised ValueError: no such \\udc80 image")
     assert all("--measure returned" in reason for reason in reasons[2:]) and len(reasons) == 7
+    # Another measure may continue, and the stream has ended then.
+    assert (publish(other, ten, "tenfold"), publish(other, ten, "odd")) == (0, 2)
 
 
-def test_going_on_with_another_measure(ten: Path, out: Path) -> None:
-    assert publish(out, ten, "odd") == 3
-    assert publish(out, ten, "tenfold") == 0
-    assert publish(out, ten, "odd") == 2
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of four words, in whose chat template each message begins with a token of its own."""
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+def test_tokenizer_measures_text_and_messages(tmp_path: Path) -> None:
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("one", "two", "three", "four", "<m>", "<unk>"))}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
     fast.chat_template = "{% for message in messages %}<m> {{ message.content }} {% endfor %}"
-    folder = tmp_path_factory.mktemp("tokenizer")
-    fast.save_pretrained(folder)
-    return folder
-
-
-def test_tokenizer_measures_text_and_messages(tokenizer: Path) -> None:
-    count = load_counter(making(measure=str(tokenizer)))
+    fast.save_pretrained(tmp_path)
+    count = load_counter(making(measure=str(tmp_path)))
     assert count({"text": "one two three"}) == (3, 0)
-    assert (
-        count({"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]})[0] == 5
-    )
-    named = load_counter(making(measure=str(tokenizer), measure_field="answer"))
+    talk = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]
+    assert count({"messages": talk})[0] == 5
+    named = load_counter(making(measure=str(tmp_path), measure_field="answer"))
     assert named({"text": "one two three", "answer": "one"})[0] == 1
     for row in ({"id": 1}, {"text": 3}):
         raised(RowInvalid, count, row)
@@ -178,3 +161,103 @@ def test_what_is_no_tokenizer_is_refused(ten: Path, tmp_path: Path, capfd: pytes
     for measure in (tmp_path / "nothing", tmp_path, "nothing"):
         assert publish(tmp_path / "out", ten, measure) == 2
         assert_one_line(capfd.readouterr().err, "--measure")
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\0IEND\xaeB`\x82"
+JPEG = b"\xff\xd8\xff\xe0 a picture \xff\xd9"
+WAV = b"RIFF" + (12).to_bytes(4, "little") + b"WAVEfmt data"
+MP4 = b"\0\0\0\x10ftypisom\0\0\0\0" + b"\0\0\0\x0amdat.." + b"\0\0\0\x01free\0\0\0\0\0\0\0\x11." + b"\0\0\0\0mdat..."
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture
+def media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, data in (("a.png", PNG), ("b.jpg", JPEG), ("c.wav", WAV), ("d.mp4", MP4), ("e.txt", b"text"), ("f", b"")):
+        Path(name).write_bytes(data)
+
+
+@pytest.mark.usefixtures("media")
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("a.png", PNG),
+        (["a.png", "b.jpg", None], [PNG, JPEG, None]),
+        (None, None),
+        ([], []),
+        ("c.wav", WAV),
+        (["d.mp4", ["e.txt"]], [MP4, [b"text"]]),
+        ({"bytes": text(PNG), "path": "gone.png"}, PNG),
+        ({"bytes": None, "path": "b.jpg"}, JPEG),
+        ({"path": "b.jpg"}, JPEG),
+        (f"data:image/png;base64,{text(PNG)}", PNG),
+        (text(JPEG), JPEG),
+        (JPEG, JPEG),
+    ],
+)
+def test_media_are_found(value: Any, found: Any) -> None:
+    row = {"id": 1, "images": value, "path": "a.png"}
+    assert embed(row, ["images", "audios"], 100) == {"id": 1, "images": found, "path": "a.png"}
+
+
+@pytest.mark.usefixtures("media")
+@pytest.mark.parametrize(
+    ("value", "fact"),
+    [
+        ("gone.png", "gone.png: No such file"),
+        (["a.png", "gone.png"], "images[1]: gone.png"),
+        (text(b"no picture, but base64"), "No such file"),
+        ("f", "f: the file is empty"),
+        ("", "no path"),
+        (".", "directory"),
+        ("a\0b", "null"),
+        ("https://example.org/a.png", "no path"),
+        (5, "found int"),
+        ({"path": "a.png", "more": 1}, "found dict"),
+        ({"bytes": None, "path": None}, "found dict"),
+        ({"bytes": "not base64!", "path": None}, "expected base64"),
+        ("data:image/png;base64,???", "expected base64"),
+        (PNG + bytes(101), "at most 100 bytes"),
+        (PNG[:-8], "bad: the image/png is truncated"),
+        (JPEG[:-1], "image/jpeg is truncated"),
+        (WAV[:-2], "audio/wav is truncated: it has 18 of 20 bytes"),
+        (MP4[:42], "video/mp4 is truncated: a box at byte 26"),
+        (MP4[:24], "video/mp4 is truncated: a box at byte 16"),
+    ],
+)
+def test_media_that_cannot_be_trained_refuse_the_row(value: Any, fact: str) -> None:
+    if isinstance(value, bytes):
+        Path("bad").write_bytes(value)
+        value = "bad"
+    error = raised(RowInvalid, embed, {"images": value}, ["images"], 100)
+    assert str(error.reason).startswith("--embed images")
+    assert fact in str(error.reason)
+
+
+@pytest.mark.usefixtures("media")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_are_published_with_their_media_and_bad_ones_are_quarantined(workers: int) -> None:
+    rows = [{"id": 0, "images": ["a.png"]}, {"id": 1, "images": ["gone"]}, {"id": 2}, {"id": 3, "audio": "c.wav"}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ("--embed", "images, audio", "--on-bad-row", "quarantine", "--workers", workers, "--no-progress")
+    assert main(run_arguments(Path("out"), [Path("rows.jsonl")], 2, *more)) == 0
+    assert list(StreamReader("out")) == [{"id": 0, "images": [PNG]}, {"id": 2}, {"id": 3, "audio": WAV}]
+    (entry,) = refused(Path("out"))
+    assert (entry["line"], entry["row"]) == (2, json.dumps(rows[1]))
+    # A stream is a source of such rows.
+    assert main(run_arguments(Path("copy"), [Path("out")], 5, "--no-progress")) == 0
+    assert list(StreamReader("copy")) == list(StreamReader("out"))
+
+
+@pytest.mark.usefixtures("media")
+def test_binary_columns_of_tables_are_media() -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {"image": pa.array([{"bytes": PNG, "path": "x.png"}, {"bytes": None, "path": "b.jpg"}], kind)}
+    columns |= {"raw": pa.array([JPEG, None], pa.binary())}
+    pq.write_table(pa.table(columns), "rows.parquet")
+    assert main(run_arguments(Path("out"), [Path("rows.parquet")], 2, "--embed", "image,raw", "--no-progress")) == 0
+    assert list(StreamReader("out")) == [{"image": PNG, "raw": JPEG}, {"image": JPEG, "raw": None}]

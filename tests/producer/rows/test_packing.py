@@ -107,7 +107,6 @@ def test_rows_that_fill_no_stripe_are_published_and_the_next_ones_begin_a_whole_
     settings = make(tmp_path / "out", write(tmp_path, lengths[:5]), **DEALT)
     short = list(take(settings))
     write(tmp_path, lengths)
-    # The first chunk was published.
     rest = list(take(settings, short[3].position, 4))
     assert rest[0].line == short[4].line
     # In order up to the end of the stripe, then a stripe that is dealt.
@@ -248,7 +247,6 @@ def test_going_on_after_any_sequence(tmp_path_factory: pytest.TempPathFactory, d
     whole = list(drain(settings))
     assert tokens_of(whole) == cut(tokens_of(list(take(rows))), settings)
     for number, taken in enumerate(whole, 1):
-        # The same rows with the same positions, so seals come out the same too.
         assert list(drain(settings, taken.position, number)) == whole[number:]
 
 
@@ -260,9 +258,6 @@ def test_the_rows_to_the_byte(tmp_path: Path) -> None:
         b'{"input_ids":[14,2,15,16,17],"labels":[14,2,-100,16,17],"position_ids":[0,1,0,1,2],"length":5}\n'
         b'{"input_ids":[18,2],"labels":[18,2],"position_ids":[0,1],"length":2}\n'
     )
-
-
-def test_encoded_rows_to_the_byte(tmp_path: Path) -> None:
     first, second = drain(make(tmp_path / "out", write(tmp_path, [1, 2]), split=2, encode=TOKENIZED))
     line = b'{"input_ids":{"$array":["int32",[%d],0]},"position_ids":{"$array":["int32",[%d],8]},"length":%d}\n'
     assert (first.line, second.line) == (line % (2, 2, 2), line % (1, 1, 1))
@@ -321,7 +316,6 @@ def test_a_row_that_is_begun_goes_on_though_its_file_has_grown(tmp_path: Path) -
     first, second = drain(settings)
     write(tmp_path, [4, 4, 4])
     assert tokens_of(list(drain(settings, first.position, 1))) == [[15, 16, 17, 18, 19], [20, 21]]
-    # What was the end has been published.
     assert tokens_of(list(drain(settings, second.position, 2))) == [[18, 19, 20, 21]]
 
 

@@ -46,28 +46,31 @@ def reason_of(recipe: Settings, line: bytes, index: int = 0) -> str:
     return result.refused.reason
 
 
-def test_a_row_that_is_only_filtered_stays_as_it_is_to_the_byte() -> None:
+def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
     line = b'{"x" : 1.50, "y":"\\u00e4"}'
+    # A row that is only filtered stays as it is to the byte.
     assert made(making(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
     assert made(making(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
-
-
-def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
     columns = making(columns=(("text", "body"), ("id", "id")))
     assert made(columns, b'{"id":1,"body":"b","more":2}') == MadeOfRow([b'{"text":"b","id":1}\n'])
     recipe = making(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
     assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert reason_of(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
-
-
-def test_a_key_named_twice_is_noticed() -> None:
     assert made(making(transform=f"{HERE}:none"), b'{"id":1,"id":2}').duplicate
+    # What the source refused stays refused.
+    error = RowInvalid("not a row: too long", reason="too long", byte=0)
+    assert Maker(making(transform=f"{HERE}:twice")).make(error, 0).refused is error
 
 
 PACK = making(pack=10)
 DEAL = making(balance=1)
 SPLIT = making(split=4)
 PAD = making(pad=4)
+NO_TOKENS: list[dict[str, Any]] = [
+    *({"text": "a"}, {"input_ids": []}, {"input_ids": [[1], [2]]}, {"input_ids": [2**64 - 1]}),
+    *({"input_ids": [1, 2, 2**31]}, {"input_ids": [1], "labels": [2**31]}, {"input_ids": [1, 2], "labels": [1]}),
+    {"input_ids": [1, 2], "attention_mask": [1, 0]},
+]
 
 
 @pytest.mark.parametrize(
@@ -91,28 +94,12 @@ PAD = making(pad=4)
         (PAD, b'{"input_ids":[1,2,3,4,5]}', "--pad: 5 tokens, more than the 4"),
         (PAD, b'{"input_ids":[1],"position_ids":[0]}', "--pad: 'position_ids' "),
         (making(encode=f"{HERE}:tokens", split=4), b'{"id":1,"text":"ab"}', "--split: there is an array under 'mask'"),
+        *((SPLIT, encode_row(row), "--split: ") for row in NO_TOKENS),
+        *((PAD, encode_row(row), "--pad: ") for row in NO_TOKENS),
     ],
 )
 def test_a_row_that_cannot_be_made_is_refused_with_the_reason(recipe: Settings, line: bytes, reason: str) -> None:
     assert reason_of(recipe, line).startswith(reason)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"text": "a"},
-        {"input_ids": []},
-        {"input_ids": [[1], [2]]},
-        {"input_ids": [2**64 - 1]},
-        {"input_ids": [1, 2, 2**31]},
-        {"input_ids": [1], "labels": [2**31]},
-        {"input_ids": [1, 2], "labels": [1]},
-        {"input_ids": [1, 2], "attention_mask": [1, 0]},
-    ],
-)
-def test_a_row_without_tokens_is_neither_cut_nor_padded(row: dict[str, Any]) -> None:
-    assert reason_of(SPLIT, encode_row(row)).startswith("--split: ")
-    assert reason_of(PAD, encode_row(row)).startswith("--pad: ")
 
 
 @pytest.mark.parametrize(
@@ -161,11 +148,6 @@ def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool)
         assert measure.of({"length": 1}, line) == Size(1)
     else:
         raised(RowInvalid, measure.of, {"length": 1}, line)
-
-
-def test_what_the_source_refused_stays_refused() -> None:
-    error = RowInvalid("not a row: too long", reason="too long", byte=0)
-    assert Maker(making(transform=f"{HERE}:twice")).make(error, 0).refused is error
 
 
 @pytest.mark.parametrize(

@@ -59,5 +59,4 @@ def position_after(source: Source, taken: list[tuple[Line, Rows, int]]) -> Posit
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> SourceRefused:
-    """The error that refuses a source."""
     return raised(SourceRefused, call, *arguments)

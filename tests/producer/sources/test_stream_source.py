@@ -19,6 +19,7 @@ from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource
+from tests.cli.commands import contents
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import refused, run_arguments, seal
 from tests.producer.commands import Fails, Running
@@ -38,10 +39,6 @@ def chunks(directory: Path) -> list[bytes]:
     """The chunks' rows; every one of them is as its seal says."""
     assert not found(directory)
     return [path.read_bytes() for path in sorted(directory.glob("chunk_*.jsonl"))]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def publish(out: Path, sources: Sequence[Path], per_chunk: int, *more: object) -> int:
@@ -152,14 +149,6 @@ def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, fails: Fa
         says = "already encoded" if more else "different encodings"
         fails(run_arguments(tmp_path / "new", sources, 4, *more), 2, says)
     assert not (tmp_path / "new").exists()
-
-
-def test_stream_is_encoded(tmp_path: Path) -> None:
-    more = ("--encode", f"{RECIPES}:without_length")
-    assert publish(tmp_path / "new", [stream(tmp_path / "old")], 3, *more) == 0
-    reader = StreamReader(tmp_path / "new")
-    assert reader.encoding == {"kind": "function", "function": more[1]}
-    assert [row["input_ids"].tolist() for row in reader] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_foreign_directory(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Tables as sources: Parquet and Arrow files, directories of them, and data sets of Hugging Face.
+"""Tables as sources: Parquet and Arrow files, directories of them, data sets of Hugging Face; what values become."""
 
-What their values become: `test_arrow_values`. Runs that are killed: `test_exactly_once`.
-"""
-
+import datetime
 import decimal
 import json
 import os
@@ -12,20 +10,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
-from lazyshard_producer.cli import main
+from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
+from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder
 from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TableSource, find_data_files, is_hugging_face
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import ids, run_arguments
-from tests.producer.commands import Fails, peak_growth
+from tests.producer.commands import peak_growth
 from tests.producer.sources.reading import lines, parsed, refusal, take
 from tests.stream.streams import raised, refusal_of
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.compute")
 ROWS: Final = {"small": 4096, "large": 160 * 1024}
 
 
@@ -88,31 +88,16 @@ def test_rows_places_and_positions(name: str, rows: int | None, compression: str
     assert taken[9][0] == b'{"id":9}\n'  # a batch outlives its source
 
 
-def test_a_directory_is_read_by_name(tmp_path: Path) -> None:
+def test_a_directory_is_read_by_name_and_each_file_keeps_its_columns(tmp_path: Path) -> None:
     for number, name in enumerate(["b.parquet", "a.parquet", "_metadata.parquet", ".c.parquet", "d.txt", "B.parquet"]):
         write_ids(tmp_path / name, number)
     write(tmp_path / "aa.parquet", table_of(0, 0))
     (tmp_path / "e.parquet").mkdir()
-    assert values(tmp_path) == of([5, 1, 0])
-
-
-def test_files_with_other_columns_keep_their_own_and_an_image_is_base64(tmp_path: Path) -> None:
     tables = [[{"x": 1}], [{"y": "2", "x": None}], [{"image": {"bytes": b"\x89PNG", "path": "a"}}, {"image": None}]]
     for number, rows in enumerate(tables):
         write(tmp_path / f"{number}.parquet", pa.Table.from_pylist(rows))
     image = {"image": {"bytes": "iVBORw==", "path": "a"}}
-    assert values(tmp_path) == [{"x": 1}, {"y": "2", "x": None}, image, {"image": None}]
-
-
-def test_refused_rows_keep_their_places(tmp_path: Path, fails: Fails) -> None:
-    path = tmp_path / "a.parquet"
-    write(path, pa.table({"id": [0, 1, 2], "price": [None, decimal.Decimal("1.5"), None]}))
-    first, reason, last = values(path)
-    assert (first["id"], last["id"]) == (0, 2)
-    assert reason.startswith("column 'price': ")
-    fails(run_arguments(tmp_path / "out", [path], 2), 3, f"{path}:2: {reason}")
-    assert main(run_arguments(tmp_path / "out", [path], 2, "--on-bad-row", "skip")) == 0
-    assert ids(tmp_path / "out") == [0, 2]
+    assert values(tmp_path) == [{"x": 1}, {"y": "2", "x": None}, image, {"image": None}, *of([5, 1, 0])]
 
 
 def test_restarting_passes_over_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +140,13 @@ def test_what_is_no_table(name: str, content: bytes, actual: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
-@pytest.mark.parametrize("kept", [3, 20, 0.5, 0.9])
-def test_an_arrow_file_that_was_cut_short(name: str, kept: float, tmp_path: Path) -> None:
+def test_an_arrow_file_that_was_cut_short(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     write(path, table_of(0, 1000), 100)
-    os.truncate(path, int(kept * path.stat().st_size) if kept < 1 else int(kept))
-    assert refusal(values, path).file == str(path)
+    size = path.stat().st_size
+    for kept in (size * 9 // 10, size // 2, 20, 3):
+        os.truncate(path, kept)
+        assert refusal(values, path).file == str(path)
 
 
 def test_damage_within_a_file(tmp_path: Path) -> None:
@@ -177,17 +163,12 @@ def test_damage_within_a_file(tmp_path: Path) -> None:
     assert whole.count(good) == 1
     path.write_bytes(whole.replace(good, bad))
     assert refusal(values, path).file == str(path)
-    # Text that is not UTF-8 refuses its row alone.
     path.write_bytes(whole.replace(b"bbbb", b"b\xffbb"))
     first, reason, third = values(path)
     assert (first, third) == ({"text": "aaaa"}, {"text": "cccc"})
     assert "byte 0xff at 1" in reason
-
-
-def test_two_columns_of_one_name(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write(path, pa.table([[1], [2]], names=["x", "x"]))
-    assert refusal(opened, path).expected == "a unique name for every column"
+    write(tmp_path / "twice.parquet", pa.table([[1], [2]], names=["x", "x"]))
+    assert refusal(opened, tmp_path / "twice.parquet").expected == "a unique name for every column"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -255,7 +236,6 @@ def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -
     with opened(path) as source:
         taken = take(source, 2)
         os.utime(path, ns=(1, 1))
-        # Written anew with the same rows, as far as anybody can tell.
         assert values(path, source.entry(taken[0][1].position(0))) == of([1])
         write_ids(tmp_path / "new", 5, 6)
         os.replace(tmp_path / "new", path)
@@ -292,12 +272,8 @@ def test_one_row_group_or_batch_of_160_mib_is_not_held_whole(kind: str, nursery:
     assert int(ended.left) < 48 << 20
 
 
-@pytest.fixture
-def datasets() -> Any:
-    return pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
-
-
-def test_a_saved_data_set(tmp_path: Path, datasets: Any) -> None:
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
     folder = tmp_path / "d"
     rows = [{"id": number, "messages": [{"role": "user", "content": f"{number}"}]} for number in range(10)]
     datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=3)
@@ -313,7 +289,12 @@ def test_a_saved_data_set(tmp_path: Path, datasets: Any) -> None:
     assert values(folder, position, "huggingface") == rows[6:]
 
 
-def test_data_sets_that_were_selected_or_are_several(tmp_path: Path, datasets: Any) -> None:
+def test_data_sets_that_were_selected_or_are_several(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    assert not is_hugging_face(str(tmp_path)) and not is_hugging_face(str(tmp_path / "none"))
+    state = {"_data_files": [{"filename": "b"}, {"filename": "a"}], "_indices_files": None}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert find_data_files(str(tmp_path)) == [str(tmp_path / "b"), str(tmp_path / "a")]
     of_ids = datasets.Dataset.from_dict({"id": list(range(10))})
     of_ids.select([7, 3, 5]).save_to_disk(tmp_path / "selected")
     assert values(tmp_path / "selected", None, "huggingface") == of([7, 3, 5])
@@ -341,9 +322,129 @@ def test_a_data_set_that_cannot_be_used(name: str, state: Any, file: str, tmp_pa
     assert refusal(find_data_files, str(tmp_path)).file == str(tmp_path / file)
 
 
-def test_the_order_is_that_of_the_state(tmp_path: Path) -> None:
-    assert not is_hugging_face(str(tmp_path))
-    assert not is_hugging_face(str(tmp_path / "none"))
-    state = {"_data_files": [{"filename": "b"}, {"filename": "a"}], "_indices_files": None}
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    assert find_data_files(str(tmp_path)) == [str(tmp_path / "b"), str(tmp_path / "a")]
+def encoded(array: Any, max_row_bytes: int = 1 << 20) -> list[Any]:
+    """A column "a" of these values as JSON and back; a refused row as its reason."""
+    batch = pa.record_batch({"a": array})
+    lines = ArrowRowEncoder(pa, batch.schema, max_row_bytes).encode(batch)
+    return [line.reason if isinstance(line, RowInvalid) else json.loads(line)["a"] for line in lines]
+
+
+UNCHECKED = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xffb"], pa.binary()).buffers())
+SECOND = 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (pa.array([1, None, -(2**63)]), [1, None, -(2**63)]),
+        (pa.array([2**64 - 1], pa.uint64()), [2**64 - 1]),
+        (pa.array([True, None]), [True, None]),
+        (pa.array([None, None]), [None, None]),
+        (pa.array([1.5, None, 1e300]), [1.5, None, 1e300]),
+        (pa.array(np.array([1.5, 2], np.float16)), [1.5, 2.0]),
+        (pa.array(["ü\n\u2028", "", None]), ["ü\n\u2028", "", None]),
+        (pa.array(["x"], pa.large_string()), ["x"]),
+        (pa.array([b"\xff\x00", b"", None]), ["/wA=", "", None]),
+        (pa.array([b"ab"], pa.binary(2)), ["YWI="]),
+        (pa.array([[1, 2], None, []]), [[1, 2], None, []]),
+        (pa.array([[b"a"], None, [None]], pa.list_(pa.binary())), [["YQ=="], None, [None]]),
+        (pa.array([[b"a", b"b"], None], pa.list_(pa.binary(), 2)), [["YQ==", "Yg=="], None]),
+        (
+            pa.array([{"b": b"x", "c": 1}, None, {"b": None, "c": 2}]),
+            [{"b": "eA==", "c": 1}, None, {"b": None, "c": 2}],
+        ),
+        (pa.array([{}, None], pa.struct([])), [{}, None]),
+        (
+            pa.array([[{"x": b"a"}], [], [{"x": None}, {"x": b"b"}]]),
+            [[{"x": "YQ=="}], [], [{"x": None}, {"x": "Yg=="}]],
+        ),
+        (pa.array([{"x": [b"a", b"b"]}, None, {"x": [b"c"]}]), [{"x": ["YQ==", "Yg=="]}, None, {"x": ["Yw=="]}]),
+        (pa.array([[[1], [2, 3]], [[4]], None], pa.list_(pa.large_list(pa.int8()))), [[[1], [2, 3]], [[4]], None]),
+        (
+            pa.array([[("k", 1), ("l", None)], None, []], pa.map_(pa.string(), pa.int8())),
+            [{"k": 1, "l": None}, None, {}],
+        ),
+        (pa.array([[(7, "v")]], pa.map_(pa.int8(), pa.string())), [[{"key": 7, "value": "v"}]]),
+        (pa.array(["x", None, "x"]).dictionary_encode(), ["x", None, "x"]),
+        (pa.array([b"x", None]).dictionary_encode(), ["eA==", None]),
+        (pa.array([SECOND, None], pa.timestamp("s")), ["2023-11-14T22:13:20", None]),
+        (pa.array([SECOND * 10**9 + 5], pa.timestamp("ns")), ["2023-11-14T22:13:20.000000005"]),
+        (pa.array([SECOND * 1000], pa.timestamp("ms", "Europe/Berlin")), ["2023-11-14T22:13:20.000Z"]),
+        (pa.array([SECOND * 10**6], pa.timestamp("us", "+05:30")), ["2023-11-14T22:13:20.000000Z"]),
+        (pa.array([datetime.date(2026, 1, 2), None]), ["2026-01-02", None]),
+        (pa.array([3661], pa.time32("s")), ["01:01:01"]),
+        (pa.array([[SECOND]], pa.list_(pa.timestamp("s"))), [["2023-11-14T22:13:20"]]),
+    ],
+    ids=lambda value: str(value.type) if hasattr(value, "type") else "",
+)
+def test_values(array: Any, expected: list[Any]) -> None:
+    assert encoded(array) == expected
+    assert encoded(array.slice(1)) == expected[1:]
+
+
+def celsius() -> Any:
+    methods = {
+        "__init__": lambda self: pa.ExtensionType.__init__(self, pa.binary(), "test.celsius"),
+        "__arrow_ext_serialize__": lambda self: b"",
+    }
+    return type("Celsius", (pa.ExtensionType,), methods)()
+
+
+NEWER: Final[dict[str, Callable[[], tuple[Any, list[Any]]]]] = {
+    "string_view": lambda: (pa.array(["x", None], pa.string_view()), ["x", None]),
+    "binary_view": lambda: (pa.array([b"x", None], pa.binary_view()), ["eA==", None]),
+    "list_view": lambda: (pa.array([[b"x"], None], pa.list_view(pa.binary())), [["eA=="], None]),
+    "run_end_encoded": lambda: (pa.compute.run_end_encode(pa.array(["x", "x", "y"])), ["x", "x", "y"]),
+    "ExtensionType": lambda: (pa.ExtensionArray.from_storage(celsius(), pa.array([b"x", None])), ["eA==", None]),
+    "uuid": lambda: (pa.array([b"0123456789abcdef"], pa.uuid()), ["30313233-3435-3637-3839-616263646566"]),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NEWER if hasattr(pa, name)])
+def test_values_of_newer_types_and_of_an_extension(name: str) -> None:
+    array, expected = NEWER[name]()
+    assert encoded(array) == expected
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (pa.array([float("nan")]), "column 'a': NaN"),
+        (pa.array([[0.0, float("-inf")]]), "column 'a[1]': an infinity"),
+        (pa.array([{"b": [float("nan")]}]), "column 'a.b[0]': NaN"),
+        (pa.array([decimal.Decimal("1.10")]), "column 'a': a value of type decimal128(3, 2)"),
+        (pa.array([datetime.timedelta(1)]), "column 'a': a value of type duration[us]"),
+        (UNCHECKED, "column 'a': text that is not UTF-8 (byte 0xff at 1)"),
+        (pa.array([10**12], pa.timestamp("s")), "column 'a': a date"),
+        (pa.array([10**7], pa.date32()), "column 'a': a date"),
+        (
+            pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int8())),
+            "column 'a': a map that contains a key twice",
+        ),
+        (pa.array(["x" * 92]), "longer than the 99 bytes of --max-row-bytes"),
+    ],
+)
+def test_a_value_that_json_has_not_refuses_its_row_alone(array: Any, reason: str) -> None:
+    good = pa.nulls(1, array.type)
+    for order in ([array, good], [good, array]):
+        found = encoded(pa.concat_arrays(order), max_row_bytes=99)
+        bad = found.pop(order.index(array))
+        assert found == [None]
+        assert bad.startswith(reason)
+
+
+def test_the_longest_row_and_one_nested_deeper_than_json_writers_go() -> None:
+    assert encoded(pa.array(["x" * 91]), max_row_bytes=99) == ["x" * 91]
+    value: Any = 1
+    for _ in range(300):
+        value = [value]
+    (reason,) = encoded(pa.array([value]))
+    assert reason.startswith("column 'a': cannot be written as JSON")
+
+
+def test_two_fields_of_one_name_and_no_column_at_all() -> None:
+    twice = pa.struct([pa.field("a", pa.int8()), pa.field("a", pa.int8())])
+    with pytest.raises(ValueError, match="named 'a'"):
+        ArrowRowEncoder(pa, pa.schema([("x", pa.list_(twice))]), 100)
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
+    assert ArrowRowEncoder(pa, batch.schema, 100).encode(batch) == [b"{}\n", b"{}\n"]

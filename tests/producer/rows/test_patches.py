@@ -95,7 +95,7 @@ def test_a_row_costs_its_patches_too(tmp_path: Path) -> None:
     """By tokens and half of the patches the rows cost 20, 6, 19 and 5; by tokens alone 10, 2, 3 and 5."""
     source = write(tmp_path, (10, 20), (2, 8), (3, 32), (5, None))
     for per_patch, steps in ((0.5, [[0, 2], [1, 3]]), (0.0, [[0, 3], [1, 2]])):
-        costs = {"cost_per_token_squared": 0.0, "cost_per_patch": per_patch}
+        costs: dict[str, Any] = {"cost_per_token_squared": 0.0, "cost_per_patch": per_patch}
         found = numbers(list(take(make(tmp_path / "out", [source], balance=2, **costs))))
         # Two ranks with chunks of two: rank 0 has the first two rows.
         assert sorted(sorted([found[step], found[2 + step]]) for step in range(2)) == steps

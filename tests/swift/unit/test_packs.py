@@ -214,6 +214,6 @@ def test_the_train_split_alone_is_packed(packing: dict[str, Any], tmp_path: Path
     ratio = {"split_dataset_ratio": 0.3, "sharded_lazy_shuffle_window": 4}
     stream = opened(write(tmp_path / "stream", 61), **packing, **ratio)
     assert {row for pack in read(stream) for row in pack} == set(of(0, 61))
-    assert stream.validation is not None and [stream.validation[at] for at in range(len(stream.validation))] == of(
-        1, 61
-    )
+    held_out = stream.validation
+    assert held_out is not None
+    assert [held_out[at] for at in range(len(held_out))] == of(1, 61)

@@ -31,9 +31,8 @@ from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream import Published
 from lazyshard.stream.chunk import OPEN_CHUNKS, OPEN_ROWS
-from lazyshard.stream.head import expected_wait, next_poll, retry_s
+from lazyshard.stream.head import HEARTBEAT_S, expected_wait, next_poll, retry_s
 from lazyshard.stream.waiting import LATER_S
-from lazyshard.stream.writer import HEARTBEAT_S
 
 _CHUNK_OPENS: Final = 2  # To open a chunk, a reader opens two files: seal and data
 _CHUNK_METADATA: Final = _CHUNK_OPENS + 1  # Plus a stat of `stream.json`, to check that the stream is still the same

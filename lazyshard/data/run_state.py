@@ -16,12 +16,13 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from lazyshard.data.rank import Rank, log
 from lazyshard.data.settings import RunOrder
 from lazyshard.errors import LazyShardError, StateInvalid
+from lazyshard.format.seal import DealtByCost
 from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState, WindowPlace
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps
+from lazyshard.store.files import read_seal
 from lazyshard.stream import StreamReader
 from lazyshard.stream import run_parts as runs
-from lazyshard.stream.chunk import read_dealt
 
 Ranges = Iterable[tuple[int, int]]  # half-open ranges of numbers
 StateDicts = Iterable[dict[str, Any]]
@@ -159,7 +160,8 @@ def is_dealt(reader: StreamReader) -> bool:
     """Returns whether the newest chunk of a stream was dealt by cost; False if there is no chunk, or it is unknown."""
     chunks = reader.seen.chunks
     with contextlib.suppress(LazyShardError, OSError):
-        return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
+        if reader.stream_id and chunks:
+            return DealtByCost.read(read_seal(reader.directory, chunks - 1).source) is not None
     # A reader that needs this seal to read the chunk raises the error.
     return False
 

@@ -49,18 +49,15 @@ def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[i
     return best
 
 
-def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
-    """Returns the weights as integer parts of their sum, the period. Raises ValueError: more streams than `longest`.
+def whole_parts(weights: Sequence[float]) -> tuple[int, ...]:
+    """Returns the weights as integer parts of their sum, the period. Raises ValueError as `shares`.
 
-    Weights such as 0.8, 12 or 1/3 give their exact shares, unless the period would be longer than `longest`. In that
-    case they are rounded by the largest remainder method, with at least one part for each stream.
+    Weights such as 0.8, 12 or 1/3 give their exact shares, unless the period would be too long. In that case they are
+    rounded by the largest remainder method, with at least one part for each stream.
     """
     count = len(shares(weights))
-    if longest is None:
-        # Shares are exact within 1/32768; with many streams the period is halved, as each draw scans all of them.
-        longest = max(1 << 14 if count < 64 else 1 << 13, 8 * count)
-    if count > longest:
-        raise ValueError(f"a period of {longest} has no part for each of {count} streams")
+    # Shares are exact within 1/32768; with many streams the period is halved, as each draw scans all of them.
+    longest = max(1 << 14 if count < 64 else 1 << 13, 8 * count)
     exact = [_simplest(weight) for weight in weights]
     shared = math.lcm(*(one.denominator for one in exact))
     parts = [one.numerator * (shared // one.denominator) for one in exact]

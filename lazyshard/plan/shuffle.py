@@ -30,16 +30,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import index
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from lazyshard.part import Int64Array
 from lazyshard.plan.deal import check_field
-
-if TYPE_CHECKING:
-    pass
-
 
 _MASK: Final = 2**64 - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15

@@ -30,7 +30,7 @@ from lazyshard.format.records import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal, SealedArrays
 from lazyshard.part import ByteArray, Int64Array, UInt64Array
-from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file, read_seal
+from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file
 
 if TYPE_CHECKING:
     from lazyshard.stream.stream import Stream
@@ -357,11 +357,6 @@ class OpenChunks(dict[int, Chunk]):
         for old in list(self)[: -self._most]:
             self.pop(old, None)
             self._closed.append(old)
-
-
-def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
-    """Returns how the rows of a published native chunk were dealt by cost; None if they were not."""
-    return DealtByCost.read(read_seal(directory, chunk).source)
 
 
 class RowMemory:

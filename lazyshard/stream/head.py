@@ -29,7 +29,10 @@ FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
 # The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers
 # only some thousands per second, which is what 1,000 nodes send at this pause
 FIRST_REQUEST_S: Final = 0.2
-STALE_HEARTBEAT_S: Final = 15.0  # producers send one every 5 s while rows arrive; three missed ones are worth a report
+HEARTBEAT_S: Final = 5.0
+"""Maximum age of `head.json` while rows arrive. Readers only report its age; nothing acts on less than a minute."""
+
+STALE_HEARTBEAT_S: Final = 15.0  # three missed ones are worth a report
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _STARTED: Final = 19  # field of `/proc/PID/stat` after the program's name: its start, in clock ticks since boot
 

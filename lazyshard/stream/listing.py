@@ -27,7 +27,7 @@ from lazyshard.errors import FileInvalid, FileRefused, StreamInvalid, StreamMism
 from lazyshard.format import records
 from lazyshard.format.records import MANIFEST, RETIRED, TEMPORARY, Head, Manifest, Retired, check_samples_per_chunk
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
-from lazyshard.store.files import UrlPath, check_folder, find_record, list_names, read_record, unreadable
+from lazyshard.store.files import UrlPath, check_folder, find_record, list_names, unreadable
 
 
 class Published(NamedTuple):
@@ -57,13 +57,11 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
     if samples_per_chunk is not None:
         check_samples_per_chunk(samples_per_chunk)
     try:
-        manifest = read_record(directory / MANIFEST, Manifest.decode)
-    except FileNotFoundError:
-        return None
+        manifest = find_record(directory / MANIFEST, Manifest.decode)
     except FileInvalid as error:
         error.args = (f"{error}; restore it from a copy",)
         raise
-    if samples_per_chunk not in (None, size := manifest.samples_per_chunk):
+    if manifest is not None and samples_per_chunk not in (None, size := manifest.samples_per_chunk):
         what = f"{directory}: the stream has {size} samples per chunk, which never changes; got"
         told = {"directory": str(directory), "expected": str(samples_per_chunk), "actual": str(size)}
         raise StreamMismatch(f"{what} {samples_per_chunk}. Use {size}, or another directory", **told)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.records import END, HEAD, End, Head, printable
 from lazyshard.format.writers import WRITERS, Committed, Sequenced, is_writer_name, piece_stream_id
-from lazyshard.store.files import check_folder, is_folder, is_there, list_names, read_record, read_seal
+from lazyshard.store.files import check_folder, find_record, is_folder, is_there, list_names, read_record, read_seal
 from lazyshard.stream.head import STALE_HEARTBEAT_S, format_seconds, process_gone
 from lazyshard.stream.listing import Published, invalid, read_manifest
 from lazyshard.stream.stream import NativeStream
@@ -52,11 +53,9 @@ class SequencedWriter:
             self._check_identity(manifest.stream_id)
             self._stream = NativeStream(self.folder, manifest)
         self.published = self._stream.published()
-        if not self.published.ended:
-            # Its process may have been killed before `head.json` told so.
-            with contextlib.suppress(FileNotFoundError):
-                end = read_record(self.folder / END, End.decode)
-                self.published = Published(end.chunks, end.samples, True)
+        # Its process may have been killed before `head.json` told so.
+        if not self.published.ended and (end := find_record(self.folder / END, End.decode)) is not None:
+            self.published = Published(end.chunks, end.samples, True)
         self._check_published()
         self.trouble = ""
 
@@ -81,29 +80,14 @@ def has_ended(directory: Path) -> bool:
     return False
 
 
-class Told:
-    """What the sequencer of a stream has told last. It is decoded only when it has changed: writers that wait poll."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / WRITERS / Committed.NAME
-        self._data = b""
-        self._found: Committed | None = None
-
-    def read(self) -> Committed | None:
-        """Returns it; None where nothing of it can be read."""
-        with contextlib.suppress(OSError, LazyShardError):
-            return read_record(self._path, self._decode)
-        return None
-
-    def _decode(self, data: bytes, file: str) -> Committed | None:
-        if data != self._data:
-            self._found, self._data = Committed.decode(data, file), data
-        return self._found
+_decode_committed: Final = lru_cache(maxsize=8)(Committed.decode)  # writers that wait find the same bytes again
 
 
 def read_committed(directory: Path) -> Committed | None:
     """Returns what the sequencer has told last; None where nothing of it can be read."""
-    return Told(directory).read()
+    with contextlib.suppress(OSError, LazyShardError):
+        return read_record(directory / WRITERS / Committed.NAME, _decode_committed)
+    return None
 
 
 def writer_names(directory: Path) -> list[str]:

@@ -278,9 +278,11 @@ class LinkedChunk:
         return self._seal.samples
 
     def finish(self) -> None:
-        """A step: gives the files their second name."""
+        """A step: gives the files their second name, or makes durable copies."""
         for file in self._links:
-            file.link()
+            durable.remove(file.path)
+            if not durable.link(file.first, file.path):
+                durable.copy(file.first, file.path)
 
     def discard(self, *, remove: bool = True) -> None:
         """Removes the second names if it can."""
@@ -298,12 +300,6 @@ class PieceFile(NamedTuple):
 
     first: Path
     path: Path
-
-    def link(self) -> None:
-        """Gives the file its second name, or makes a durable copy."""
-        durable.remove(self.path)
-        if not durable.link(self.first, self.path):
-            durable.copy(self.first, self.path)
 
 
 Filled: TypeAlias = tuple[OpenChunk | LinkedChunk, Any]  # a chunk, and the position after it

@@ -36,9 +36,9 @@ from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced, 
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import UrlPath, check_folder, read_file, read_seal
 from lazyshard.stream.chunk import Chunk, open_sealed
-from lazyshard.stream.head import FIRST_REQUEST_S, own_process, process_gone
+from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, HEARTBEAT_S, own_process, process_gone
 from lazyshard.stream.listing import invalid, read_manifest
-from lazyshard.stream.members import RETRY_S, SequencedWriter, Told, has_ended, writer_names
+from lazyshard.stream.members import RETRY_S, SequencedWriter, has_ended, read_committed, writer_names
 from lazyshard.stream.publishing import SealedPiece
 
 if TYPE_CHECKING:
@@ -46,10 +46,8 @@ if TYPE_CHECKING:
 
 BEAT_S: Final = 1.0  # how often `committed.json` shows that the sequencer is alive
 LEASE_S: Final = 4.0  # another process takes over after as long without a beat
-FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 0.02  # a poll is one stat for each writer
 TOGETHER: Final = 8  # pieces that share the sync of a directory, `head.json` and `committed.json`
-_HEARTBEAT_S: Final = 5.0
 _HOLD_S: Final = 0.2  # a wait for the gate that readers are told of
 _SLICE_BYTES: Final = 1 << 20
 
@@ -127,7 +125,7 @@ class Sequencer:
         if published and not self.ended:
             self._tell()
         self._show_alive()
-        every_s = _HOLD_S if self.hold and self._writer.state != "waiting" else _HEARTBEAT_S
+        every_s = _HOLD_S if self.hold and self._writer.state != "waiting" else HEARTBEAT_S
         if published:
             self._told = now
         elif not self.ended and now - self._told >= every_s:
@@ -346,7 +344,6 @@ class Sequencing:
         self._idle_s = RETRY_S if remote else RETRY_S / 4
         self.sequencer: Sequencer | None = None
         self.ended = False
-        self._told = Told(directory)
         self._seen: tuple[Committed | None, float] | None = None  # what was told last, and when that was first seen
         self._try_at = 0.0
         self._pause = self._polls[0]
@@ -391,7 +388,7 @@ class Sequencing:
         if now < self._try_at:
             return False
         self.ended = has_ended(self.directory)
-        found = self._told.read()
+        found = read_committed(self.directory)
         if self._seen is None or found != self._seen[0]:
             # What another process has told before this one started may be as old as the stream.
             self._seen = found, now

@@ -18,9 +18,10 @@ from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, Stream
 from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, Declared, End, Head, Manifest
 from lazyshard.format.writers import WRITERS, check_declared, check_writer_name, piece_stream_id
 from lazyshard.store.files import UrlPath, check_folder, is_there, read_record
+from lazyshard.stream.head import HEARTBEAT_S
 from lazyshard.stream.listing import invalid
 from lazyshard.stream.lock import Wanted, create_stream, find_manifest, new_manifest
-from lazyshard.stream.members import RETRY_S, Told, has_ended, read_position, writer_names
+from lazyshard.stream.members import RETRY_S, has_ended, read_committed, read_position, writer_names
 from lazyshard.stream.sequencer import Gate, Sequencer, Sequencing
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ MOST_PIECES: Final = 2  # pieces without a number after which a writer waits
 _MOST_OBJECTS: Final = 8  # the same in an object store: until a piece has a number takes a second there
 _RETIRED_AT_ONCE: Final = 16  # pieces: deleting costs three syncs each time
 REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
-_HEARTBEAT_S: Final = 5.0
 _WARN_S: Final = 60.0
 _ASK_S: Final = 0.25  # how often a writer that waits reads the reason
 _CREATED_S: Final = 60.0  # by then a process that creates the stream has done so, or it hangs
@@ -92,7 +92,6 @@ class Share:
         self._retire: Callable[[int], object] = str
         self._taken = self._retired = 0
         self._held_since = 0.0  # 0: it is not held
-        self._told = Told(directory)
         self._ended = False
         self._pid = os.getpid()
 
@@ -240,7 +239,7 @@ class Share:
             self.uploads.check()
         # In this order: what is committed is told before the stream ends.
         self._ended = has_ended(self.directory)
-        if (found := self._told.read()) is not None:
+        if (found := read_committed(self.directory)) is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
         if done():
             return True
@@ -262,7 +261,7 @@ class Share:
         warned = told = asked = began
         reason = ""
         while not self._look(done, began, for_end=for_end):
-            if (now := time.monotonic()) - told >= _HEARTBEAT_S:
+            if (now := time.monotonic()) - told >= HEARTBEAT_S:
                 told = now
                 tell(self._reason())
             if now - warned >= _WARN_S:

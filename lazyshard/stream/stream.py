@@ -10,6 +10,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ from lazyshard.format.records import END, FORMAT, HEAD, MANIFEST, OWNER, End, He
 from lazyshard.format.seal import Seal
 from lazyshard.part import UInt32Array
 from lazyshard.store.durable import refused
-from lazyshard.store.files import UrlPath, again_if_stale, is_there, read_record, read_seal
+from lazyshard.store.files import UrlPath, again_if_stale, find_record, is_there, read_record, read_seal
 from lazyshard.stream import listing
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
 from lazyshard.stream.listing import Published, invalid, names_in, read_manifest, sort_names
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MANY: Final = 1000
 _OURS: Final = (MANIFEST, HEAD, OWNER)
+_decode_head: Final = lru_cache(maxsize=64)(Head.decode)  # most polls find the same bytes again
 Stream: TypeAlias = "NativeStream | ForeignStream"  # a stream directory or URL, open for reading
 
 
@@ -270,7 +272,6 @@ class NativeStream:
         self.arrays, self.encoding = manifest.arrays, manifest.encoding
         self.stream_id: str | None = manifest.stream_id
         self.mirror: Mirror | None = None
-        self._head: tuple[bytes, Head | None] = b"", None  # the last file that was read
         if isinstance(directory, UrlPath):
             # Code for object stores that readers of directories need not import.
             from lazyshard.store.mirror import Mirror
@@ -287,19 +288,11 @@ class NativeStream:
     def published(self, wanted: int | None = None) -> Published:
         """Polls what is published, from `head.json`, or if that is lost by listing the seals."""
         try:
-            head = read_record(self.directory / HEAD, self._decode_head)
+            head = read_record(self.directory / HEAD, _decode_head)
         except (FileNotFoundError, FileInvalid):
             return self._listed()
         self._check(head, ended=head.ended)
         return Published(head.chunks, head.samples, head.ended, head)
-
-    def _decode_head(self, data: bytes, file: str) -> Head:
-        known, head = self._head
-        # Most polls find the same bytes again.
-        if head is None or data != known:
-            head = Head.decode(data, file)
-            self._head = data, head
-        return head
 
     def _check(self, found: Head | End, *, ended: bool) -> None:
         if not found.is_whole(size := self.samples_per_chunk, ended=ended):
@@ -311,13 +304,10 @@ class NativeStream:
 
     def _listed(self) -> Published:
         found = listing.list_kept(self.directory, self.stream_id)
-        try:
-            end = read_record(self.directory / END, End.decode)
-        except FileNotFoundError:
-            chunks, gap, size = found.complete, found.gap, self.samples_per_chunk
-        else:
+        if (end := find_record(self.directory / END, End.decode)) is not None:
             self._check(end, ended=True)
             return Published(end.chunks, end.samples, True)
+        chunks, gap, size = found.complete, found.gap, self.samples_per_chunk
         if chunks > found.first:
             # The last seal may be of a partial chunk whose stream.end does not exist yet.
             try:

@@ -19,15 +19,12 @@ from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import END, Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
-from lazyshard.stream.head import check_state, failure_note, plain
+from lazyshard.stream.head import HEARTBEAT_S, check_state, failure_note, plain
 from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import Wanted, open_for_writing
 from lazyshard.stream.publishing import Filled, LinkedChunk, OpenChunk, SealedPiece, WriteSteps
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
-
-HEARTBEAT_S: Final = 5.0
-"""Maximum age of `head.json` while rows arrive. Readers only report its age; nothing acts on less than a minute."""
 
 _MAX_TOKENS: Final = 2**32 - 1
 

@@ -95,7 +95,6 @@ def test_weights_that_people_write_are_met_exactly() -> None:
     ]
     for weights, parts in met:
         assert whole_parts(weights) == parts
-    assert whole_parts([1.0, 1e-9], 10) == (9, 1)
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40))
@@ -115,7 +114,6 @@ def test_what_cannot_be_is_refused() -> None:
     for weights in wrong:
         refusal_of(ValueError, "weight", shares, weights)
     refusal_of(ValueError, r"weight .* got 0", whole_parts, [1, 0])
-    refusal_of(ValueError, r"period of 2 .* 3 streams", whole_parts, [1, 1, 1], 2)
 
 
 def blended(weights: Any, count: int) -> tuple[Any, Any]:
@@ -132,7 +130,7 @@ def test_the_rule_is_megatrons() -> None:
 
 
 EXACT = [(1, 1), (1, 3), (3, 5), (5, 2, 1), (1, 2, 4, 9), (47, 10, 23, 28, 20), (1, 1022, 1)]
-EXACT += [whole_parts([(7 * i * i + seed) % 101 + 1 for i in range(size)], 8192) for size, seed in [(30, 1), (100, 2)]]
+EXACT += [whole_parts([(7 * i * i + seed) % 101 + 1 for i in range(size)]) for size, seed in [(30, 1), (100, 2)]]
 PEOPLES = [[0.8, 0.2], [0.2, 0.8], [0.5, 0.3, 0.2], [0.4, 0.3, 0.2, 0.1], [0.9, 0.1], [1.0] * 3, [2.0, 5.0, 3.0]]
 
 

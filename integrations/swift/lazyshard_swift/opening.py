@@ -37,15 +37,7 @@ from lazyshard_swift.errors import ResumeRefused, each_of, not_resumed, refused,
 from lazyshard_swift.ms_swift import is_megatron, notice
 from lazyshard_swift.ordinary import spooled
 from lazyshard_swift.run_plan import BLENDED, PACKED, RunPlan, Stream, check_fits, order_of_split, resumed, state_of
-from lazyshard_swift.stream import (
-    Options,
-    TrainStream,
-    open_data,
-    open_packs,
-    open_validation,
-    read_lengths,
-    retired_chunks,
-)
+from lazyshard_swift.stream import Options, TrainStream, open_data, open_packs, open_validation, read_lengths
 
 # How ms-swift's templates read an environment variable; its `get_env_args` converts the name to capitals.
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
@@ -213,7 +205,7 @@ def _open_stream(args: Any, name: str, rank: Rank, own: Options) -> Stream:
 def check_retired(plan: RunPlan) -> None:
     """Refuses streams whose first chunks are deleted, if a new run, or one that shuffles all of them, needs them."""
     for one in plan.streams:
-        retired, saved = retired_chunks(one), plan.saved
+        retired, saved = one.retired(), plan.saved
         gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
         if retired and saved is not None and plan.layout != "strided":
             why = "ms-swift's shuffle may draw any of them: start over from the weights, or produce with --retain all"

@@ -21,8 +21,8 @@ from lazyshard.format.state import BlendState, Cursor, RunState, blend_shares
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
-from lazyshard.store.files import stream_name
-from lazyshard.stream import Published, run_parts
+from lazyshard.store.files import stream_name, stream_path
+from lazyshard.stream import Published, read_retired, run_parts
 from lazyshard_swift.arguments import ONCE, Rollout
 from lazyshard_swift.checkpoints import FOREIGN, GROUPED, Inner, Position, stream_id_of
 from lazyshard_swift.errors import not_resumed
@@ -65,6 +65,11 @@ class Stream(NamedTuple):
     def total(self) -> int | None:
         """Samples of the stream, None if it was live."""
         return self.samples if self.ended else None
+
+    def retired(self) -> int:
+        """Returns how many chunks of the stream its producer has deleted."""
+        stream_id = stream_id_of(self.identity)
+        return 0 if stream_id is None else read_retired(stream_path(self.directory), stream_id)
 
     @property
     def name(self) -> str:

@@ -37,8 +37,7 @@ from lazyshard.errors import (
     redact,
 )
 from lazyshard.format.state import RunState
-from lazyshard.store.files import stream_path
-from lazyshard.stream import Published, read_retired
+from lazyshard.stream import Published
 from lazyshard_swift import checkpoints, errors
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import changed, notice
@@ -107,22 +106,16 @@ def open_validation(
     gaps, opened = order.gaps, []
     for one, encoder in zip(streams, encode, strict=True):
         count, needed = gaps.kept(0, one.samples), gaps.nth(0, 0) + 1
-        if retired := retired_chunks(one):
+        if retired := one.retired():
             gone = f"{one.directory}: the producer has deleted all chunks below {retired}"
-            raise errors.refused(argument, f"{gone}, which evaluation needs: produce with --retain all")
+            raise refused(argument, f"{gone}, which evaluation needs: produce with --retain all")
         if splits is None and not one.ended:
-            raise errors.refused(argument, f"{one.directory} is still being produced: start once it has ended")
+            raise refused(argument, f"{one.directory} is still being produced: start once it has ended")
         if not count:
             few = f"{one.directory} has {one.samples} samples, at least {needed} are needed"
-            raise errors.refused(argument, f"{few}: start once they are published, or give other data by --val_dataset")
+            raise refused(argument, f"{few}: start once they are published, or give other data by --val_dataset")
         opened.append(open_data((one,), Rank(0, 1), (encoder,), order, own, num_samples=count))
     return Validation(opened)
-
-
-def retired_chunks(stream: Stream) -> int:
-    """Returns how many chunks of a stream its producer has deleted."""
-    stream_id = checkpoints.stream_id_of(stream.identity)
-    return 0 if stream_id is None else read_retired(stream_path(stream.directory), stream_id)
 
 
 class StepGate:

@@ -108,7 +108,7 @@ class Checked:
 
     def _values(self, *, hashed: bool = False) -> tuple[Any, ...]:
         """Returns the values of the fields that are compared, or hashed."""
-        return tuple([getattr(self, name) for name in _compared(type(self), hashed)])  # type: ignore[arg-type]
+        return tuple([getattr(self, name) for name in _names_of(type(self), compared=True, hashed=hashed)])  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values: dicts, lists, strings, numbers, true, false and None."""
@@ -124,14 +124,9 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _names_of(cls: type) -> tuple[str, ...]:
-    return tuple(one.name for one in dataclasses.fields(cls))
-
-
-@cache
-def _compared(cls: type, hashed: bool) -> tuple[str, ...]:
+def _names_of(cls: type, *, compared: bool = False, hashed: bool = False) -> tuple[str, ...]:
     fields = dataclasses.fields(cls)
-    return tuple(one.name for one in fields if one.compare and not (hashed and one.hash is False))
+    return tuple(one.name for one in fields if (one.compare or not compared) and not (hashed and one.hash is False))
 
 
 @cache

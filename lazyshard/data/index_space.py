@@ -141,8 +141,9 @@ class IndexSpace(Space):
         return self.course.draw(lane, position, self._total(position))
 
     def sample_at(self, lane: int, position: int) -> int:
-        """Returns the sample of a position."""
-        return self.course.sample(lane, position, self._total(position))
+        """Returns the sample of a position, as `draw_at`."""
+        segment, shift, _ = self.course.begin(self._total(position)).around(position)
+        return segment.sample(lane, position + shift)
 
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
         """Returns the position where the epoch of a run ends that has drawn `drawn` positions, and the total.

@@ -211,9 +211,8 @@ class SharedNumbers:
         worker = get_worker_info()
         start = 0 if worker is None else (1 + worker.id % (_ROWS - 1)) * _COLUMNS
         for column, (new, old) in enumerate(zip(now, before, strict=True), 1):
-            if new != old:
-                # Seconds are stored as milliseconds.
-                self.view[start + column] += round(new * 1000) - round(old * 1000) if column == 3 else int(new - old)
+            # Seconds are stored as milliseconds.
+            self.view[start + column] += round(new * 1000) - round(old * 1000) if column == 3 else int(new - old)
 
     def stats(self) -> Stats:
         """Returns the sum over all processes."""

@@ -203,11 +203,6 @@ class Course:
         segment, shift, _ = self.begin(total).around(position)
         return Draw(segment.epoch, segment.sample(lane, position + shift))
 
-    def sample(self, lane: int, position: int, total: int | None) -> int:
-        """Returns the sample that `draw` returns."""
-        segment, shift, _ = self.begin(total).around(position)
-        return segment.sample(lane, position + shift)
-
     def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and samples of `draw` for arrays or integers, broadcast; fastest window by window."""
         lane, position = np.asarray(lanes, np.int64), np.asarray(positions, np.int64)

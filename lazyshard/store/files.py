@@ -167,10 +167,7 @@ class OpenFile:
 
     def read(self, start: int, size: int) -> bytes:
         """Reads `size` bytes from `start` on, usually in one system call; fewer at the end of the file."""
-        try:
-            data = os.pread(self.fd, size, self.begin + start)
-        except OSError:
-            data = b""
+        data = self._retry_if_stale(os.pread, size, start)
         while len(data) < size and (part := self._retry_if_stale(os.pread, size - len(data), start + len(data))):
             data += part
         return data

@@ -57,6 +57,11 @@ class Uploads(Protocol):
 class Share:
     """A writer's share in a stream of several writers. Raises as `ChunkWriter`.
 
+    Args:
+        pause: called with seconds and a reason, instead of `time.sleep`, while the writer waits for the sequencer: in
+            the call that fills a chunk (see `ChunkWriter.held`), in `finish`, and here if the writer has ended before.
+            After the end of this writer it may raise to leave the rest to other processes.
+
     Attributes:
         uploads: for a stream in an object store, what uploads the pieces; set before the writer is opened.
         piece_stream_id: the identity of that.
@@ -72,7 +77,7 @@ class Share:
         *,
         open_stream: Callable[[], ChunkWriter],
         gate: Callable[[ChunkWriter], Gate] | None,
-        pause: Callable[[float, str], object],
+        pause: Callable[[float, str], object] = lambda seconds, reason: time.sleep(seconds),
         sequencer: Callable[[Any, Gate | None, int], Sequencer] = Sequencer,
     ) -> None:
         self.directory, self.name = directory, check_writer_name(name)

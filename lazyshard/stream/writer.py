@@ -61,9 +61,6 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             a new stream: it ends by `lazyshard-producer end`. For a stream that is there it must be the same, or None.
         gate: returns the limits of the stream of several writers, by the `ChunkWriter` of its sequencer. They apply
             while this process sequences. None: there are none.
-        pause: called with seconds and a reason, instead of `time.sleep`, while a named writer waits for the sequencer:
-            in the call that fills a chunk (see `held`), in `close`, and here if the writer has ended before. After the
-            end of this writer it may raise to leave the rest to other processes.
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
@@ -95,13 +92,12 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         writer: str | None = None,
         writers: int | Iterable[str] | None = None,
         gate: Callable[[ChunkWriter], Gate] | None = None,
-        pause: Callable[[float, str], object] = lambda seconds, reason: time.sleep(seconds),
     ) -> None:
         shared, wanted = Path(directory), Wanted(samples_per_chunk, arrays, encoding)
         self._share: Share | None = None
         if writer is not None:
             open_stream = functools.partial(open_sequenced, shared, clock, arrays, encoding)
-            self._share = Share(shared, writer, writers, wanted, clock, open_stream=open_stream, gate=gate, pause=pause)
+            self._share = Share(shared, writer, writers, wanted, clock, open_stream=open_stream, gate=gate)
         elif writers is not None:
             raise ValueError(f"{shared}: writers={writers!r} needs writer=NAME, the name of this one")
         self._open(shared, wanted, clock, overlap)

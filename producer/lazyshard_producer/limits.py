@@ -268,11 +268,11 @@ class Holdback:
             if heeds and self._refresh(published_chunks, LOOK_S if hold is None else HELD_LOOK_S):
                 hold = self._hold(published_chunks, published_samples)
         if hold is None:
-            self._held_since, self._warned = None, False
+            self._held_since, self.warned = None, False
             return None
         reason, now = one_line(hold.reason), self.clock()
-        if (hold.deadlock or hold.stalled) and not self._warned:
-            self._warned = True
+        if (hold.deadlock or hold.stalled) and not self.warned:
+            self.warned = True
             self.warn(reason)
         self._held_since = now if self._held_since is None else self._held_since
         return hold._replace(reason=reason, retry_s=hold.retry_s or retry_s(now - self._held_since))

@@ -190,4 +190,5 @@ def source_size(settings: SourceSettings) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         if path.endswith(INDEX_SUFFIX) and source_kind(settings) == "megatron":
             path = data_path(path)
-    return os.path.getsize(path) if os.path.isfile(path) else None
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    return None

@@ -21,7 +21,7 @@ from lazyshard.cli import output
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.records import END, HEAD, MANIFEST, TEMPORARY, End, Head
 from lazyshard.format.row import check_row
-from lazyshard.store.files import find_record, is_there, is_url, read_record, read_seal, stream_path
+from lazyshard.store.files import is_there, is_url, read_record, read_seal, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import Published, list_kept, read_manifest
 from lazyshard.stream.lock import Wanted, find_manifest
@@ -62,8 +62,9 @@ def keep_freed_memory() -> None:
 def find_end(out: str, samples_per_chunk: int | None) -> End | None:
     """Returns the end record of a stream that has ended, None if there is no stream or it has not ended."""
     path = stream_path(out)
-    end = find_record(path / END, End.decode)
-    return None if end is None or read_manifest(path, samples_per_chunk) is None else end
+    if not is_there(path / END) or read_manifest(path, samples_per_chunk) is None:
+        return None
+    return read_record(path / END, End.decode)
 
 
 def _open(settings: Settings, shelf: Shelf, own: str, share: Share | None) -> ChunkWriter | End:

@@ -58,7 +58,7 @@ class SharedLimits:
         """As `Holdback.before_chunk`."""
         if self._holdback.limits is not self.limits:
             # Other limits may need other sizes.
-            self._holdback.limits, self._holdback.stock = self.limits, None
+            self._holdback.limits, self._holdback.stock, self._holdback.warned = self.limits, None, False
         held = self._holdback.before_chunk(published_chunks, published_samples)
         return held and held.reason
 

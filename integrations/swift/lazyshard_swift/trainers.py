@@ -107,7 +107,8 @@ class _HuggingFaceCallback(_Callback):
         consumed, step = self.counts()
         self.stream.log_progress(consumed)
         # The trainer's own epoch is the rest of the run; the trainer handles the end of that itself.
-        if self.plan.one_pass and step < state.max_steps and self.plan.ends_epoch(consumed):
+        last = step % self.plan.rollout.steps == 0
+        if self.plan.one_pass and last and step < state.max_steps and self.plan.ends_epoch(consumed):
             control.should_save = control.should_save or args.save_strategy == "epoch"
             control.should_evaluate = control.should_evaluate or args.eval_strategy == "epoch"
 
@@ -136,11 +137,12 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
     plan = stream.plan
     if plan.one_pass:
         # The trainer has planned its steps for epochs of equal length.
-        self.args.max_steps = -(-plan.epoch_samples // plan.global_batch) * plan.rollout.steps
-    whole, begun = divmod(options.get("skip_batches", 0), plan.rollout.batches)
+        whole = -(-plan.epoch_samples // plan.global_batch) * plan.rollout.steps
+        self.args.max_steps = min(whole, self.args.max_steps) if plan.by_steps and plan.rollout.steps > 1 else whole
+    skipped, begun = divmod(options.get("skip_batches", 0), plan.rollout.batches)
     sampler = _batch_sampler(module.BatchSamplerShard, plan)
     loader = _gated_loader(module.DataLoaderShard, self._lazyshard, begun)
-    options |= {"skip_batches": whole} if whole or begun else {}
+    options |= {"skip_batches": skipped} if skipped or begun else {}
     with changed(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
         made = original(self, *rest, **options)
     # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).

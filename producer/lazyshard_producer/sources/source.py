@@ -227,10 +227,13 @@ class KnownFile:
             tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
         name = os.fsencode(os.path.basename(path))
         self.digest: Final = xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
+        self._version: Final = status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Checks that the file has not changed."""
-        if KnownFile(self.path).digest != self.digest:
+        """Checks that the file has not changed; reads it only if its size or modification time differ."""
+        with refusing(self.path):
+            status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) != self._version and KnownFile(self.path).digest != self.digest:
             raise refuse_changed(self.path)
 
 

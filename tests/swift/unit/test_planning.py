@@ -60,6 +60,19 @@ def test_rollouts() -> None:
     assert [plan.counted(step) for step in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
 
 
+def test_resume_within_a_rollout_keeps_its_ranks_and_batches(tmp_path: Path) -> None:
+    plan = decided(grpo(2, generation=4))
+    for step in (4, 6):
+        saved = checkpoint(tmp_path / f"checkpoint-{step}", plan.position(plan.counted(step), step))
+        for batch, ranks in ((2, 2), (2, 1), (4, 2)):
+            args = grpo(batch, generation=4)
+            args.training_args.resume_from_checkpoint = args.resume_from_checkpoint = saved
+            if step == 4 or (batch, ranks) == (2, 2):
+                assert decide_one(args, facts(), Rank(0, ranks)).step == step
+            else:
+                tells(raised(ResumeRefused, decide_one, args, facts(), Rank(0, ranks)), actual="6", checkpoint=saved)
+
+
 BLOCK = {"window": 0, "layout": "block"}  # what a run in ms-swift's own shuffle has saved
 
 

@@ -155,4 +155,4 @@ def test_examples_use_what_is_exported_and_nothing_else() -> None:
             elif isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("lazyshard") for alias in node.names), path.name
     assert set(used) <= set(lazyshard.__all__)
-    assert used["LazyShardedDataset"] == 6 and used["ChunkWriter"] == 4
+    assert used["LazyShardedDataset"] == 6 and used["ChunkWriter"] == 5

@@ -43,7 +43,7 @@ ALLOWED: Final = {  # Where the product does any of this, and why no file of som
     "lazyshard/cli/command.py: importlib.import_module": "our own, by constants",
     "lazyshard/lazy.py: importlib.import_module": "our own, by constants, and what the user asks to run",
     "lazyshard/filesystem/side.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
-    "producer/lazyshard_producer/sources/source.py: importlib.import_module": "pyarrow, zstandard, by constants",
+    "producer/lazyshard_producer/errors.py: importlib.import_module": "pyarrow, zstandard, by constants",
     "producer/lazyshard_producer/configuration/settings.py: ast.literal_eval": "docstrings of its own source",
     "integrations/swift/lazyshard_swift/ms_swift.py: importlib.import_module": "our own, by constants",
     "integrations/swift/lazyshard_swift/commands.py: importlib.import_module": "ms-swift, by constants",

@@ -247,7 +247,7 @@ class Holdback:
     _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None
-    _warned: bool = False  # of the present wait
+    warned: bool = False  # of the present wait
 
     def __post_init__(self) -> None:
         """Reads the number of the oldest chunk."""

@@ -305,7 +305,7 @@ class IndexReader:
         """Begins to read."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None and isinstance(error, LazyShardError) and get_worker_info() is not None:
+        if isinstance(error, LazyShardError) and get_worker_info() is not None:
             error.carry_fields()
         self.report()
 

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import xxhash
@@ -70,6 +69,14 @@ _Clock = Callable[[], float]
 _log = logging.getLogger("lazyshard")
 
 
+@dataclass(slots=True)
+class _Asked:
+    what: Callable[[], str]
+    since: float
+    due_s: float
+    told: bool = False
+
+
 class Watchdog:
     """Reports calls that take too long, from its own thread.
 
@@ -87,31 +94,28 @@ class Watchdog:
 
     def forget(self) -> None:
         """Resets to the state without a thread: a fork has none, and nothing waits there."""
-        # By thread: what was asked and when; and the requests that were reported, by the time of their next report.
-        self._asked: dict[int, tuple[Callable[[], str], float]] = {}
-        self._told: dict[tuple[Callable[[], str], float], float] = {}
+        self._asked: dict[int, _Asked] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def ask(self, what: Callable[[], str]) -> None:
         """Records that this thread starts a call, one at a time; `what` describes it and runs in the other thread."""
-        self._asked[get_ident()] = what, self._clock()
+        self._asked[threading.get_ident()] = _Asked(what, self._clock(), self.no_answer_s)
 
     def answered(self) -> None:
         """Records that the call has returned or failed."""
-        asked = self._asked.pop(get_ident(), None)
-        if asked is not None and self._told.pop(asked, None) is not None:
-            what, since = asked
-            self._tell(f"answered after {self._clock() - since:.0f} s: {what()}")
+        asked = self._asked.pop(threading.get_ident(), None)
+        if asked is not None and asked.told:
+            self._tell(f"answered after {self._clock() - asked.since:.0f} s: {asked.what()}")
 
     def look(self) -> None:
         """Reports calls that take too long."""
         now = self._clock()
         for asked in list(self._asked.values()):
-            (what, since), due_s = asked, self._told.get(asked, self.no_answer_s)
-            if now - since >= due_s:
-                self._told[asked] = 2 * due_s if self._again else math.inf
-                self._tell(f"no answer for {due_s:.0f} s: {what()}{self._advice}")
+            if now - asked.since >= asked.due_s:
+                asked.told = True
+                self._tell(f"no answer for {asked.due_s:.0f} s: {asked.what()}{self._advice}")
+                asked.due_s = 2 * asked.due_s if self._again else math.inf
 
     def start(self) -> None:
         """Starts the thread that checks from time to time, unless it runs already."""

@@ -1,9 +1,10 @@
 """Rows of a stream for the RLHF types of ms-swift whose rows are not encoded as for dpo.
 
-kto      Each row holds the response of another row for the KL term, `rejected_response`: ms-swift would take it from a
-         neighbour in the shuffled data set.
-gkd      The trainer encodes the rows itself. They may hold what a teacher predicts, most probable tokens first, as
-grpo     arrays of shape (tokens - 1, k): `teacher_ids` and `teacher_logprobs`, of the token after each one.
+kto: each row holds the response of another row for the KL term, `rejected_response`: ms-swift would take it from a
+neighbour in the shuffled data set.
+
+gkd, grpo: the trainer encodes the rows itself. For gkd they may hold what a teacher predicts for the token after each
+one, most probable tokens first: `teacher_ids` and `teacher_logprobs`, arrays of shape (tokens - 1, k).
 """
 
 from __future__ import annotations

@@ -311,9 +311,7 @@ def resumed(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
         # If its steps were not all alike, the state does not record which step trained what; the next part does.
         known = plan if run_parts.steps_of(state.parts[-1]) == saved.step else plan.with_steps_of(0)
         if saved.step % plan.rollout.steps and (saved.dp_size, saved.batch_size) != (part.dp, part.batch_size):
-            why = (
-                "it was saved within a rollout: keep ranks and batch sizes, or resume from a step between two rollouts"
-            )
+            why = "it was saved within a rollout: keep ranks and batch sizes, or resume from a step between rollouts"
             raise not_resumed(plan.checkpoint, why, f"a multiple of {plan.rollout.steps}", saved.step)
         shape = {"draws_per_step": part.draws_per_step, "step": saved.step}
         parts = run_parts.resumed_parts(known.state.parts, part.dp, part.batch_size, **shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import socket
@@ -24,6 +25,7 @@ from lazyshard.stream.listing import Published
 
 if TYPE_CHECKING:
     from lazyshard.format.writers import Committed
+    from lazyshard.stream.lock import WriterLock
 
 FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
 # The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers
@@ -34,6 +36,7 @@ HEARTBEAT_S: Final = 5.0
 
 STALE_HEARTBEAT_S: Final = 15.0  # three missed ones are worth a report
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger("lazyshard")
 _STARTED: Final = 19  # field of `/proc/PID/stat` after the program's name: its start, in clock ticks since boot
 
 
@@ -86,6 +89,20 @@ class Announcer:
                 remove(self._reserve)
                 if cause.errno not in _NO_ROOM:
                     raise
+
+    def tell_alive(self, tell: Callable[[], object], lock: WriterLock) -> None:
+        """Calls `tell`, a heartbeat of the lock's owner; warns if the filesystem refuses it."""
+        self.told_at = time.monotonic()
+        try:
+            lock.check()
+            tell()
+        except LazyShardError:
+            raise
+        except OSError as cause:
+            lock.check(closely=True)
+            # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
+            what = "%s: readers cannot be told that this producer is alive: %s"
+            _log.warning(what, self._path.parent, cause)
 
     def tell_end(self, chunks: int, samples: int) -> None:
         """Tells that the stream has ended. A head that tells it already stays: it names the process that ended it."""

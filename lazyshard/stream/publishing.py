@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from array import array
 from collections import deque
@@ -41,6 +42,7 @@ BUFFER_BYTES: Final = 1 << 20  # size of the pieces written; larger ones gain no
 PIECE_BYTES: Final = 64 << 10  # data of at least this size is written as its own piece: copying it would cost more
 
 _digest = xxhash.xxh3_64_intdigest
+_log = logging.getLogger("lazyshard")
 
 
 class WriteSteps:
@@ -228,6 +230,12 @@ class OpenChunk:
         """As `RowFile.discard`."""
         for file in self.files:
             file.discard(remove=remove)
+
+    def warn_unpublished(self, directory: Path, pid: int) -> None:
+        """Logs rows that are lost because their writer was dropped, or the interpreter exits, before it was closed."""
+        if len(self) and os.getpid() == pid:
+            what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
+            _log.warning(f"%s: {what}", directory, len(self))
 
     def seal(self, source: Any, now: float) -> bytes:
         """Returns the seal of the rows so far, with lengths only if every row has one."""

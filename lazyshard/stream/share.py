@@ -19,7 +19,7 @@ from lazyshard.format.records import END, HEAD, LOCK, MANIFEST, Declared, End, H
 from lazyshard.format.writers import WRITERS, check_declared, check_writer_name, piece_stream_id
 from lazyshard.store.files import UrlPath, check_folder, is_there, read_record
 from lazyshard.stream.head import HEARTBEAT_S
-from lazyshard.stream.listing import invalid
+from lazyshard.stream.listing import invalid, retire
 from lazyshard.stream.lock import Wanted, create_stream, find_manifest, new_manifest
 from lazyshard.stream.members import RETRY_S, has_ended, read_committed, read_position, writer_names
 from lazyshard.stream.sequencer import Gate, Sequencer, Sequencing
@@ -76,7 +76,7 @@ class Share:
         clock: Callable[[], float],
         *,
         open_stream: Callable[[], ChunkWriter],
-        gate: Callable[[ChunkWriter], Gate] | None,
+        gate: Callable[[ChunkWriter], Gate] | None = None,
         pause: Callable[[float, str], object] = lambda seconds, reason: time.sleep(seconds),
         sequencer: Callable[[Any, Gate | None, int], Sequencer] = Sequencer,
     ) -> None:
@@ -160,13 +160,15 @@ class Share:
             fields = {"directory": str(self.directory), "expected": repr(was), "actual": repr(declared or self.name)}
             raise StreamMismatch(f"{self.directory}: {what}. That never changes for a stream: {way}", **fields)
 
-    def begin(self, published: int, retire: Callable[[int], object]) -> None:
-        """The writer is open with so many rows published; `retire` deletes the pieces before one."""
+    def begin(self, published: int, writer: ChunkWriter | None) -> None:
+        """The writer, None if it had ended before, has published so many rows; sequencing begins."""
         taken, _ = read_position(self.directory).taken.get(self.name, (0, 0))
         if published < taken:
             what = f"{taken:,} rows of this writer are in the stream, its folder has {published:,}"
             raise invalid(self.folder, f"{what}; restore the folder from a copy, or use another writer's name")
-        self._taken, self._retire = taken, retire
+        self._taken = taken
+        if writer is not None:
+            self._retire = lambda done: retire(self.folder, done, writer.published_chunks, check=writer.check_owner)
         if (uploads := self.uploads) is not None:
             self._retire = lambda done: uploads.retire(done, done + 1, lambda: None)
         self._thread = threading.Thread(target=self._run, name="lazyshard-sequencer", daemon=True)
@@ -210,7 +212,7 @@ class Share:
 
     def complete(self, published: int) -> None:
         """As `finish`, for a writer that has ended before, with so many rows."""
-        self.begin(published, str)
+        self.begin(published, None)
         try:
             self.finish(published)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import operator
 import os
 import time
@@ -20,15 +19,11 @@ from lazyshard.format.records import END, Encoding, ProducerState, check_encodin
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream import publishing
 from lazyshard.stream.head import HEARTBEAT_S, check_state, failure_note, plain
-from lazyshard.stream.listing import retire
 from lazyshard.stream.lock import Wanted, open_for_writing
 from lazyshard.stream.publishing import Filled, LinkedChunk, OpenChunk, SealedPiece, WriteSteps
-from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.share import Share
 
 _MAX_TOKENS: Final = 2**32 - 1
-
-_log = logging.getLogger("lazyshard")
 
 
 class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
@@ -47,20 +42,18 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         samples_per_chunk: rows in a chunk. Needed for a new stream; for an existing one it must be the same, or None.
         clock: returns seconds since 1970.
         overlap: write and publish in a thread while the caller makes the next rows. A call that fills a chunk then
-            returns before the chunk is published; at most one such chunk is in progress. Filesystem errors are raised
-            by a later call, at the latest by `close`. The order of steps is the same.
+            returns before it is published; at most one such chunk is in progress. Filesystem errors are raised by a
+            later call, at the latest by `close`.
         arrays: rows may hold numpy arrays, stored in a side file per chunk; see docs/arrays.md. For an existing stream
             it must be the value it was created with.
         encoding: how all rows are encoded, as plain facts by name (see docs/encoding.md); stored in the manifest. None
             if rows are not encoded. Needs `arrays`.
-        writer: the name of this writer if several write to the stream, each under its own name: 1 to 64 letters,
-            digits, `.`, `_` and `-`. Its chunks are published in `.writers/NAME` first; one of the writers' processes,
-            or `lazyshard-producer sequence`, gives them their numbers in the stream. Everything here but
-            `samples_per_chunk` is about this writer's rows alone. None: the only producer of its stream.
+        writer: the name of this writer if several write to the stream: 1 to 64 letters, digits, `.`, `_` and `-`. Its
+            chunks are published in `.writers/NAME` first; one of the writers' processes, or `lazyshard-producer
+            sequence`, gives them their numbers in the stream. Everything here but `samples_per_chunk` is about this
+            writer's rows alone. Or a `Share`, which has a name. None: the only producer of its stream.
         writers: how many writers the stream has, or their names: it ends when all of them have ended. 0, the default of
             a new stream: it ends by `lazyshard-producer end`. For a stream that is there it must be the same, or None.
-        gate: returns the limits of the stream of several writers, by the `ChunkWriter` of its sequencer. They apply
-            while this process sequences. None: there are none.
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
@@ -69,6 +62,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         samples: rows taken so far: published ones, those in progress and those of the open chunk.
         full_chunks: chunks sealed so far, plus the one in progress with `overlap`.
         source: the position that was given with the last published row, or None.
+        state: the state of this producer in `head.json`, from the next publish or heartbeat on.
         publish_s: seconds from the last row of the last published chunk until the head was written.
 
     Raises:
@@ -89,17 +83,16 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         overlap: bool = False,
         arrays: bool = False,
         encoding: Encoding | None = None,
-        writer: str | None = None,
+        writer: str | Share | None = None,
         writers: int | Iterable[str] | None = None,
-        gate: Callable[[ChunkWriter], Gate] | None = None,
     ) -> None:
         shared, wanted = Path(directory), Wanted(samples_per_chunk, arrays, encoding)
-        self._share: Share | None = None
-        if writer is not None:
+        if isinstance(writer, str):
             open_stream = functools.partial(open_sequenced, shared, clock, arrays, encoding)
-            self._share = Share(shared, writer, writers, wanted, clock, open_stream=open_stream, gate=gate)
+            writer = Share(shared, writer, writers, wanted, clock, open_stream=open_stream)
         elif writers is not None:
             raise ValueError(f"{shared}: writers={writers!r} needs writer=NAME, the name of this one")
+        self._share = writer
         self._open(shared, wanted, clock, overlap)
 
     def _open(self, directory: Path, wanted: Wanted, clock: Callable[[], float], overlap: bool) -> None:
@@ -127,7 +120,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.published_samples = self.samples = found.samples
         self._row_source = self.source  # the position after the last row
         self.publish_s = 0.0
-        self._state: ProducerState = "running"
+        self.state: ProducerState = "running"
         self._clock = clock
         self._failure: BaseException | None = None
         self._steps = WriteSteps(overlap=overlap)
@@ -135,7 +128,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self._begin_chunk()
         self._closed = False
         if self._share is not None:
-            self._share.begin(self.published_samples, self._retire_pieces)
+            self._share.begin(self.published_samples, self)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, parsed to check it.
@@ -231,15 +224,6 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             self._fail(cause)
 
     @property
-    def state(self) -> ProducerState:
-        """The state of this producer in `head.json`, from the next publish or heartbeat on."""
-        return self._state
-
-    @state.setter
-    def state(self, state: ProducerState) -> None:
-        self._state = check_state(state)
-
-    @property
     def room(self) -> int:
         """Rows that the open chunk can still take, at least 1."""
         return self.samples_per_chunk - len(self._chunk)
@@ -256,7 +240,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             ValueError: the writer is closed, or `state` is "finished", which only `close` can set.
         """
         self._check_open()
-        self.state = state or self.state
+        self.state = check_state(state or self.state)
         self._finish_steps(functools.partial(self._tell_alive, note))
 
     def held(self) -> str | None:
@@ -345,7 +329,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     def _begin_chunk(self) -> None:
         self._chunk = OpenChunk(self.full_chunks, self._lock.path, self._steps, arrays=self.arrays)
-        self._dropped = weakref.finalize(self, _warn_unpublished, self.directory, self._chunk, self._pid)
+        self._dropped = weakref.finalize(self, self._chunk.warn_unpublished, self.directory, self._pid)
 
     def _added(self, rows: int, source: Any) -> None:
         self.samples += rows
@@ -378,13 +362,10 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.source = chunks[-1][1]
         if not last:
             # A partial chunk is the last one: the head counts it only together with the end.
-            self._tell(self._state)
+            self._tell(self.state)
         if self._share is not None:
             self._share.wake(self.published_chunks)
         self.publish_s = time.monotonic() - full_at
-
-    def _retire_pieces(self, chunks_before: int) -> None:
-        retire(self.directory, chunks_before, self.published_chunks, check=self.check_owner)
 
     def _end(self) -> None:
         if len(self._chunk):
@@ -403,16 +384,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                 self._tell(state, note)
 
     def _tell_alive(self, note: str) -> None:
-        self._announcer.told_at = time.monotonic()
-        try:
-            self._lock.check()
-            self._tell(self._state, note)
-        except LazyShardError:
-            raise
-        except OSError as cause:
-            self._lock.check(closely=True)
-            # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
-            _log.warning("%s: readers cannot be told that this producer is alive: %s", self.directory, cause)
+        self._announcer.tell_alive(functools.partial(self._tell, self.state, note), self._lock)
 
     def _tell(self, state: ProducerState, note: str = "") -> None:
         self._announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)
@@ -440,9 +412,9 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise cause
         told: LazyShardError | None = None
         if isinstance(cause, OSError) and not isinstance(cause, LazyShardError):
-            told = self._failed(cause.strerror or str(cause), "make room or fix the filesystem, then open")
             # A producer that takes over removes this one's directory, which is not a filesystem error.
-            self._failure = told = self._lock.lost() or told
+            lost, reason = self._lock.lost(), cause.strerror or str(cause)
+            self._failure = told = lost or self._failed(reason, "make room or fix the filesystem, then open")
         self._leave("failed", failure_note(told or cause))
         if told is None:
             raise cause
@@ -475,18 +447,3 @@ def open_sequenced(directory: Path, clock: Callable[[], float], arrays: bool, en
     writer._share = None
     writer._open(directory, Wanted(None, arrays, encoding, shared=True), clock, overlap=False)
     return writer
-
-
-def open_share(share: Share, *, overlap: bool, arrays: bool, encoding: Encoding | None) -> ChunkWriter:
-    """Returns a named writer by its share in a stream. Arguments and errors are those of `ChunkWriter`."""
-    writer = ChunkWriter.__new__(ChunkWriter)
-    writer._share = share
-    writer._open(share.folder, Wanted(None, arrays, encoding), time.time, overlap)
-    return writer
-
-
-def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
-    """Logs that rows are not published if the writer is dropped, or the interpreter exits, before it was closed."""
-    if len(chunk) and os.getpid() == pid:
-        what = "a ChunkWriter was dropped without close(): %d rows are not published; use it in a with statement"
-        _log.warning(f"%s: {what}", directory, len(chunk))

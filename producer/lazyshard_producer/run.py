@@ -28,7 +28,7 @@ from lazyshard.stream.lock import Wanted, find_manifest
 from lazyshard.stream.members import read_position
 from lazyshard.stream.share import Share
 from lazyshard.stream.stream import open_stream
-from lazyshard.stream.writer import open_sequenced, open_share
+from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
@@ -86,13 +86,12 @@ def _open(settings: Settings, shelf: Shelf, own: str, share: Share | None) -> Ch
     free = settings.rate is None and (settings.limits == Limits() or settings.writer is not None)
     more: dict[str, Any] = {"overlap": free, "arrays": form.arrays, "encoding": form.encoding}
     try:
-        if share is None:
-            return ChunkWriter(own, size, **more)
-        share.uploads = shelf if shelf.remote else None
-        if end is None or not shelf.remote:
-            return open_share(share, **more)
-        share.complete(end.samples)
-        return end
+        if share is not None and shelf.remote:
+            share.uploads = shelf
+            if end is not None:
+                share.complete(end.samples)
+                return end
+        return ChunkWriter(own, size, writer=share, **more)
     except errors.StreamEnded as ended:
         # After a crash only the end record was missing, and the writer has written it.
         return _end_after(settings, own, ended)

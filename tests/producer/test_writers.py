@@ -12,6 +12,7 @@ import pytest
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
 from lazyshard.stream import ChunkWriter, share
+from lazyshard.stream.lock import Wanted
 from lazyshard.stream.sequencer import Gate
 from lazyshard.stream.writer import open_sequenced
 from lazyshard_producer.cli import main
@@ -173,9 +174,6 @@ NO_NAMES = ["", ".a", "a/b", "../a", "a b", "é", "a" * 65]
 class Closed(Gate):
     closed = True
 
-    def __call__(self, writer: ChunkWriter) -> Gate:
-        return self
-
     def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
         return "closed by the test" if self.closed else None
 
@@ -186,9 +184,16 @@ class Closed(Gate):
         pass
 
 
+def gated(out: Path, gate: Closed) -> share.Share:
+    def opens() -> ChunkWriter:
+        return open_sequenced(out, time.time, False, None)
+
+    return share.Share(out, "a", None, Wanted(SIZE), time.time, open_stream=opens, gate=lambda writer: gate)
+
+
 def leave_two_pieces(out: Path) -> Path:
     """Writer `a` stops with two chunks that have no number in the stream; returns its folder."""
-    with pytest.raises(KeyboardInterrupt), ChunkWriter(out, SIZE, writer="a", gate=Closed()) as writer:
+    with pytest.raises(KeyboardInterrupt), ChunkWriter(out, writer=gated(out, Closed())) as writer:
         add(writer, 0, 2 * SIZE)
         assert (writer.held() or "").startswith("chunks of writer 'a' wait for ")
         raise KeyboardInterrupt
@@ -227,7 +232,7 @@ def test_a_piece_that_was_damaged_meanwhile_is_refused_to_its_writer(
 ) -> None:
     monkeypatch.setattr(share, "REFUSED_S", 0.0)
     gate, folder = Closed(), out / ".writers" / "a"
-    with pytest.raises(WriterFailed) as refused, ChunkWriter(out, SIZE, writer="a", gate=gate) as writer:
+    with pytest.raises(WriterFailed) as refused, ChunkWriter(out, writer=gated(out, gate)) as writer:
         add(writer, 0, 2 * SIZE)
         os.truncate(folder / "chunk_00000.jsonl", 5)
         gate.closed = False

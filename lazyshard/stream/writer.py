@@ -87,7 +87,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         writers: int | Iterable[str] | None = None,
     ) -> None:
         shared, wanted = Path(directory), Wanted(samples_per_chunk, arrays, encoding)
-        if isinstance(writer, str):
+        if not isinstance(writer, Share | None):
             open_stream = functools.partial(open_sequenced, shared, clock, arrays, encoding)
             writer = Share(shared, writer, writers, wanted, clock, open_stream=open_stream)
         elif writers is not None:

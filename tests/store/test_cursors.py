@@ -16,7 +16,7 @@ from lazyshard.format.records import CURSORS, chunk_name, seal_name
 from lazyshard.format.state import Cursor, ReadingHint, cursor_name
 from lazyshard.store.files import FOLDER_VARIABLE, UrlPath
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
+from lazyshard.stream import CursorOwner, list_consumers, read_cursor, read_reading, write_reading
 from tests.store.server import BROKEN, BUSY, Server
 from tests.store.streams import publish, put
 from tests.stream.streams import raised
@@ -52,6 +52,7 @@ def test_a_run_commits_is_read_gone_on_with_traced_audited_and_forgotten(tmp_pat
     assert main(["trace", str(bucket), "--consumer", "run", "--step", "1"]) == 0
     assert main(["audit", str(bucket), "--consumer", "run"]) == 9
     assert [main(["forget", str(bucket), "run", "--yes"]) for _ in range(2)] == [0, 3]
+    assert list_consumers(bucket) == ()
 
 
 def test_a_second_run_and_a_write_that_fails(server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +131,6 @@ def test_a_mark_that_cannot_be_written(server: Server, bucket: UrlPath, caplog: 
         assert not write_reading(bucket, mark)
         assert not write_reading(bucket, mark)
     assert len([one for one in caplog.messages if "cannot be written" in one]) == 1
-    server.fault = lambda method, key: None
-    with CursorOwner(bucket, "run") as owner:
-        owner.begin(cursor(1))
-    assert [one.name for one in list_consumers(bucket)] == ["run"]
-    assert forget_consumer(bucket, "run")
-    assert list_consumers(bucket) == ()
-    assert not forget_consumer(bucket, "run")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

@@ -82,21 +82,6 @@ def test_a_mute_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyPat
             refusal_of(StoreUnavailable, r"no end of the request|imeout", call, "a", b"1")
 
 
-def test_a_put_whose_answer_was_lost_was_not_another_ones(server: Server, bucket: UrlPath) -> None:
-    store = ObjectStore(str(bucket))
-
-    def lose(method: str, key: str) -> Any:
-        if method != "PUT" or server.asked[method, key] > 1:
-            return None
-        # It is done, and then the answer is an error.
-        store.put("a", b"1")
-        return 500, BROKEN
-
-    server.fault = lose
-    assert store.put_new("a", b"1")
-    assert store.get("a") == b"1"
-
-
 def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     monkeypatch.setitem(conf, "s3", {"config_kwargs": {"read_timeout": 0.3}})

@@ -22,7 +22,7 @@ from lazyshard.stream import scattered
 from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
 from lazyshard.stream.scattered import Held, ScatteredReader
 from tests.stream.damage import flip
-from tests.stream.streams import foreign, forked, produce, raised, seal, seal_rows
+from tests.stream.streams import foreign, produce, raised, seal, seal_rows
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 
@@ -89,15 +89,11 @@ def test_foreign_rows_are_found_by_newlines(tmp_path: Path) -> None:
         if wanted:
             assert [row["a"] for row in take(chunk, 0, len(wanted), len(wanted))] == wanted
             assert [take(chunk, row, row + 1)[0]["a"] for row in range(len(wanted))] == wanted
-
-
-def test_foreign_rows_across_the_border_of_a_block(tmp_path: Path) -> None:
-    for shift in range(-3, 4):
+    for shift in range(-3, 4):  # Across the border of a block
         first = b'{"a":"%s"}\n' % (b"x" * ((1 << 20) + shift - 9))
         (tmp_path / "data").write_bytes(first + b' \n{"a":2}\n')
         chunk = open_foreign(tmp_path / "data", 0)
-        assert len(chunk) == 2
-        assert take(chunk, 1, 2) == [{"a": 2}]
+        assert (len(chunk), take(chunk, 1, 2)) == (2, [{"a": 2}])
 
 
 BAD_ROWS = {b"[1]": 11, b"nope": 11, b'{"a":"\xff"}': 17, b'{"a":1}{"a":2}': 18, b"\x0c": 11, b'{"a":%d}' % 2**64: 16}
@@ -153,16 +149,7 @@ def test_a_row_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert StreamReader(others, samples_per_chunk=1).chunk(0).place(0) is None
 
 
-def test_row_that_was_changed_meanwhile_is_bad(tmp_path: Path) -> None:
-    place = place_of(produce(tmp_path / "s", 2), 0, 1)
-    for data, actual in ((b'{"id":0}\n{"id":9}\n', ""), (b'{"id":0}\n{"id', "4 bytes")):
-        Path(place.path).write_bytes(data)
-        error = raised(ChunkCorrupt, read_place, place)
-        assert (error.file, error.row, error.byte) == (place.path, 1, 9)
-        assert actual in str(error.actual)
-
-
-def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> None:
+def test_a_row_whose_file_was_deleted_replaced_or_changed_meanwhile(tmp_path: Path) -> None:
     place = place_of(produce(tmp_path / "s", 2), 0, 1)
     read_place(place)
     os.unlink(place.path)
@@ -172,6 +159,11 @@ def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> N
     Path(place.path).write_bytes(b'{"id":7}\n{"id":8}\n')
     other = place_of(produce(tmp_path / "other", 9), 4, 0)
     assert read_place(other._replace(path=place.path, start=9)) == b'{"id":8}\n'
+    for data, actual in ((b'{"id":0}\n{"id":9}\n', ""), (b'{"id":0}\n{"id', "4 bytes")):
+        Path(place.path).write_bytes(data)
+        error = raised(ChunkCorrupt, read_place, place)
+        assert (error.file, error.row, error.byte) == (place.path, 1, 9)
+        assert actual in str(error.actual)
     os.unlink(place.path)
     chunks._open_files.clear()
     assert raised(ChunkMissing, read_place, place).file == place.path
@@ -304,21 +296,6 @@ def address(data: npt.NDArray[Any]) -> int:
     return int(data.ctypes.data)
 
 
-def test_dropped_memory_is_used_again_what_was_dropped_last_first() -> None:
-    memory = chunks.RowMemory()
-    where = address(memory.take(5 * SIZE))
-    # What is of nearly the same size fits.
-    assert address(memory.take(5 * SIZE - 77)) == where
-    assert address(memory.take(4 * SIZE)) == where
-    assert address(memory.take(3 * SIZE)) != where
-    assert address(memory.take(6 * SIZE)) != where
-    memory = chunks.RowMemory()
-    taken = [memory.take(SIZE) for _ in range(8)]
-    where = address(taken[-1])
-    del taken
-    assert {address(memory.take(SIZE)) for _ in range(5)} == {where}
-
-
 def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_own() -> None:
     memory = chunks.RowMemory(4 * SIZE)
     # Small memory is left to the C library, and who finds another thread in it does not wait.
@@ -363,32 +340,11 @@ def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
     assert where in [address(data) for data in [memory.take(SIZE) for _ in range(4)]]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_changes_nothing_in_its_parents_rows() -> None:
-    memory = chunks.RowMemory()
-    kept = memory.take(SIZE)
-    kept[:] = 1
-    free = address(memory.take(SIZE))
-
-    def child() -> None:
-        data = memory.take(SIZE)
-        data[:] = 2
-        assert address(data) == free and int(kept.max()) == 1
-
-    assert forked(child) == 0
-    assert set(kept.tolist()) == {1}
-
-
-@pytest.fixture
-def stream(tmp_path: Path) -> Path:
-    with ChunkWriter(tmp_path / "stream", 6, arrays=True) as writer:
+def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 6, arrays=True) as writer:
         for number in range(6):
             writer.write({"x": np.full(SIZE, number, np.uint8), "y": np.full(8, number, np.int64)})
-    return tmp_path / "stream"
-
-
-def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(stream: Path) -> None:
-    reader = StreamReader(stream, max_wait=0)
+    reader = StreamReader(tmp_path, max_wait=0)
     before = chunks.ROW_MEMORY.size
     for _ in range(5):
         for number in range(6):
@@ -404,6 +360,6 @@ def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(stream: Path) -> 
     assert [array.tolist() for array in kept] == [[number] * 8 for number in range(6)]
     assert [tensor.tolist() for tensor in tensors] == [[number] * 3 for number in range(6)]
     # A damaged row is refused in memory that held a good one.
-    flip("chunk_00000.arrays", SIZE + 64 + 100)(stream)
+    flip("chunk_00000.arrays", SIZE + 64 + 100)(tmp_path)
     raised(ChunkCorrupt, reader.read, 1)
     assert set(reader.read(2)["x"].tolist()) == {2}

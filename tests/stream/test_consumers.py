@@ -70,26 +70,26 @@ def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> 
 
 
 def test_damaged_manifest_and_cursors_that_cannot_be_listed_are_raised_and_not_taken_for_none(stream: Path) -> None:
-    write_cursor(stream, cursor(stream))
-    (stream / "cursors").rename(stream / "moved")
     (stream / "cursors").write_bytes(b"a file")
     raised(NotADirectoryError, list_consumers, stream)
     (stream / "cursors").unlink()
-    (stream / "moved").rename(stream / "cursors")
+    write_cursor(stream, cursor(stream))
     (stream / "stream.json").write_bytes(b"{")
     raised(FileInvalid, list_consumers, stream)
 
 
 def test_forgotten_consumer_leaves_nothing_and_others_stay(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stream / "cursors"
     for name in ("sft", "sft2"):
         write_cursor(stream, cursor(stream, name))
         streaming.write_reading(stream, mark(stream, name))
-    folder = stream / "cursors"
+        CursorOwner(stream, name).close()
+    assert ([one.name for one in list_consumers(stream)], read_files(stream, 0.0).findings) == (["sft", "sft2"], [])
     # What a kill has left half written goes too; of others, and of names that only look alike, nothing.
     for name in (".sft.0123456789abcdef", ".sft.reading.0123456789abcdef", ".sft2.0123456789abcdef", ".sft.x"):
         (folder / name).write_bytes(b"half")
     assert forget_consumer(stream, "sft") is True
-    assert names(folder) == [".sft.x", ".sft2.0123456789abcdef", "sft2.json", "sft2.reading.json"]
+    assert names(folder) == [".sft.x", ".sft2.0123456789abcdef", ".sft2.lock", "sft2.json", "sft2.reading.json"]
     assert (read_cursor(stream, "sft"), streaming.read_reading(stream, "sft")) == (None, None)
     assert forget_consumer(str(stream), "sft") is False
     for left in ("sft.reading.json", "sft.json"):
@@ -177,21 +177,6 @@ def token(directory: Path) -> CursorToken:
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines whose locks do not meet, or a filesystem that has none."""
     monkeypatch.setattr(filelock.FileLock, "acquire", raising(OSError(errno.ENOLCK, "No locks available")))
-
-
-def test_each_run_begins_with_a_higher_turn_and_writes_its_cursor(tmp_path: Path) -> None:
-    turns = []
-    for consumed in (4, 2, 0):
-        with CursorOwner(str(tmp_path), "sft") as owner:
-            # It goes back where a run starts from an older checkpoint.
-            owner.begin(at(consumed))
-            assert written(tmp_path) == consumed
-            owner.write(at(consumed + 2))
-        assert written(tmp_path) == consumed + 2
-        turns.append(token(tmp_path).turn)
-        assert token(tmp_path) == CursorToken(turns[-1], token(tmp_path).token, os.getpid(), HOST)
-    assert turns == sorted(set(turns))
-    assert names(tmp_path / "cursors") == [".sft.lock", "sft.json"]
 
 
 def test_second_run_is_refused_and_names_the_holder(tmp_path: Path) -> None:
@@ -378,51 +363,6 @@ def test_fork_neither_writes_nor_unlocks_what_its_parent_owns(tmp_path: Path) ->
     owner.write(at(2))
     owner.close()
     assert written(tmp_path) == 2
-
-
-def test_lock_files_are_nobodys_cursor_and_go_with_a_consumer_that_is_forgotten(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 4)
-    owners = [CursorOwner(stream, name) for name in ("sft", "a.json", "sft2")]
-    owners[0].begin(at(0))
-    assert names(stream / "cursors") == [".a.json.lock", ".sft.lock", ".sft2.lock", "sft.json"]
-    assert [one.name for one in list_consumers(stream)] == ["sft"]
-    facts = read_files(stream, 0.0)
-    assert ([file for file, _ in facts.cursors], facts.findings) == (["cursors/sft.json"], [])
-    for owner in owners:
-        owner.close()
-    assert forget_consumer(stream, "sft") is True
-    assert names(stream / "cursors") == [".a.json.lock", ".sft2.lock"]
-
-
-@pytest.mark.parametrize("locks", [True, False])
-def test_of_many_runs_at_once_one_writes_on(locks: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if not locks:
-        request.getfixturevalue("no_locks")
-    go, stop = tmp_path / "go", tmp_path / "stop"
-    stream = tmp_path / "s"
-    stream.mkdir()
-
-    def run(index: int) -> None:
-        wait_until(go.exists, "the start")
-        try:
-            owner = CursorOwner(stream, "sft")
-            owner.begin(at(index))
-            (tmp_path / f"own{index}").touch()
-            while not stop.exists():
-                owner.write(at(index))
-        except CursorTaken:
-            (tmp_path / f"taken{index}").touch()
-            raise
-
-    pids = [streams.fork(run, index, expected=CursorTaken) for index in range(6)]
-    go.touch()
-    wait_until(lambda: len(list(tmp_path.glob("taken*"))) >= 5 and list(tmp_path.glob("own*")), "one that is left")
-    stop.touch()
-    codes = [os.waitstatus_to_exitcode(streams.reap(pid)) for pid in pids]
-    assert sorted(codes) == [0, *[3] * 5]
-    assert written(stream) == codes.index(0)
-    assert token(stream).pid == pids[codes.index(0)]
-    assert names(stream / "cursors") == [".sft.lock", "sft.json"]
 
 
 CALLS = ("write", "fsync", "ftruncate", "replace", "mkdir", "unlink")

@@ -1,13 +1,10 @@
 """Deleting the oldest chunks: what goes, in which order, what producers and readers find; and lengths in tokens."""
 
 import contextlib
-import json
 import os
-import pickle
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -65,17 +62,7 @@ def test_newest_chunk_never_goes(tmp_path: Path) -> None:
             assert writer.published_samples == 2 * published
 
 
-def test_seals_go_before_data_and_nothing_is_done_twice(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = streams.recorded(monkeypatch)
-    retire(stream, 1, 5)
-    gone = [f"unlink chunk_00000.jsonl{end}" for end in (".tokens", ".completed", "")]
-    assert calls == ["sync temporary", "rename retired.json", "sync s", "unlink temporary", *gone, "sync s"]
-    calls.clear()
-    retire(stream, 1, 5)
-    assert calls == []
-
-
-def test_deletion_that_failed_is_completed_by_the_next_call(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seals_go_first_and_a_deletion_that_failed_is_completed(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         streams.fail_when(patch, "unlink", lambda path: path.name == chunk_name(1))
         for _ in range(2):
@@ -140,26 +127,6 @@ def test_cost_of_a_start_does_not_grow_with_what_was_retired(tmp_path: Path) -> 
     assert (tmp_path / "10 calls").read_text() == (tmp_path / "100 calls").read_text()
 
 
-def test_next_producer_goes_on_after_the_retired_chunks_and_clears_what_came_back(stream: Path) -> None:
-    with ChunkWriter(stream) as writer:
-        retire(stream, 4, 5)
-        writer.write({"id": 10}, source="ten")
-        writer.write({"id": 11}, source="eleven")
-        retire(stream, 5, 6)
-        writer.close(end=False)
-    for name in (seal_name(0), chunk_name(2), chunk_name(1), seal_name(1), chunk_name(6)):
-        (stream / name).write_bytes(b"back")
-    with ChunkWriter(stream) as writer:
-        assert (writer.published_chunks, writer.published_samples, writer.source) == (6, 12, "eleven")
-        writer.write({"id": 12})
-    assert chunk_files(stream) == files(5, 6)
-    end = {"format": 1, "chunks": 7, "samples": 13, "source": "eleven"}
-    assert json.loads((stream / "stream.end").read_bytes()) == end
-    reader = StreamReader(stream)
-    assert (reader.seen.chunks, reader.seen.samples, reader.seen.ended) == (7, 13, True)
-    assert [reader.read(sample)["id"] for sample in (10, 11, 12)] == [10, 11, 12]
-
-
 @pytest.mark.parametrize("lost", [(3,), (2,), (2, 3, 4)])
 def test_gap_above_the_mark_is_refused_and_nothing_removed(stream: Path, lost: tuple[int, ...]) -> None:
     retire(stream, 2, 5)
@@ -170,25 +137,6 @@ def test_gap_above_the_mark_is_refused_and_nothing_removed(stream: Path, lost: t
     before = chunk_files(stream)
     refusal_of(StreamInvalid, f"{seal_name(lost[0])} is missing", ChunkWriter, stream)
     assert chunk_files(stream) == before
-
-
-def test_sample_of_a_retired_chunk_is_an_error_at_once(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, opened = StreamReader(stream), StreamReader(stream)
-    opened.read(0)
-    retire(stream, 3, 5)
-    # One that is open is read on.
-    assert opened.read(1) == {"id": 1}
-    time = SimpleNamespace(sleep=raising(AssertionError("waited for a chunk that is gone")), monotonic=lambda: 0.0)
-    for module in ("reader", "waiting"):
-        monkeypatch.setattr(f"lazyshard.stream.{module}.time", time)
-    for one in (reader, pickle.loads(pickle.dumps(opened))):
-        for sample in (0, 5):
-            caught = raised(ChunkRetired, one.read, sample)
-            assert (caught.chunk, caught.chunks_before) == (sample // 2, 3)
-            assert caught.file == str(stream / seal_name(sample // 2))
-    assert isinstance(caught, FileNotFoundError)
-    assert [reader.read(sample)["id"] for sample in range(6, 10)] == [6, 7, 8, 9]
-    raised(ChunkRetired, lambda: next(iter(reader)))
 
 
 def test_data_that_goes_after_its_seal_was_read_is_retired(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +194,6 @@ def leave_tokens(directory: Path, *chunks: int) -> Path:
     return directory
 
 
-def tokens_files(directory: Path) -> list[str]:
-    return [name for name in names(directory) if name.endswith(".tokens")]
-
-
 def test_lengths_are_those_of_the_seals_and_chunks_without_or_deleted_are_named(tmp_path: Path) -> None:
     directory = streams.sealed(tmp_path / "s", [1, 2, 3, 4, 5])
     assert streams.lengths_of(directory) == [1, 2, 3, 4, 5]
@@ -263,23 +207,19 @@ def test_lengths_are_those_of_the_seals_and_chunks_without_or_deleted_are_named(
         assert (caught.chunk, caught.directory) == (chunk, str(directory))
 
 
-def test_files_of_measured_lengths_are_passed_over(tmp_path: Path) -> None:
+def test_files_of_measured_lengths_are_passed_over_and_go_with_their_chunk(tmp_path: Path) -> None:
     directory = leave_tokens(streams.sealed(tmp_path / "s", [1, 2, 3, 4, 5]), 0, 1, 9)
     assert streams.lengths_of(directory) == [1, 2, 3, 4, 5]
     assert found(directory) == found(directory, quick=True) == []
     assert take_survey(directory, 0.0).problems == ()
     assert list(StreamReader(directory)) == rows(0, 5)
-    leave_tokens(produce(tmp_path / "t", 5), 0, 1, 2)
-    raised(errors.LengthUnknown, streams.lengths_of, tmp_path / "t")
-
-
-def test_they_go_with_their_chunk(tmp_path: Path) -> None:
-    directory = leave_tokens(produce(tmp_path / "s", 10, end=False), 0, 1, 2)
-    assert retire(directory, 2, 5) == 2
-    assert tokens_files(directory) == [tokens_name(2)]
-    assert list_chunks(directory).complete == 0
+    other = leave_tokens(produce(tmp_path / "t", 10, end=False), 0, 1, 2)
+    raised(errors.LengthUnknown, streams.lengths_of, other)
+    assert retire(other, 2, 5) == 2
+    assert [path.name for path in other.glob("*.tokens")] == [tokens_name(2)]
+    assert list_chunks(other).complete == 0
     # What a killed deletion has left the next start removes, and leaves the others alone.
-    leave_tokens(directory, 0)
-    assert list_kept(directory).leftovers == [tokens_name(0)]
-    ChunkWriter(directory, 2).close(end=False)
-    assert tokens_files(directory) == [tokens_name(2)]
+    leave_tokens(other, 0)
+    assert list_kept(other).leftovers == [tokens_name(0)]
+    ChunkWriter(other, 2).close(end=False)
+    assert [path.name for path in other.glob("*.tokens")] == [tokens_name(2)]

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,14 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
-from lazyshard.format.records import END, Encoding
-from lazyshard.format.seal import SealBytes
+from lazyshard.format.records import Encoding
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
 from lazyshard.store import durable
 from lazyshard.stream import members, read_retired, sequencer, share
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
-from tests.stream.streams import fork, forked, head, names, raised, reap, seal, tokens, wait_until
+from tests.stream.streams import forked, head, names, raised, seal, tokens
 
 FILES = (Committed.NAME, EndRequest.NAME)  # beside the folders of writers
 
@@ -153,31 +150,25 @@ def test_pieces_are_published_together_by_time(tmp_path: Path, by_hand: None, mo
 
 
 def test_remainders_fill_chunks_together_and_the_last_ones_end_the_stream(tmp_path: Path, by_hand: None) -> None:
-    for name, rows in {"a": 3, "b": 7, "c": 3, "d": 0, "e": 1}.items():
+    for name, rows in {"a": 3, "b": 7, "c": 3, "d": 0}.items():
         write(tmp_path, name, rows, 4, writers=5)
+    assert not sequence(tmp_path).ended
+    assert chunks(tmp_path) == ["b0 b1 b2 b3", "a0 a1 a2 b4", "b5 b6 c0 c1"]
+    write(tmp_path, "e", 1, 4)
     assert sequence(tmp_path).ended
-    assert chunks(tmp_path) == ["b0 b1 b2 b3", "a0 a1 a2 b4", "b5 b6 c0 c1", "c2 e0"]
+    assert chunks(tmp_path)[3:] == ["c2 e0"]
     assert position(tmp_path, 1) == ({"a": (3, 1), "b": (5, 1)}, [("a", 0, 3, 3), ("b", 4, 1, 7)])
     taken = {"a": (3, 1), "b": (7, 2), "c": (3, 3), "e": (1, 3)}
     assert position(tmp_path, 3) == (taken, [("c", 2, 1, 3), ("e", 0, 1, 1)])
     assert tokens(tmp_path, 4) == [[0, 1, 2, 3], [0, 1, 2, 4], [5, 6, 0, 1], [2, 0]]
 
 
-def test_remainders_wait_until_they_fill_a_chunk(tmp_path: Path, by_hand: None) -> None:
-    write(tmp_path, "a", 3, 4, writers=3)
-    write(tmp_path, "b", 5, 4, end=False)
-    sequence(tmp_path)
-    assert chunks(tmp_path) == ["b0 b1 b2 b3"]
-    write(tmp_path, "b", 5, 4)
-    sequence(tmp_path)
-    assert chunks(tmp_path)[1:] == ["b4 a0 a1 a2"]
-    assert not (tmp_path / END).exists()
-
-
 @pytest.mark.parametrize("declared", [2, ["a", "b"]])
 def test_stream_ends_when_all_declared_writers_have_ended(declared: Any, tmp_path: Path, by_hand: None) -> None:
     write(tmp_path, "a", 3, writers=declared)
     assert not sequence(tmp_path).ended
+    error = raised(errors.StreamEnded, ChunkWriter, tmp_path, writer="a")
+    assert (error.directory, error.samples) == (str(tmp_path / WRITERS / "a"), 3)
     write(tmp_path, "b", 4, end=False)
     assert not sequence(tmp_path).ended
     write(tmp_path, "b", 4)
@@ -196,31 +187,6 @@ def test_end_request_waits_for_an_unseen_end(tmp_path: Path, by_hand: None, monk
     while not work.ended:
         work.step()
     assert chunks(tmp_path) == ["a0 a1", "b0 b1", "b2"]
-
-
-def test_writer_resumes_after_its_last_piece(tmp_path: Path, by_hand: None) -> None:
-    write(tmp_path, "a", 5, writers=2, end=False)
-    write(tmp_path, "b", 1)
-    with ChunkWriter(tmp_path, writer="a") as writer:
-        assert (writer.source, writer.published_samples, writer.samples, writer.published_chunks) == (4, 4, 4, 2)
-        add(writer, 4, 5)
-    assert sequence(tmp_path).ended
-    assert chunks(tmp_path) == ["a0 a1", "a2 a3", "a4 b0"]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_sequencer_resumes(told: bool, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequencer, "TOGETHER", 2)
-    for name in "ab":
-        write(tmp_path, name, 5, writers=2)
-    expected = ["b0 b1", "a0 a1", "a2 a3", "b2 b3", "b4 a4"]
-    for count in (2, 5):
-        assert sequence(tmp_path, turns=1).ended is False
-        assert chunks(tmp_path) == expected[:count]
-        if not told:
-            (tmp_path / WRITERS / Committed.NAME).unlink()
-    assert sequence(tmp_path).ended
-    assert chunks(tmp_path) == expected
 
 
 @pytest.mark.parametrize("linked", [True, False])
@@ -246,30 +212,6 @@ def test_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, monkeypat
     assert tokens(tmp_path, 3) == [[10, 11], [10, 11], [12, 12]]
 
 
-def test_writer_that_has_ended_and_starts_again_is_told_so(tmp_path: Path) -> None:
-    write(tmp_path, "a", 5, writers=2)
-    error = raised(errors.StreamEnded, ChunkWriter, tmp_path, writer="a")
-    assert (error.directory, error.samples) == (str(tmp_path / WRITERS / "a"), 5)
-    assert not (tmp_path / END).exists()
-    write(tmp_path, "b", 1)
-    assert (sorted(ids(tmp_path)), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4", "b0"], True)
-
-
-def test_writer_waits_while_two_pieces_have_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Share, "_run", lambda self: None)
-    writer = ChunkWriter(tmp_path, 2, writer="a", writers=0)
-    thread = threading.Thread(target=add, args=(writer, 0, 6), daemon=True)
-    thread.start()
-    wait_until(lambda: writer.full_chunks == 3, "the third piece is full")
-    assert (writer.published_chunks, thread.is_alive()) == (2, True)
-    sequence(tmp_path)
-    thread.join(30)
-    assert (writer.published_chunks, thread.is_alive()) == (3, False)
-    writer.close(end=False)
-    sequence(tmp_path)
-    assert chunks(tmp_path) == ["a0 a1", "a2 a3", "a4 a5"]
-
-
 def test_numbered_pieces_are_deleted_in_the_writers_folder_alone(tmp_path: Path) -> None:
     # So many that pieces are deleted twice: the first time 15 of 16, if all that are published have numbers.
     write(tmp_path, "a", 81, writers=1)
@@ -280,7 +222,7 @@ def test_numbered_pieces_are_deleted_in_the_writers_folder_alone(tmp_path: Path)
     assert sorted(folder.glob("chunk_*.jsonl")) == [folder / f"chunk_{n:05d}.jsonl" for n in range(kept, 41)]
 
 
-def test_fork_writes_nothing_and_leaves_the_sequencer_to_its_parent(tmp_path: Path) -> None:
+def test_fork_writes_nothing_and_leaves_lock_and_sequencer_to_its_parent(tmp_path: Path) -> None:
     writer = ChunkWriter(tmp_path, 2, writer="a", writers=1)
     add(writer, 0, 3)
 
@@ -290,17 +232,10 @@ def test_fork_writes_nothing_and_leaves_the_sequencer_to_its_parent(tmp_path: Pa
         writer.close(end=False)
 
     assert forked(child) == 0
+    assert raised(errors.ProducerFenced, ChunkWriter, tmp_path, writer="a").directory == str(tmp_path / WRITERS / "a")
     add(writer, 3, 5)
     writer.close()
     assert (ids(tmp_path), head(tmp_path).ended) == (["a0", "a1", "a2", "a3", "a4"], True)
-
-
-def test_second_process_of_one_name_is_refused(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2, writer="a", writers=1) as writer:
-        error = raised(errors.ProducerFenced, ChunkWriter, tmp_path, writer="a")
-        assert error.directory == str(tmp_path / WRITERS / "a")
-        add(writer, 0, 3)
-    assert ids(tmp_path) == ["a0", "a1", "a2"]
 
 
 @pytest.fixture
@@ -324,7 +259,7 @@ def test_what_never_changes_is_refused(given: dict[str, Any], expected: str, act
     assert (error.directory, str(error.expected), str(error.actual)) == (str(two), expected, actual)
 
 
-def test_one_writer_too_many_and_one_that_is_not_named_are_refused(two: Path, tmp_path: Path) -> None:
+def test_writer_that_a_stream_has_no_place_for_is_refused(two: Path, tmp_path: Path) -> None:
     write(two, "b", 1, end=False)
     error = raised(errors.StreamMismatch, ChunkWriter, two, writer="c")
     assert (error.expected, error.actual, (two / WRITERS / "c").exists()) == ("2", "'c'", False)
@@ -333,14 +268,12 @@ def test_one_writer_too_many_and_one_that_is_not_named_are_refused(two: Path, tm
     error = raised(errors.StreamMismatch, ChunkWriter, named, writer="c")
     assert (error.expected, error.actual) == ("('a', 'b')", "'c'")
     write(named, "b", 1, end=False)
-
-
-def test_named_writer_does_not_join_the_stream_of_an_unnamed_one(tmp_path: Path) -> None:
-    ChunkWriter(tmp_path, 2).close(end=False)
-    before = names(tmp_path)
-    error = raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a")
+    unnamed = two / "unnamed"
+    ChunkWriter(unnamed, 2).close(end=False)
+    before = names(unnamed)
+    error = raised(errors.StreamMismatch, ChunkWriter, unnamed, writer="a")
     kinds = ("several writers, each with a name", "one producer without a name")
-    assert (error.expected, error.actual, names(tmp_path)) == (*kinds, before)
+    assert (error.expected, error.actual, names(unnamed)) == (*kinds, before)
 
 
 @pytest.mark.parametrize(
@@ -403,28 +336,6 @@ def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
     check_writers(tmp_path, a=5, b=5)
 
 
-def test_writer_whose_piece_is_damaged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "REFUSED_S", 0.0)
-    one, other = (ChunkWriter(tmp_path, 2, writer=name, writers=2) for name in "ab")
-    add(other, 0, 3)
-    decode = SealBytes.decode
-
-    def refusing(data: bytes, chunk: int, file: str = "") -> Any:
-        if "/a/" in file:
-            raise errors.SealInvalid(f"{file}: damaged", file=file)
-        return decode(data, chunk, file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SealBytes, "decode", refusing)
-        error = raised(errors.WriterFailed, add, one, 0, 9)
-        assert error.directory == str(tmp_path / WRITERS / "a")
-    one.close(end=False)
-    other.close()
-    monkeypatch.setattr(share, "REFUSED_S", 60.0)
-    write(tmp_path, "a", 9)
-    check_writers(tmp_path, a=9, b=3)
-
-
 def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,23 +360,3 @@ def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
     tell(3, {"a": [2, 0]}, {"a": "damaged"})
     assert isinstance(writer.held(), str)
     writer.close(end=False)
-
-
-def test_sequencer_that_is_stopped_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work() -> None:
-        writer = ChunkWriter(tmp_path, 2, writer="a", writers=2)
-        add(writer, 0, 3)
-        wait_until(lambda: chunks(tmp_path), "the first chunk")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        add(writer, 3, 9)
-        writer.close()
-
-    pid = fork(work)
-    os.waitpid(pid, os.WUNTRACED)
-    monkeypatch.setattr(sequencer, "LEASE_S", 0.1)
-    with ChunkWriter(tmp_path, 2, writer="b") as writer:
-        add(writer, 0, 9)
-        os.kill(pid, signal.SIGCONT)
-    assert os.waitstatus_to_exitcode(reap(pid)) == 0
-    check_writers(tmp_path, a=9, b=9)
-    assert head(tmp_path).ended

@@ -236,20 +236,6 @@ def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(tmp_path: P
     assert codes == [5, 5, 9]
 
 
-def test_what_was_looked_at_and_is_missing_for_a_proof_is_named(tmp_path: Path) -> None:
-    stream, counted = tmp_path / "stream", tmp_path / "state.json"
-    run = run_of(stream_and_runs(tmp_path), two_ranks(3))
-    commit(stream, run, consumer="first")
-    code, lines = report(stream)
-    assert (code, "cursor 'first'" in lines[-1], "checkpoint-N/lazyshard.json" in lines[-1]) == (9, True, True)
-    counted.write_text(json.dumps(run.to_dict()))
-    code, lines = report(stream, "--state", counted)
-    assert (code, f"{counted} does not record" in lines[-1], "'step'" in lines[-1]) == (9, True, True)
-    save(tmp_path / "out", 3, run_of(run.stream_id, Part(2, 1, 6)))
-    code, lines = report(stream, tmp_path / "out")
-    assert (code, "micro_batches_per_step" in lines[-1]) == (9, True)
-
-
 def test_a_copied_folder_is_audited_from_the_state_that_trained_most(history: History) -> None:
     """Without times in the files, and those of the files the wrong way round; then all of one time."""
     stream, _, _, _, state = history

@@ -1,8 +1,4 @@
-"""What all commands of both programs keep to, as `docs/commands.md` tells it: examples, codes, JSON, completion.
-
-And what is missing; amounts and values made short for people; `check-config`; what each command refuses: in one line
-that names it, with a code, with nothing on stdout and nothing changed.
-"""
+"""What all commands of both programs keep to, as `docs/commands.md` tells it, and what each of them refuses."""
 
 import contextlib
 import io
@@ -27,7 +23,6 @@ from lazyshard.cli import command, exits, output, verify
 from lazyshard.cli.command import app
 from lazyshard.cli.main import main
 from lazyshard.cli.output import MAX_CHARACTERS, duration, moment, shorten, size
-from lazyshard.errors import AccessRefused, ChunkCorrupt, LazyShardError, RowInvalid, StreamInvalid, StreamMismatch
 from lazyshard.part import Part
 from lazyshard.stream.listing import retire
 from lazyshard_producer import errors
@@ -196,17 +191,6 @@ def test_a_reader_that_goes_away_is_no_error(words: list[str], tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_exit_codes_are_the_producers_where_both_have_one() -> None:
-    producer = pytest.importorskip("lazyshard_producer.errors")
-    ours = [kind("x") for kind in (RowInvalid, AccessRefused, StreamMismatch, ChunkCorrupt)]
-    full, memory = OSError(28, "No space left on device"), OSError(12, "Cannot allocate memory")
-    for error in (*ours, LazyShardError("x"), full, KeyError("x"), MemoryError("x"), memory):
-        assert exits.exit_code(error) == producer.exit_code(error)
-    for name in ("NO_EXTRA", "USAGE", "UNEXPECTED", "OUT_OF_MEMORY", "INTERRUPTED"):
-        assert getattr(exits, name) == getattr(producer, name)
-    assert exits.exit_code(StreamInvalid("x")) == exits.REFUSED
-
-
 def test_version_and_no_command() -> None:
     done = lazyshard("--version")
     assert (done.returncode, done.stdout) == (0, f"lazyshard {package.__version__}\n")
@@ -238,6 +222,8 @@ def test_command_loads_nothing_of_training(tmp_path: Path) -> None:
         (OSError(28, "No space left on device", "/a/b"), 7, "lazyshard: error: /a/b: No space left on device; "),
         (KeyboardInterrupt(), 130, "lazyshard: interrupted"),
         (KeyError("x"), 70, "lazyshard: error: unexpected KeyError: 'x'; "),
+        (MemoryError("x"), 71, "lazyshard: error: "),
+        (OSError(12, "Cannot allocate memory"), 71, "lazyshard: error: "),
     ],
 )
 def test_errors_that_end_a_command(error: BaseException, code: int, told: str) -> None:
@@ -284,9 +270,7 @@ def test_amounts_in_words(words: Callable[[float], str], numbers: dict[float, st
     [
         ("x" * MAX_CHARACTERS, "x" * MAX_CHARACTERS),
         ("x" * 201, "x" * 200 + "... (201 characters)"),
-        ("ab " * 500, ("ab " * 67)[:200] + "... (1,500 characters)"),
         ([[0] * 21], [[*([0] * 20), "... (21 items)"]]),
-        ({"a": {"b": "y" * 300}}, {"a": {"b": "y" * 200 + "... (300 characters)"}}),
         ({"k" * 300: 1}, {"k" * 200 + "... (300 characters)": 1}),
         ({str(n): n for n in range(100)}, {str(n): n for n in range(100)}),
         ({str(n): n for n in range(1234)}, {**{str(n): n for n in range(100)}, "...": "(1,234 keys)"}),
@@ -325,9 +309,7 @@ REFUSALS: Final = [
     ("mend", 2, "(see `lazyshard --help`)"),
     ("verify", 2, "(see `lazyshard verify --help`)"),
     ("verify a.jsonl", 2, "a.jsonl"),
-    ("verify stream --samples-per-chunk 0", 2, "--samples-per-chunk"),
     ("verify stream --forever", 2, "--forever"),
-    ("verify stream --jobs 0", 2, "--jobs"),
     ("verify stream --samples-per-chunk 3", 5, "3"),
     *[(f"{command} bare", 5, "bare") for command in ("verify", "status", "status --json", "inspect")],
     *[(f"{command} later", 5, "stream.json") for command in ("verify", "status", "status --json", "inspect")],
@@ -337,7 +319,6 @@ REFUSALS: Final = [
     ("status '' --watch", 2, "STREAM"),
     *[(f"{command} {'a' * 300}", 2, "aaa") for command in ("status", "verify", "inspect")],
     *[(f"status stream --interval {words}", 2, "--interval") for words in ("1", "0 --watch")],
-    ("inspect", 2, "STREAM"),
     ("inspect stream 5", 2, "from 0 to 4"),
     ("inspect stream --chunk 3", 2, "from 0 to 2"),
     ("inspect empty 0", 2, "sample 0"),
@@ -346,8 +327,6 @@ REFUSALS: Final = [
     ("inspect stream 0 --all", 2, "--all"),
     ("inspect stream --samples-per-chunk 3", 5, "3"),
     ("inspect damaged 1", 5, "chunk_00000.jsonl: row 1 (byte 9)"),
-    ("inspect damaged 2", 5, "chunk_00001.jsonl"),
-    ("inspect damaged --chunk 2", 5, "chunk_00002.jsonl.completed"),
     *[(f"inspect retired {words}", 5, "below 1") for words in ("0", "--chunk 0")],
     *[(f"{TRACE} --step {step}", 2, "--step") for step in ("0", "5:5")],
     (f"{TRACE} --sample 1,x", 2, "--sample"),
@@ -370,7 +349,6 @@ REFUSALS: Final = [
     ("forget run sfd --yes", 3, "registered: sft"),
     ("forget stream sft --yes", 3, "stream"),
     ("forget later sft --yes", 5, "later"),
-    ("forget run", 2, "NAME"),
     *[(f"forget run {name}", 2, "NAME") for name in ("''", "../sft", ".sft")],
     *[(f"export tokens {name}", 2, "PREFIX") for name in ("tokens/", "nowhere/a", "a.idx")],
     *[(f"export tokens a {option} rows", 2, option) for option in ("--dtype", "--document-boundaries")],
@@ -387,17 +365,14 @@ REFUSALS: Final = [
     ("watch nothing --save page.html", 5, "nothing"),
     ("watch no/stream", 2, "no/stream"),
     *[(f"watch stream --host '{host}'", 2, "--host") for host in ("no such host", "")],
-    ("watch stream --interval 0", 2, "--interval"),
     *[(f"verify-filesystem {words}", 2, "") for words in ("", "/no/such", "--serve /no/such", ". . --far true")],
     *[(f"verify-filesystem . {words}", 2, "--") for words in ("--longest 0", "--far ''", '--far "\'"')],
     ("check-config missing.yaml", 7, "missing.yaml"),
     *[(f"check-config {file}", 2, "FILE") for file in (".", "''")],
-    ("simulate", 2, "--ranks"),
     (SIMULATE, 2, "--rows"),
     (f"{SIMULATE} --rows 64 --chunks 16", 2, "--chunks"),
     (f"{SIMULATE} --rows 64 --rows-a-second 8", 2, "--rows-a-second"),
     (f"{SIMULATE} --rows 3", 2, "--rows"),
-    *[(f"{SIMULATE} --rows 64 --{one} -1", 2, one) for one in ("samples-per-chunk", "latency", "visibility", "window")],
     (f"{SIMULATE} --rows 64 --max-ahead much", 2, "--max-ahead"),
 ]
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from lazyshard.cli import doctor, exits
+from lazyshard.cli import doctor
 from lazyshard.cli.doctor import GROUP, Finding
 from tests.cli.commands import lazyshard
 from tests.harness.processes.environment import ROOT
@@ -41,11 +41,10 @@ def only(monkeypatch: pytest.MonkeyPatch, *areas: str) -> None:
 
 @pytest.fixture(autouse=True)
 def areas(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, "bad", "gone", "good", "nothing", "raising", "swift")
+    only(monkeypatch, "bad", "gone", "good", "raising", "swift")
 
 
 def examined(*arguments: object, code: int) -> dict[str, Finding]:
-    """What is found of lazyshard itself."""
     done = lazyshard("doctor", "lazyshard", "--json", *arguments)
     (line,) = done.stdout.splitlines()
     assert done.returncode == code, line
@@ -56,33 +55,12 @@ def good() -> list[Finding]:
     return GOOD
 
 
-nothing = list[Finding]
-
-
 def bad() -> list[Finding]:
     return BAD
 
 
 def raising() -> list[Finding]:
     raise KeyError("x")
-
-
-def test_findings_are_told_as_lines() -> None:
-    done = lazyshard("doctor", "good")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all checks passed")
-    assert lazyshard("doctor", "nothing").stdout == done.stdout.splitlines(keepends=True)[-1]
-    done = lazyshard("doctor", "bad")
-    assert done.returncode == exits.MISSING == 1
-    assert done.stdout == (
-        "versions\n"
-        "          python       3.11\n"
-        "  ok      longer name  1.0\n"
-        "verdict\n"
-        "  ok      command  runs\n"
-        "  NOT OK  other    line\\nend\n"
-        "\n"
-        "1 check failed\n"
-    )
 
 
 @pytest.mark.parametrize(("areas", "code"), [(["good"], 0), (["good", "bad"], 1)])

@@ -34,7 +34,6 @@ def values(*arguments: object) -> Any:
 
 
 def written(directory: Path, *, end: bool = True) -> str:
-    """A stream of six rows, published at a known moment; returns its identity."""
     writer = ChunkWriter(directory, 2, clock=lambda: 1700000000.0)
     for number in range(6):
         writer.write(
@@ -179,24 +178,20 @@ def test_chunk(tmp_path: Path) -> None:
     assert lines[2:5] == ["  first sample  2", "  samples       1", "  bytes         9 bytes"]
 
 
-def test_rows_as_json_are_whole_and_exact(tmp_path: Path) -> None:
+def test_rows_as_json_are_whole_and_exact_however_deep(tmp_path: Path) -> None:
     """As the row writes it: digits, and characters that a terminal might take for a command."""
     row = '{"a" : 1.50,\t"b":"\x7f\u009b\u2028😀ü"}\n'.encode()
-    seal_rows(stream(tmp_path, 2), 0, row, b"{}\n", tokens=[7, 8])
+    deep = b'{"a":' * 300 + b"1" + b"}" * 300 + b"\n"
+    seal_rows(stream(tmp_path, 2), 0, row, deep, tokens=[7, 8])
     [line] = inspect(tmp_path, 0, "--json")
     assert line == (
         '{"rows": [{"sample": 0, "chunk": 0, "row": 0, "byte": 0, "bytes": 33, "tokens": 7, '
         '"value": {"a" : 1.50, "b":"\\u007f\\u009b\\u2028\\ud83d\\ude00\\u00fc"}}]}'
     )
     assert json.loads(line)["rows"][0]["value"] == json.loads(row)
-
-
-def test_nesting_deeper_than_can_be_written(tmp_path: Path) -> None:
-    row = b'{"a":' * 300 + b"1" + b"}" * 300 + b"\n"
-    seal_rows(stream(tmp_path, 2), 0, row, b"{}\n")
-    assert "... (1 key)" in "".join(inspect(tmp_path, 0))
-    assert inspect(tmp_path, 0, "--full")[1:] == [row.decode().rstrip()]
-    assert row.decode().rstrip() in inspect(tmp_path, 0, "--json")[0]
+    assert "... (1 key)" in "".join(inspect(tmp_path, 1))
+    assert inspect(tmp_path, 1, "--full")[1:] == [deep.decode().rstrip()]
+    assert deep.decode().rstrip() in inspect(tmp_path, 1, "--json")[0]
 
 
 def test_control_characters_do_not_reach_the_terminal_and_colours_do(tmp_path: Path) -> None:

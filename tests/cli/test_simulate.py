@@ -30,26 +30,6 @@ ONE = {"ranks": 1, "samples_per_chunk": 1000}
 COMMAND = ["--ranks", "2", "--batch", "2", "--step-seconds", "0.25", "--producer-rate", "8", "--samples-per-chunk", "4"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "after_wait", "began", "end_s"),
-    [
-        # As fast as its producer it waits for the first stripe alone.
-        ({}, [0], [1.0], 9.0),
-        ({"step_seconds": 0.25}, [0, 2, 4, 6, 8, 10, 12, 14], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 8.5),
-        # Three stripes are there, then one is published a second, and trained in half of one.
-        ({"step_seconds": 0.25, "head_start": 24}, [0, 10, 12, 14], [0.0, 3.0, 4.0, 5.0], 5.5),
-        # What fills no stripe is trained at the end of the stream.
-        ({"step_seconds": 0.25, "rows": 13}, [0, 2], [1.0, 1.625], 1.875),
-        ({"window": 4}, [0], [4.0], 12.0),
-    ],
-)
-def test_where_a_trainer_waits(changes: Any, after_wait: list[int], began: list[float], end_s: float) -> None:
-    timeline = simulation.simulate(replace(SMALL, **changes))
-    assert (timeline.after_wait.tolist(), timeline.began.tolist()) == (after_wait, began)
-    assert (timeline.first_step_s, timeline.end_s) == (began[0], end_s)
-    assert timeline.stalled_s == pytest.approx(end_s - timeline.setting.steps * timeline.setting.loaded_step_s)
-
-
 def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
     setting = replace(SMALL, ranks=1, batch=1, samples_per_chunk=10, producer_rate=10.0, step_seconds=1.0, rows=60)
     producer = simulation.Producer(replace(setting, max_ahead="2 chunks"))
@@ -240,16 +220,6 @@ def test_no_step_begins_before_its_rows_are_there_or_the_step_before_has_ended(s
     for step, start in enumerate(began):
         assert start >= timeline.published[setting.needed_chunks(step) - 1] + setting.visibility_s - 1e-6
     assert all(late >= early + setting.step_seconds - 1e-6 for early, late in pairwise(began))
-
-
-@given(settings(), st.integers(2, 4), st.integers(1, 4))
-def test_rarer_and_more_checkpoints_never_take_less_disk(setting: simulation.Setting, times: int, more: int) -> None:
-    timeline = simulation.simulate(setting)
-    rarer = replace(timeline.setting, checkpoint_steps=setting.checkpoint_steps * times)
-    least = simulation.disk_use(timeline)["peak_chunks"]
-    assert least <= simulation.disk_use(replace(timeline, setting=rarer))["peak_chunks"] <= setting.chunks
-    kept = replace(timeline.setting, keep_checkpoints=setting.keep_checkpoints + more)
-    assert least <= simulation.disk_use(replace(timeline, setting=kept))["peak_chunks"]
 
 
 @given(settings(), st.integers(1, 20))

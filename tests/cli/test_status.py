@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
-
-import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.cli.status import status_lines, status_values
@@ -28,7 +25,6 @@ from lazyshard.inspection.survey import outlook_of_writer, take_survey
 from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_seal
 from lazyshard.stream.listing import retire
-from lazyshard.stream.share import Share
 from tests.cli.commands import ID, NOW, lazyshard, outlook, started, survey, terminal
 from tests.cli.test_status_view import exposed, samples
 from tests.stream.damage import checkpoint, cut, edit_head, reads
@@ -289,6 +285,10 @@ def test_an_ended_stream_without_some_rows(tmp_path: Path) -> None:
     publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
     sequence(stream)
     assert owners(stream)[-1] == ["a-8"]
+    heads = [path.read_bytes() for path in sorted(stream.rglob("head.json"))]
+    for name in "abc":  # Processes that the stream refuses are not shown
+        raised(StreamEnded, ChunkWriter, stream, writer=name)
+    assert heads == [path.read_bytes() for path in sorted(stream.rglob("head.json"))]
     a, b = json.loads(lazyshard("status", stream, "--json").stdout)["writers"]
     assert [(one["waiting_pieces"], one["left_out_samples"]) for one in (a, b)] == [(0, 0), (0, 8)]
     lines = status_lines(Looks().add(take_survey(stream, time.time())), watching=False)
@@ -296,26 +296,6 @@ def test_an_ended_stream_without_some_rows(tmp_path: Path) -> None:
         line for line in lines if line.startswith("  writer      b: refused, 12 rows, 8 rows not part of the stream;")
     ]
     assert "2 pieces of writers not part of it" in lazyshard("verify", stream).stdout
-
-
-def test_processes_that_an_ended_stream_refuses_are_not_shown(tmp_path: Path) -> None:
-    write_pieces(stream := tmp_path / "s", "a", 9)
-    heads = [stream / ".writers" / "a" / "head.json", stream / "head.json"]
-    sequence(stream)
-    before = heads[0].read_bytes()
-    with mock.patch.object(Share, "complete"), pytest.raises(StreamEnded):
-        ChunkWriter(stream, writer="a")
-    assert heads[0].read_bytes() == before
-    publish_bytes(EndRequest(NOW).encode(), stream / ".writers" / "end.json", stream / ".writers" / ".end")
-    sequence(stream)
-    before = heads[1].read_bytes()
-    for name in ("a", "b"):
-        raised(StreamEnded, ChunkWriter, stream, writer=name)
-    assert heads[1].read_bytes() == before
-    # Its process was killed before it told of the end.
-    heads[1].write_bytes(before.replace(b'"ended":true', b'"ended":false').replace(b"finished", b"running"))
-    raised(StreamEnded, ChunkWriter, stream, writer="a")
-    assert json.loads(heads[1].read_bytes())["ended"]
 
 
 def test_the_process_of_the_sequencer_is_in_one_place(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lazyshard.stream.stream import open_now
 from tests.cli.commands import commit, lazyshard, make_stream, run_of, save, two_ranks
 from tests.data.runs import State, Stream, blend, take, write
 from tests.harness.processes.producing import run as produce
-from tests.stream.streams import owners, sequence, write_pieces
+from tests.stream.streams import sequence, write_pieces
 
 Run = tuple[Path, Path]
 
@@ -56,7 +56,10 @@ def test_steps_over_a_change_of_ranks_and_their_rows(run: Run) -> None:
     ]
 
 
-def test_the_fates_of_samples(run: Run) -> None:
+def test_the_course_of_a_run_and_the_fates_of_samples(run: Run) -> None:
+    assert told(run)[-1] == "skipped from part 1 on: 2 samples: 16 to 17"
+    [found] = values(run)
+    assert (found["steps"], found["consumed"], found["epochs"], found["total"]) == (4, 14, [0, 0], 24)
     assert told(run, "--sample", "8,12,16") == [
         "sample 8: chunk 2, row 2",
         "  epoch 0: trained at step 4 by rank 0 (part 1, position 1)",
@@ -80,12 +83,6 @@ def test_a_sample_in_a_step_that_its_epoch_does_not_fill_may_be_left_over(tmp_pa
     assert "trained at step 3 by rank 0 (part 1, position 5)" in trained
     assert "to come at step 4, on rank 0" in coming and "fewer samples left than the 6 of that step" in coming
     assert [one["fewer_than_step"] for one in values(run, "--sample", "21,22")] == [None, 6]
-
-
-def test_the_course_of_a_run(run: Run) -> None:
-    assert told(run)[-1] == "skipped from part 1 on: 2 samples: 16 to 17"
-    [found] = values(run)
-    assert (found["steps"], found["consumed"], found["epochs"], found["total"]) == (4, 14, [0, 0], 24)
 
 
 def test_texts(run: Run) -> None:
@@ -121,7 +118,6 @@ def test_the_only_cursor_is_taken(tmp_path: Path) -> None:
 
 @pytest.fixture
 def produced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A stream that the producer has made of a file; the folder is the current one."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id":{number}}}\n' for number in range(23)))
     done = produce("run", "--source", "in.jsonl", "--out", "stream", "--samples-per-chunk", 3, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -245,21 +241,6 @@ def test_an_audit_of_each_stream(streams: Path, tmp_path: Path) -> None:
     other = write(tmp_path, Stream("z", 4, 2))
     assert lazyshard("audit", other, tmp_path).returncode == 3
     assert lazyshard("trace", other, "--state", tmp_path / "checkpoint-2").returncode == 5
-
-
-def test_rows_of_writers(tmp_path: Path) -> None:
-    for name, rows in (("a", 9), ("b", 7)):
-        write_pieces(stream := tmp_path / "s", name, rows, 2)
-    sequence(stream)
-    assert [chunk[0] for chunk in owners(stream)] == ["b-0", "a-0", "a-4", "a-8"]
-    stream_id = open_now(stream).stream_id
-    state = run_of(stream_id, Part(1, 1, 4, draws_per_step=1), samples_per_chunk=4, unit=4)
-    run = stream, save(tmp_path / "out", 4, state)
-    (one,) = values(run, "--chunk", 3, "--row", 1)
-    assert (one["writer"], one["writer_row"], one["origins"][0]["lines"]) == ("b", 4, [5])
-    (row,) = told(run, "--step", "2", "--origins")[1:]
-    assert row.endswith(f"  row 1 of writer b: {tmp_path}/b.jsonl:2")
-    assert "writer" not in told(run, "--step", "2")[1]
 
 
 def test_rows_of_a_stream_that_no_run_has_read(tmp_path: Path) -> None:

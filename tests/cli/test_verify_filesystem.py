@@ -61,20 +61,9 @@ JUDGED: Final = [
 
 @pytest.mark.parametrize(("judged", "verdict"), JUDGED)
 def test_verdicts_on_measurements(judged: Judged, verdict: str) -> None:
-    assert_verdict(judged, verdict)
-
-
-def test_a_conclusion_names_what_is_worst() -> None:
-    ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
-    assert conclude([ok]) == (0, "fits", "can be used")
-    assert conclude([ok, slow]) == (1, "limited", "works with limits: b")
-    assert conclude([ok, slow, missing]) == (3, "unfit", "cannot be used: c")
-
-
-def assert_verdict(line: Judged, verdict: str) -> None:
-    assert line.verdict == verdict
+    assert judged.verdict == verdict
     # Whatever is not as it should be says what that is for lazyshard, and what to do.
-    assert bool(line.means and line.remedy) == (line.verdict != "ok")
+    assert bool(judged.means and judged.remedy) == (verdict != "ok")
 
 
 LINK, PUT = Side.link, Side.put

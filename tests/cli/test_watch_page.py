@@ -144,7 +144,6 @@ def busy() -> Outlook:
 
 
 def starving() -> Outlook:
-    """A producer that waits, and a reader that does: each in words."""
     note = "--max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted"
     waiting = told(consumed=12_000, done=1200, needs=1240, ranks=4, window=2), consumer("old", problem="torn")
     return outlook(survey(head=replace(HEAD, state="waiting", note=note, rate=0.0), consumers=waiting, free=None))
@@ -158,7 +157,6 @@ def shown(document: str, part: str = "body") -> str:
 
 
 def rendered(found: Outlook | None, **values: Any) -> tuple[str, str]:
-    """The page as it comes, and what of it is read."""
     document = render("whole", *told_page(found, **values), None).decode()
     return document, shown(document)
 

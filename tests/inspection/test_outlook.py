@@ -81,17 +81,6 @@ def test_outlook_of_a_reader(
     assert outlook_of_reader(ahead, taking, coming, ended) == expected
 
 
-def test_one_look_tells_lags_and_what_the_producer_tells() -> None:
-    reader = consumer("sft", consumed=95, done=9, needs=12, at=NOW - 4)
-    found = Looks().add(survey((reader,), unread_since={"sft": NOW - 30}))
-    assert (found.state, found.heartbeat_age_s, found.clock_ahead_s) == ("running", 0.0, 0.0)
-    assert (found.chunk_rate, found.byte_rate, found.full_in_s) == (0.5, 50.0, 200.0)
-    one = found.consumers[0]
-    assert (one.checkpoint_age_s, one.reading_age_s) == (4.0, 4.0)
-    assert (one.lag_chunks, one.lag_samples, one.lag_s, one.ahead_chunks) == (11, 105, 30.0, 8)
-    assert (one.read_chunks_per_s, one.supply, one.starving_in_s) == (None, "unknown", None)
-
-
 @pytest.mark.parametrize(
     ("one", "lag_chunks", "lag_samples", "lag_s", "ahead"),
     [

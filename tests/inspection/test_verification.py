@@ -20,7 +20,7 @@ C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
 
 
-def test_stream_that_is_as_it_should_be(tmp_path: Path) -> None:
+def test_streams_of_any_length_that_are_as_they_should_be(tmp_path: Path) -> None:
     before = contents(stream(tmp_path))
     verified = verify(tmp_path)
     counts = {"samples_per_chunk": 2, "retired": 0, "chunks": 3, "samples": 5, "size": 45}
@@ -30,11 +30,8 @@ def test_stream_that_is_as_it_should_be(tmp_path: Path) -> None:
     assert len(verified.stream_id or "") == 32
     assert contents(tmp_path) == before
     assert not found(tmp_path, quick=True, samples_per_chunk=2)
-
-
-@pytest.mark.parametrize(("samples", "end"), [(0, True), (1, True), (0, False), (4, False)])
-def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
-    assert not found(stream(tmp_path, samples, end=end))
+    for samples, end in ((0, True), (1, True), (0, False), (4, False)):
+        assert not found(stream(tmp_path / f"{samples} {end}", samples, end=end))
 
 
 @pytest.mark.parametrize(
@@ -94,9 +91,18 @@ C7, S7 = "chunk_00007.jsonl", "chunk_00007.jsonl.completed"
             [("leftover unended", C2)],
         ),
         (edit("head.json", chunks=10**15, samples=2 * 10**15, ended=False), [("damage head", "head.json")]),
+        (put(C3, b"x"), [("leftover unpublished", C3)]),
+        (put(f".tmp/{C3}.0123456789abcdef", b"x"), [("leftover temporary", f".tmp/{C3}.0123456789abcdef")]),
+        (delete("head.json"), [("leftover head-missing", "head.json")]),
+        (put("head.json", b""), [("leftover invalid", "head.json")]),
+        (edit("head.json", chunks=2, samples=4, ended=False), [("leftover head-behind", "head.json")]),
+        (put("stream.owner"), [("leftover invalid", "stream.owner")]),
+        (put("cursors/a.reading.json", b"[]"), [("leftover invalid", "cursors/a.reading.json")]),
     ],
 )
-def test_damage_that_shows_in_several_places(damage: Damage, wanted: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_damage_that_shows_in_several_places_and_leftovers(
+    damage: Damage, wanted: list[tuple[str, str]], tmp_path: Path
+) -> None:
     damage(stream(tmp_path))
     assert [finding[:2] for finding in found(tmp_path)] == wanted
 
@@ -109,23 +115,6 @@ def test_short_chunk_in_the_middle(short: int, tmp_path: Path) -> None:
     for name in (f"chunk_0000{short}.jsonl", f"chunk_0000{short}.jsonl.completed"):
         (tmp_path / "stream" / name).write_bytes((other / name).read_bytes())
     assert ("damage samples", f"chunk_0000{short}.jsonl", "2 rows", "3 rows") in found(tmp_path / "stream")
-
-
-@pytest.mark.parametrize(
-    ("leave", "kind", "file"),
-    [
-        (put(C3, b"x"), "unpublished", C3),
-        (put(f".tmp/{C3}.0123456789abcdef", b"x"), "temporary", f".tmp/{C3}.0123456789abcdef"),
-        (delete("head.json"), "head-missing", "head.json"),
-        (put("head.json", b""), "invalid", "head.json"),
-        (edit("head.json", chunks=2, samples=4, ended=False), "head-behind", "head.json"),
-        (put("stream.owner"), "invalid", "stream.owner"),
-        (put("cursors/a.reading.json", b"[]"), "invalid", "cursors/a.reading.json"),
-    ],
-)
-def test_leftover(leave: Damage, kind: str, file: str, tmp_path: Path) -> None:
-    leave(stream(tmp_path))
-    assert [finding[:2] for finding in found(tmp_path)] == [(f"leftover {kind}", file)]
 
 
 def test_next_start_of_the_producer_removes_the_leftovers(tmp_path: Path) -> None:
@@ -218,25 +207,6 @@ def chunk_files(data: set[int], seals: set[int], first: int, stop: int, *, runni
     return listed(*map(chunk_name, data), *map(seal_name, seals), first=first, stop=stop, running=running)
 
 
-FAR, FAR_SEAL = "chunk_100000.jsonl", "chunk_100000.jsonl.completed"
-
-
-@pytest.mark.parametrize(
-    ("names", "native", "data", "seals"),
-    [
-        (["stream.json", f"{C0}.gz", "chunk_.jsonl", f"x{C0}", f"{S0}.1"], True, {}, {}),
-        ([FAR, FAR_SEAL], True, {100000: FAR}, {100000: FAR_SEAL}),
-        # Padding is free in a foreign directory.
-        (["chunk_7.jsonl", "chunk_007.jsonl.completed"], False, {7: "chunk_7.jsonl"}, {7: "chunk_007.jsonl.completed"}),
-    ],
-)
-def test_names(names: list[str], native: bool, data: dict[int, str], seals: dict[int, str]) -> None:
-    files = listed(*names, native=native)
-    assert (files.data, files.seals, files.findings) == (data, seals, [])
-    [finding] = listed("chunk_7.jsonl", "chunk_007.jsonl", "chunk_00007.jsonl", native=False).findings
-    assert (finding.file, finding.found) == ("chunk_00007.jsonl", "also chunk_007.jsonl, chunk_7.jsonl")
-
-
 chunks = st.sets(st.integers(0, 12))
 
 
@@ -271,8 +241,9 @@ def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], fi
 
 
 def test_only_the_newest_chunks_are_looked_for_where_they_are_not_listed() -> None:
-    looked_at = [one.chunk for one in chunks_to_check(chunk_files({3}, {3}, 0, 10**15))]
-    assert looked_at == [3, *range(10**15 - verification_files.LAGGING, 10**15)]
+    listed = {3, 100_000}
+    looked_at = [one.chunk for one in chunks_to_check(chunk_files(listed, listed, 0, 10**15))]
+    assert looked_at == [3, 100_000, *range(10**15 - verification_files.LAGGING, 10**15)]
 
 
 ROWS = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')

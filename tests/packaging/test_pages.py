@@ -1,4 +1,4 @@
-"""What pages, guides and docstrings say is so: errors, links, figures, paths, imports, examples."""
+"""What pages, guides and docstrings say is so: errors, links, figures, pictures, paths, imports, examples."""
 
 import ast
 import doctest
@@ -25,6 +25,7 @@ from lazyshard.format.records import STATES
 from lazyshard_producer import display as metrics
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.limits import KeptChunks
+from scripts.pictures.draw_pictures import PICTURES
 from tests.conversion import megatron_core
 from tests.harness.processes.producing import run
 from tests.packaging.guide_programs import GUIDES, blocks, blocks_of, with_commands
@@ -146,6 +147,19 @@ def test_the_page_and_the_messages_tell_the_same() -> None:
     pieces = [text.replace("{}", "…") for text in texts]
     sentences = [text for text in pieces if len(re.findall(r"[a-z]{2,}", text)) >= 2]
     assert [line for line in lines if not any(holds_pieces(line, text) for text in sentences)] == []
+
+
+FOLDER: Final = ROOT / "docs" / "pictures"
+
+
+def test_committed_pictures_are_those_that_would_be_drawn_and_are_all_shown() -> None:
+    committed = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.svg")}
+    pictures = {name: draw() for name, draw in PICTURES.items()}
+    assert sorted(committed) == sorted(pictures)
+    changed = [name for name, text in pictures.items() if committed[name] != text]
+    assert not changed, f"run scripts/draw_pictures, and look at what has changed in {changed}"
+    pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert [name for name in committed if f"](pictures/{name})" not in pages] == []
 
 
 PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]

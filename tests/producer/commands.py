@@ -58,7 +58,6 @@ class Running:
 
 
 def commit(out: Path, chunks: int, samples_per_chunk: int) -> None:
-    """Leaves the cursor of a trainer that is done with so many chunks."""
     stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
     write_cursor(out, Cursor("trainer", stream_id, chunks * samples_per_chunk, chunks, {}, time.time()))
 

@@ -180,7 +180,6 @@ def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Commands, tmp_
 def test_rows_that_are_put_together_or_made_in_workers(
     kind: str, options: tuple[str, ...], most_calls: int, nursery: Commands, tmp_path: Path
 ) -> None:
-    """What they hold: rows/test_going_on."""
     assert check_killed(nursery, tmp_path, [KINDS[kind](tmp_path, 0)], options, most_calls).lines() != []
 
 

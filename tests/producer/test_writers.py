@@ -4,22 +4,18 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
-from lazyshard.stream import ChunkWriter, share
-from lazyshard.stream.lock import Wanted
-from lazyshard.stream.sequencer import Gate
-from lazyshard.stream.writer import open_sequenced
+from lazyshard.errors import LazyShardError, StreamEnded, StreamInvalid, StreamMismatch
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import ids, rows, run_arguments
 from tests.producer.commands import Fails, Running, commit
-from tests.stream.streams import add, raised, refusal_of, wait_until
+from tests.stream.streams import raised, refusal_of, write_pieces
 
 SIZE = 4
 
@@ -168,47 +164,13 @@ def test_end_refuses_while_a_declared_writer_has_not_begun(
     assert sorted(ids(out)) == [*range(5), *range(10, 15), *range(20, 25)]
 
 
-NO_NAMES = ["", ".a", "a/b", "../a", "a b", "é", "a" * 65]
-
-
-class Closed(Gate):
-    closed = True
-
-    def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
-        return "closed by the test" if self.closed else None
-
-    def fits(self, published_chunks: int, more: int) -> bool:
-        return not self.closed
-
-    def after_publish(self, published_chunks: int) -> None:
-        pass
-
-
-def gated(out: Path, gate: Closed) -> share.Share:
-    def opens() -> ChunkWriter:
-        return open_sequenced(out, time.time, False, None)
-
-    return share.Share(out, "a", None, Wanted(SIZE), time.time, open_stream=opens, gate=lambda writer: gate)
-
-
-def leave_two_pieces(out: Path) -> Path:
-    """Writer `a` stops with two chunks that have no number in the stream; returns its folder."""
-    with pytest.raises(KeyboardInterrupt), ChunkWriter(out, writer=gated(out, Closed())) as writer:
-        add(writer, 0, 2 * SIZE)
-        assert (writer.held() or "").startswith("chunks of writer 'a' wait for ")
-        raise KeyboardInterrupt
-    return out / ".writers" / "a"
-
-
 def end(out: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     assert main(["end", str(out), "--no-progress", "--force"]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def write_b(out: Path) -> None:
-    with ChunkWriter(out, SIZE, writer="b") as writer:
-        add(writer, 100, 100 + 2 * SIZE)
+ROWS_OF_B = [f"b-{number}" for number in range(2 * SIZE)]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +179,7 @@ def write_b(out: Path) -> None:
         (("--writers", "3"), "--writers: requires --writer"),
         (("--writer", "a", "--writers", "-1"), "--writers: expected N|NAME,..."),
         (("--writer", "a", "--writers", "a,b/c"), "--writers: expected N|NAME,..."),
-        *((("--writer", name), f"--writer: expected NAME, got '{name[:8]}") for name in NO_NAMES),
+        (("--writer", "../a"), "--writer: expected NAME, got '../a'"),
         (("--writer", "a", "--out", "gs://bucket/x"), "--writer: several writers need a store with conditional puts"),
     ],
 )
@@ -227,57 +189,36 @@ def test_options_that_cannot_be(given: tuple[str, ...], words: str, tmp_path: Pa
     fails(["run", "--source", str(tmp_path / "a.jsonl"), "--samples-per-chunk", "3", *out, *given], 2, words)
 
 
-def test_a_piece_that_was_damaged_meanwhile_is_refused_to_its_writer(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(share, "REFUSED_S", 0.0)
-    gate, folder = Closed(), out / ".writers" / "a"
-    with pytest.raises(WriterFailed) as refused, ChunkWriter(out, writer=gated(out, gate)) as writer:
-        add(writer, 0, 2 * SIZE)
-        os.truncate(folder / "chunk_00000.jsonl", 5)
-        gate.closed = False
-        wait_until(lambda: writer.held() is None, "the damage is noticed")
-    assert refused.value.directory == str(folder)
-
-
 @pytest.mark.parametrize("suffix", ["", ".completed"])
 def test_cut_piece_is_left_out_by_the_end(suffix: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    piece = leave_two_pieces(out) / f"chunk_00001.jsonl{suffix}"
+    write_pieces(out, "a", 2 * SIZE, end=False)
+    piece = out / ".writers" / "a" / f"chunk_00001.jsonl{suffix}"
     os.truncate(piece, piece.stat().st_size // 2)
     refused = raised(LazyShardError, ChunkWriter, out, SIZE, writer="a")
     assert str(piece) in str(refused)
-    write_b(out)
+    write_pieces(out, "b", 2 * SIZE)
     first, last = end(out, capsys)
     assert first.startswith(f"  a: {SIZE} rows; left out {SIZE} published rows: {piece}: ")
     assert last == f"  b: {2 * SIZE} rows"
-    assert sorted(ids(out)) == [*range(SIZE), *range(100, 100 + 2 * SIZE)]
+    assert sorted(map(str, ids(out))) == ["a-0", "a-1", "a-2", "a-3", *ROWS_OF_B]
 
 
 def test_a_piece_without_a_seal_is_not_published(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = leave_two_pieces(out)
+    write_pieces(out, "a", 2 * SIZE, end=False)
+    folder = out / ".writers" / "a"
     shutil.copy(folder / "chunk_00001.jsonl", folder / "chunk_00002.jsonl")
     more = "it has not ended, and rows that it had not published are left out"
     assert end(out, capsys) == [f"  a: {2 * SIZE} rows; {more}"]
-    assert ids(out) == list(range(2 * SIZE))
+    assert list(map(str, ids(out))) == [f"a-{number}" for number in range(2 * SIZE)]
     raised(StreamEnded, ChunkWriter, out, SIZE, writer="a")
 
 
 def test_the_folder_of_another_stream_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
-    folder = leave_two_pieces(other)
-    write_b(out)
-    shutil.copytree(folder, out / ".writers" / "a")
+    write_pieces(other, "a", 2 * SIZE, end=False)
+    write_pieces(out, "b", 2 * SIZE)
+    shutil.copytree(other / ".writers" / "a", out / ".writers" / "a")
     refused = refusal_of((StreamInvalid, StreamMismatch), r"/\.writers/a: ", ChunkWriter, out, SIZE, writer="a")
     assert refused.directory == str(out / ".writers" / "a")
     end(out, capsys)
-    assert ids(out) == list(range(100, 100 + 2 * SIZE))
-
-
-def test_a_second_sequencer_is_refused(out: Path) -> None:
-    with ChunkWriter(out, 1, writer="a") as writer:
-        add(writer, 0, 1)
-        wait_until(lambda: head(out).get("chunks"), "the first chunk")
-        refused = raised(ProducerFenced, open_sequenced, out, time.time, False, None)
-        assert refused.directory == str(out)
-        add(writer, 1, 2)
-    assert ids(out) == [0, 1]
+    assert list(map(str, ids(out))) == ROWS_OF_B

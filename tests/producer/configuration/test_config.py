@@ -199,19 +199,6 @@ def test_consumers_without_retain_are_refused() -> None:
     assert [option for option, _ in problems(flags(f"{LEAST} --consumers train --retain consumd"))] == ["--retain"]
 
 
-@pytest.mark.parametrize("arguments", ["--pattern *", "--idle-seconds soon", "--resume append"])
-def test_flags_about_sources_that_are_not_there(arguments: str) -> None:
-    found = problems(flags(f"--source a --source python:m:f --out o --samples-per-chunk 3 {arguments}"))
-    assert found[-1][0] == arguments.split()[0]
-    assert "there are none" in found[-1][1]
-
-
-def test_a_flag_for_standard_input_and_pipes_alone() -> None:
-    os.mkfifo("a")
-    given = flags("--source b a --out o --samples-per-chunk 3 --resume append")
-    assert [source.resume for source in assemble(given, None).sources] == ["append", "append"]
-
-
 @pytest.mark.parametrize(
     ("document", "option", "hint"),
     [

@@ -1,7 +1,6 @@
 """Quantities as people write them; options as flags and in TOML; settings that cannot be, alone or together."""
 
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.given import Given, assemble
 from lazyshard_producer.configuration.settings import BY_NAME, Amount, parse_amount, parse_bytes, parse_retain
-from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
+from lazyshard_producer.errors import SettingsInvalid
 from tests.stream.streams import raised
 
 SIZES: Final = [
@@ -61,15 +60,6 @@ def test_an_amount_is_read_back(number: int, unit: Any) -> None:
     assert parse_amount(f"{number} {unit}") == amount(number, unit)
 
 
-def test_quantities_for_people() -> None:
-    sizes = {0: "0 bytes", 1: "1 byte", 999: "999 bytes", 1000: "1.0 kB", 67108864: "67.1 MB"}
-    for size, text in {**sizes, 5 * 10**15: "5.0 PB"}.items():
-        assert str(amount(size, "bytes")) == text
-    assert str(amount(1, "chunks")) == "1 chunk"
-    assert str(amount(1_000_000, "samples")) == "1,000,000 samples"
-    assert str(amount(2 * 10**9, "bytes")) == "2.0 GB"
-
-
 def of_flags(name: str, *texts: str) -> Any:
     value = texts if BY_NAME[name].repeat else texts[-1]
     return BY_NAME[name].of(assemble(Given([{"path": ["a"]}], {name: value}), _file({})))
@@ -81,26 +71,6 @@ def of_toml(name: str, value: Any) -> Any:
 
 def _file(more: dict[str, Any]) -> Given:
     return Given(({"path": "a"},), NEEDED | more, file="x")
-
-
-@pytest.mark.parametrize(
-    ("name", "texts", "toml", "value"),
-    [
-        ("shuffle", ["100"], 100, 100),
-        ("seed", ["1", "10"], 10, 10),
-        ("log_every_seconds", ["0.5"], 0.5, 0.5),
-        ("rate", ["none"], "none", None),
-        ("on_bad_row", ["quarantine"], "quarantine", "quarantine"),
-        ("max_row_bytes", ["2kB"], "2kB", 2000),
-        ("max_row_bytes", ["7"], 7, 7),
-        ("max_ahead", ["7"], 7, amount(7, "chunks")),
-        ("retain", ["7"], 7, 7),
-        ("columns", ["n=o,p", "q = r"], {"n": "o", "p": "p", "q": "r"}, (("n", "o"), ("p", "p"), ("q", "r"))),
-        ("columns", ["p,q"], ["p", "q"], (("p", "p"), ("q", "q"))),
-    ],
-)
-def test_flags_and_toml_give_the_same(name: str, texts: list[str], toml: Any, value: Any) -> None:
-    assert of_flags(name, *texts) == of_toml(name, toml) == value
 
 
 def test_names_with_commas_and_options_that_are_given_once() -> None:
@@ -148,16 +118,6 @@ def refused(*sources: dict[str, Any], **values: Any) -> list[str]:
         # What is missing in the file is called by its flag.
         return [name.removeprefix("--").replace("-", "_") for name in names]
     return []
-
-
-def test_every_problem_is_found_at_once_and_survives_pickling() -> None:
-    found = refused(out="", samples_per_chunk=0, rate=0.0, max_disk=0)
-    assert found == ["samples_per_chunk", "rate", "max_disk", "out"]
-    error = raised(SettingsInvalid, assemble, Given(), _file({"out": "", "shuffle": -1}))
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.problems, str(again)) == (error.problems, str(error))
-    assert (again.option, len(again.problems)) == ("x: rows.shuffle", 2)
-    assert isinstance(again, SettingInvalid) and isinstance(again, ValueError)
 
 
 RLHF: Final = {"encode": "swift", "model": "m", "encode_option": {"mode": "rlhf"}}

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display import MAX_LABELS, OTHERS, Display, Metrics, Outcome, Reason, Tally, log_line, summary
-from lazyshard_producer.errors import ExtraMissing, SettingInvalid, one_line
+from lazyshard_producer.display import MAX_LABELS, OTHERS, Display, Metrics, Outcome, Reason, Tally, summary
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.cli.commands import terminal
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments
@@ -252,13 +252,6 @@ def test_a_bar_without_a_total_counts_and_tells_what_it_waits_for_in_its_line(re
     assert "lazyshard-producer: metrics at http://x" in lines
     assert "%" not in text.getvalue()
     assert bar.every_s == every_s
-
-
-def test_lines_are_one_line_whatever_they_tell_and_can_be_split_again() -> None:
-    assert log_line("end", out='a "b"\n=', path="", rate=1.26, chunks=3).partition(" ")[2] == (
-        'event=end out="a \\"b\\"\\n=" path="" rate=1.3 chunks=3'
-    )
-    assert one_line("a\nb\x1b[31m\u2028").isprintable()
 
 
 def test_log_has_a_line_at_start_and_end_or_at_end_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

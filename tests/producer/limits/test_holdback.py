@@ -21,6 +21,7 @@ from lazyshard.stream.cursor import Consumer, forget_consumer, write_reading
 from lazyshard.stream.head import retry_s
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock, why_kept
+from tests.cli.commands import consumer
 from tests.stream.streams import raised, raising
 
 SAMPLES_PER_CHUNK = 2
@@ -260,20 +261,14 @@ def test_many_chunks_are_measured_by_some_unless_exactly(tmp_path: Path, monkeyp
     assert Shelf(tmp_path).stock(310, 310, exact=False) == Stock(first=310, stop=310, size=0, largest=0)
 
 
-STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
-
-
-def claim(name: str = "a", done: int | None = None, needs: int | None = None, at: float = 5.0) -> Consumer:
-    cursor = None if done is None else Cursor(name, STREAM, 0, done, {}, at)
-    return Consumer(name, cursor, None if needs is None else ReadingHint(name, STREAM, 1, 0, needs, at), None)
 
 
 def consumed(*names: str) -> Limits:
     return Limits(retain="consumed", consumers=names)
 
 
-A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5), claim("b", needs=9)
+A5, B3, B_NEEDS = consumer("a", 0, done=5), consumer("b", 0, done=3), consumer("b", needs=9)
 
 
 @pytest.mark.parametrize(
@@ -289,10 +284,10 @@ A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5)
         ([A5], consumed("a", "c", "b"), 10, 0, "unregistered", "bc"),
         ([B_NEEDS, A5], consumed("b"), 10, 0, "unregistered", "b"),
         # The newest chunk stays, whatever was committed; so do the last ones that were asked for.
-        ([claim(done=10)], consumed(), 10, 9, "last", ""),
-        ([claim(done=8)], consumed(), 10, 8, "consumer", "a"),
+        ([consumer("a", 0, done=10)], consumed(), 10, 9, "last", ""),
+        ([consumer("a", 0, done=8)], consumed(), 10, 8, "consumer", "a"),
         ([A5], Limits(retain=4), 10, 5, "consumer", "a"),
-        ([claim(done=0)], consumed(), 0, 0, "last", ""),
+        ([consumer("a", 0, done=0)], consumed(), 0, 0, "last", ""),
     ],
 )
 def test_deletable_and_why_no_more(

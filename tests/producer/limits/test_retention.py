@@ -1,8 +1,4 @@
-"""A run at its limits: processes; then a producer and readers in memory, against each other in every order.
-
-These are around a real `Holdback`, and who moves when is up to the test: nobody waits for ever without being told,
-nothing is lost.
-"""
+"""A run at its limits: processes; then a producer and readers in memory, against each other in every order."""
 
 import contextlib
 import json

@@ -133,7 +133,6 @@ def used_twice(out: Path) -> list[str]:
 
 
 def tensors(out: Path) -> None:
-    """Of one shape in one column, of many in another."""
     data = np.arange(8).reshape(2, 2, 2)
     items = [{"id": size, "v": np.zeros((size, 2)), "data": data[size - 1]} for size in (1, 2)]
     ray.data.from_items(items).write_datasink(LazyShardSink(out, 5))

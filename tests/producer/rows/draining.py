@@ -85,7 +85,6 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
 
 
 def samples(taken: Sequence[Taken]) -> list[dict[str, Any]]:
-    """The samples of rows, those of packs one by one."""
     return [sample for one in taken for sample in one.row.get("pack", [one.row])]
 
 

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, WorkerFailed, exit_code
 from lazyshard_producer.rows.recipe import Workers
@@ -210,15 +209,6 @@ def test_what_is_begun_stays_as_it_was_though_its_file_has_grown(tmp_path: Path,
         if number == 1:
             for more in range(1, len(after)):
                 assert list(take(settings, after[more - 1].position, number + more)) == after[more:]
-
-
-def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Path) -> None:
-    paths = write(tmp_path, [1, 1, 1], [1])
-    settings = make(tmp_path / "out", paths, [1, 1])
-    *_, last = take(settings)
-    with paths[1].open("ab") as file:
-        file.write(encode_row({"id": [1, 1]}))
-    assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]
 
 
 def test_a_worker_that_is_killed_ends_the_run() -> None:

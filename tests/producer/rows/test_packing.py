@@ -14,11 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard import LazyShardedSequences, Split, StreamReader
-from lazyshard.cli.main import main as lazyshard
 from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.records import arrays_name, chunk_name
 from lazyshard.format.row import encode_row
-from lazyshard.format.seal import DealtByCost
 from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
@@ -27,10 +25,8 @@ from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.sources.source import RowOrigin
 from tests.harness.processes.producing import lengths, plain_sources, run_arguments
-from tests.plan.evenness import evenness, step_costs
 from tests.producer.rows.draining import Taken, make, numbers, samples, take, write
-from tests.stream.streams import raised, seal
-from tests.tiers import full
+from tests.stream.streams import raised
 
 RECIPES = "tests.producer.recipes"
 COUNTED = f"{RECIPES}:counted"
@@ -125,29 +121,6 @@ def test_a_pack_costs_what_its_samples_do(tmp_path: Path) -> None:
     packs = [sorted(sample["length"] for sample in samples([taken])) for taken in found]
     # Two ranks with chunks of two: rank 0 has packs 0 and 1.
     assert sorted(sorted([packs[step], packs[2 + step]]) for step in range(2)) == [[[1, 9], [10]], [[4, 6], [5, 5]]]
-
-
-@pytest.mark.parametrize("pack", [0, *full(64)])
-def test_steps_are_even(tmp_path: Path, pack: int, capsys: pytest.CaptureFixture[str]) -> None:
-    dice = random.Random(0)
-    paths = write(tmp_path, [min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(1500 if pack else 800)])
-    options = ["--cost-per-token", 0, "--cost-per-token-squared", 1, "--encode", COUNTED, "--no-progress"]
-    options += ["--pack", pack] if pack else []
-    found = {}
-    for ranks in (1, 4):
-        out = tmp_path / str(ranks)
-        assert main(run_arguments(out, paths, 40, *options, "--balance", ranks)) == 0
-        found_lengths = [row["lengths"] if pack else [row["length"]] for row in StreamReader(out)]
-        costs = np.array([float(sum(length * length for length in row)) for row in found_lengths])
-        even = evenness(step_costs(costs, 4, 40, ended=True))
-        assert even is not None
-        found[ranks] = even.overall
-        assert lengths(out) == [sum(row) for row in found_lengths]
-        assert DealtByCost.read(seal(out, 0).source) == DealtByCost(ranks, 1, "length", 0.0, 1.0)
-    assert (found[4] - 1) * 4 < found[1] - 1
-    capsys.readouterr()
-    assert lazyshard(["inspect", str(tmp_path / "4")]) == 0
-    assert " ranks 4, micro batch size 1" in capsys.readouterr().out
 
 
 def test_padded_rows_to_the_byte(out: Path, tmp_path: Path) -> None:

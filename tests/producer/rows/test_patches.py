@@ -91,7 +91,7 @@ def test_patches_stay_with_rows_of_a_stream_and_of_several_writers(tmp_path: Pat
     assert sealed == [[0, 2], [0, 2], [4, 4]]
 
 
-def test_a_row_costs_its_patches_too(tmp_path: Path) -> None:
+def test_a_row_costs_its_patches_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By tokens and half of the patches the rows cost 20, 6, 19 and 5; by tokens alone 10, 2, 3 and 5."""
     source = write(tmp_path, (10, 20), (2, 8), (3, 32), (5, None))
     for per_patch, steps in ((0.5, [[0, 2], [1, 3]]), (0.0, [[0, 3], [1, 2]])):
@@ -102,6 +102,8 @@ def test_a_row_costs_its_patches_too(tmp_path: Path) -> None:
     options = ("--cost-per-token", 0, "--cost-per-token-squared", 0, "--cost-per-patch", 0.5)
     publish(tmp_path / "out", source, 2, "--balance", 2, *options)
     assert DealtByCost.read(seal(tmp_path / "out", 0).source) == DealtByCost(2, 1, "length", 0.0, 0.0, 0.5)
+    assert lazyshard(["inspect", str(tmp_path / "out")]) == 0
+    assert " ranks 2, micro batch size 1" in capsys.readouterr().out
 
 
 def test_patches_of_a_row() -> None:

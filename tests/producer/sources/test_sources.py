@@ -129,7 +129,6 @@ def open_pipe(path: Path, position: dict[str, Any] | None = None, **settings: An
 
 
 def read_now(source: StandardInput) -> list[Line] | None:
-    """The rows of one look, None at the end."""
     rows = source.read()
     return None if rows is None else list(rows.lines)
 
@@ -246,7 +245,6 @@ def open_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def read_all(source: GeneratorSource) -> list[tuple[Line, dict[str, Any]]]:
-    """All rows, each with the position after it."""
     rows: list[tuple[Line, dict[str, Any]]] = []
     while (piece := source.read()) is not None:
         rows += [(line, source.entry(piece.position(index))) for index, line in enumerate(piece.lines)]

@@ -1,7 +1,4 @@
-"""A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, continuing, refusals.
-
-Runs that are killed: `test_exactly_once` and `tests/faults/test_points`.
-"""
+"""A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, refusals."""
 
 import json
 import signal
@@ -246,31 +243,34 @@ def test_stream_that_is_still_produced(nursery: Commands, tmp_path: Path) -> Non
 def test_the_streams_own_directory_is_refused(tmp_path: Path, fails: Fails) -> None:
     before = contents(stream(tmp_path / "old"))
     (tmp_path / "link").symlink_to("old")
+    fails(run_arguments(tmp_path / "new", [tmp_path / "old", tmp_path / "old" / "chunk_00001.jsonl"], 2), 4, "/old")
     for command, target in (("run", "old"), ("run", "old/inner"), ("check", "link"), ("run", "link/inner")):
         fails([command, *run_arguments(tmp_path / target, [tmp_path / "old"], 2)[1:]], 4, "other than --out")
     assert contents(tmp_path / "old") == before
     assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
 
 
-@pytest.mark.parametrize("what", ["no marker", "lost manifest", "other numbers of rows", "empty", "deleted", "twice"])
-def test_what_is_no_readable_stream_is_refused(what: str, tmp_path: Path, fails: Fails) -> None:
-    old, more = tmp_path / "old", list[Path]()
-    if what == "no marker":
-        (foreign(old, *row_lines([0, 1])) / "chunk_00000.jsonl.completed").unlink()
-    elif what == "lost manifest":
-        delete("stream.json")(stream(old))
-    elif what == "other numbers of rows":
-        foreign(old, *row_lines([0, 1], [2], [3, 4]))
-    elif what == "empty":
-        old.mkdir()
-    elif what == "twice":
-        more = [stream(old) / "chunk_00001.jsonl"]
-    else:
-        stream(old, 6, end=False)
-        retire(old, 2, 3)
-        produce(old, 7)
-    says = (str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
-    fails(run_arguments(tmp_path / "new", [old, *more], 2), 4, *says)
+def deleted(old: Path) -> None:
+    retire(stream(old, 6, end=False), 2, 3)
+    produce(old, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda old: delete("chunk_00000.jsonl.completed")(foreign(old, *row_lines([0, 1]))), "chunk_*.jsonl"),
+        (lambda old: delete("stream.json")(stream(old)), ""),
+        (lambda old: foreign(old, *row_lines([0, 1], [2], [3, 4])), ""),
+        (lambda old: old.mkdir(), "chunk_*.jsonl"),
+        (deleted, ""),
+    ],
+    ids=["no marker", "lost manifest", "other numbers of rows", "empty", "deleted"],
+)
+def test_what_is_no_readable_stream_is_refused(
+    make: Callable[[Path], object], says: str, tmp_path: Path, fails: Fails
+) -> None:
+    make(tmp_path / "old")
+    fails(run_arguments(tmp_path / "new", [tmp_path / "old"], 2), 4, str(tmp_path / "old"), says)
 
 
 @pytest.mark.parametrize(

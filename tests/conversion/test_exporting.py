@@ -252,14 +252,6 @@ def index(*numbers: int) -> Any:
     return np.array(numbers, np.int64)
 
 
-def test_header_byte_for_byte() -> None:
-    assert THREE.starts == (34, 46, 70, 86)
-    assert IndexHeader.decode(GOLDEN, SIZE, "a.idx") == THREE
-    assert IndexHeader.decode(GOLDEN, SIZE + 3, "a.idx") == IndexHeader(DTYPES["uint16"], 3, 1, has_modes=True)
-    found = {IndexHeader.decode(packed(code=code), SIZE, "a.idx").token.name: code for code in range(1, 9)}
-    assert found == {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
-
-
 def packed(version: int = 1, code: int = 8, sequences: int = 3, boundaries: int = 2) -> bytes:
     return struct.pack("<9sQBQQ", b"MMIDIDX\0\0", version, code, sequences, boundaries)
 

@@ -1,14 +1,13 @@
 """Trains one number with Hugging Face's Trainer or accelerate, in forks of a process that has imported transformers."""
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, skip_first_batches
+from accelerate import Accelerator
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from lazyshard import LazyShardedDataset, Order
 
@@ -33,8 +32,9 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
     order = Order(shuffle_window=1, micro_batches_per_step=ACCUMULATION)
-    rank = {"dp_rank": run["rank"], "dp_size": run["ranks"]}
-    return LazyShardedDataset(run["stream"], **rank, batch_size=BATCH, order=order, num_samples=run["rows"])
+    return LazyShardedDataset(
+        run["stream"], dp_rank=0, dp_size=run["ranks"], batch_size=BATCH, order=order, num_samples=run["rows"]
+    )
 
 
 class StreamTrainer(Trainer):  # type: ignore[misc]
@@ -45,28 +45,8 @@ class StreamTrainer(Trainer):  # type: ignore[misc]
         return DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=self.data_collator)
 
 
-class KeepState(TrainerCallback):  # type: ignore[misc]
-    """Saves the state of the data set in each checkpoint."""
-
-    def __init__(self, dataset: LazyShardedDataset, samples_per_step: int) -> None:
-        self.dataset, self.samples_per_step = dataset, samples_per_step
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.begun = state.global_step, self.dataset.consumed
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        step, consumed = self.begun
-        consumed += (state.global_step - step) * self.samples_per_step
-        if state.is_world_process_zero:
-            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "data.json"
-            path.write_text(json.dumps(self.dataset.state_dict(consumed)))
-
-
 def with_trainer(run: dict[str, Any]) -> list[list[int]]:
-    dataset, model = open_stream(run), OneNumber()
-    skips = run["with"] == "trainer-skips"
-    if run["from"] and not skips:
-        dataset.load_state_dict(json.loads((Path(run["from"]) / "data.json").read_text()))
+    model = OneNumber()
     quiet: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "remove_unused_columns": False}
     args = TrainingArguments(
         output_dir=run["folder"],
@@ -75,11 +55,9 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
         gradient_accumulation_steps=ACCUMULATION,
         save_strategy="steps",
         save_steps=run["save"],
-        ignore_data_skip=not skips,
         **quiet,
     )
-    callbacks = [KeepState(dataset, BATCH * ACCUMULATION * run["ranks"])]
-    trainer = StreamTrainer(model, args, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
+    trainer = StreamTrainer(model, args, train_dataset=open_stream(run), data_collator=collate)
     trainer.train(resume_from_checkpoint=run["from"])
     return model.seen
 
@@ -93,13 +71,7 @@ def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
     accelerator.register_for_checkpointing(batches)
     if run["from"]:
         accelerator.load_state(run["from"])
-    loader: Any = batches
-    if run["with"] == "accelerate-skips":
-        # Its own way, in which the loader is its own too; this process is all there is, for it.
-        whole = open_stream(run)
-        alone: Any = DataLoader(whole, sampler=whole.rank_indices, batch_size=BATCH, collate_fn=collate)
-        loader = skip_first_batches(accelerator.prepare(alone), batches.consumed // (BATCH * run["ranks"]))
-    for number, batch in enumerate(loader, 1):
+    for number, batch in enumerate(batches, 1):
         with accelerator.accumulate(prepared):
             accelerator.backward(prepared(**batch)["loss"])
             optimizer.step()
@@ -116,12 +88,12 @@ def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
 def train(runs: list[dict[str, Any]]) -> list[list[list[int]]]:
     """Trains runs that follow each other, and returns the ids of the rows of each step of each of them.
 
-    A run: `with` ("trainer", "trainer-skips", "accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`,
-    `folder` of the checkpoints, `from` (the checkpoint to continue from, or None) and `begin` (its step), `rows` (to
-    train in all), `save` and `stop` (after how many steps it saves, and is over).
+    A run: `way` ("trainer", which skips, or "accelerate"), `stream`, `ranks`, of which it is the first, `folder` of the
+    checkpoints, `from` (the checkpoint to continue from, or None) and `begin` (its step), `rows` (to train in all),
+    `save` and `stop` (after how many steps it saves, and is over).
     """
     seen = []
     for run in runs:
-        batches = (with_trainer if run["with"].startswith("trainer") else with_accelerate)(run)
+        batches = (with_trainer if run["way"] == "trainer" else with_accelerate)(run)
         seen.append([list(chain(*batches[at : at + ACCUMULATION])) for at in range(0, len(batches), ACCUMULATION)])
     return seen

@@ -170,17 +170,6 @@ def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: 
     assert dataset.stats().bad_samples == 1
 
 
-@pytest.mark.parametrize("rows", [8, 5])
-def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
-    stream = produce(tmp_path / "t", rows, 4)
-    dataset = open_rank(stream, encode_fn=refusing(4, 5, 6, 7))
-    caught = raised(BadSample, lambda: dataset[4])
-    assert (caught.file, caught.sample, caught.chunk) == (f"{stream}/chunk_00001.jsonl", 4, 1)
-    assert isinstance(caught.__cause__, KeyError)
-    assert dataset.stats().bad_samples == rows - 4
-    assert dataset[3] == {"id": 3}
-
-
 @pytest.mark.parametrize("bad", [0, 2])
 def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int) -> None:
     for error in (KeyboardInterrupt, SystemExit, MemoryError):

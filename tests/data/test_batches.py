@@ -1,6 +1,6 @@
 """`batches`: what a loop is handed out, what counts as trained, and where the epoch ends, on all ranks alike."""
 
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +10,8 @@ from lazyshard import BlendedDataset
 from lazyshard.errors import CursorTaken
 from lazyshard.stream.listing import retire
 from tests.data.runs import State, chunks_before, continued, open_rank, open_ranks
-from tests.data.swift_samplers import megatron_batches, shard_batches
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce, raised, refusal_of
-from tests.tiers import full
 
 WORKERS: Final[dict[str, Any]] = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": DEADLINE_S}
 
@@ -182,46 +180,3 @@ def test_steps_are_settled_before_a_state_is_used(tmp_path: Path) -> None:
     (knows,) = open_ranks(stream, 1, before.batches().state_dict(), batch_size=2, micro_batches_per_step=1)
     assert len(knows) == 12
     assert len(list(knows.batches())) == 6
-
-
-# Chunk-aligned and not, fewer chunks than ranks, less than a stripe.
-RUNS = [(61, 3, 2), (5, 8, 1), (5, 1, 4), (64, 4, 2), (37, 5, 1), (37, 8, 4), (13, 6, 2), (61, 7, 1), (64, 2, 4)]
-
-
-@pytest.mark.parametrize(
-    ("layout", "sharding", "shuffle"),
-    [
-        # Of Megatron with data_sharding, in turn, and shuffled over all; and of Hugging Face, which knows no sharding.
-        ("block", True, True),
-        ("strided", False, False),
-        ("block", False, True),
-        ("strided", False, True),
-        ("strided", None, False),
-        ("strided", None, True),
-    ],
-)
-@pytest.mark.parametrize(("total", "dp", "batch"), [(24, 3, 2), *RUNS[:3], *full(*RUNS[3:])])
-def test_ranks_of_a_trainers_sampler_together_read_every_sample_once(
-    tmp_path: Path, layout: str, sharding: bool | None, shuffle: bool, total: int, dp: int, batch: int
-) -> None:
-    directory = produce(tmp_path / "s", total, 4)
-    for window in (0, 2):
-        ranks = open_ranks(directory, dp, batch_size=batch, layout=layout, shuffle_window=window)
-        orders: list[list[int]] = [[], []]
-        for rank, epoch in product(range(dp), (0, 1)):
-            dataset = ranks[rank]
-            dataset.set_epoch(epoch)
-            if not len(dataset):
-                batches = []
-            elif sharding is None:
-                batches = shard_batches(len(dataset), rank, dp, batch, shuffle=shuffle, epoch=epoch)
-            else:
-                options = {"sharding": sharding, "shuffle": shuffle}
-                batches = megatron_batches(dataset, rank, dp, batch, **options, consumed=epoch * len(dataset))
-            assert len(batches) == total // (dp * batch)
-            orders[epoch] += [number for indices in batches for number in ids(dataset.__getitems__(indices))]
-        for read in orders:
-            assert len(set(read)) == len(read) == total // (dp * batch) * dp * batch
-            assert set(read) <= set(range(total))
-        if total == 24:
-            assert (orders[0] == orders[1]) is (window == 0 and not shuffle)

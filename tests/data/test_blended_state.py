@@ -242,5 +242,3 @@ def test_a_schedule_may_be_changed_on_the_way(streams: Path) -> None:
     _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None, schedule=[(100, (1, 0))], **options)
     read, _ = train(streams, {"a": 1, "b": 1}, 1, 8, state, schedule=[(5, (1, 0))], **options)
     assert read == [["a4", "b4", "a5", "a6", "a7", "a8", "a9", "a10"]]
-    blended = blend(streams, {"a": 1, "b": 1}, schedule=[(2, (1, 3)), (4, (0, 1))], **options)
-    assert [blended.shares_at(step) for step in (0, 3, 4)] == [(1 / 2, 1 / 2), (1 / 4, 3 / 4), (0, 1)]

@@ -13,7 +13,7 @@ import pytest
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.data import commits as reading_hints
-from lazyshard.data.commits import ReadingHints, is_due
+from lazyshard.data.commits import ReadingHints
 from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WaitTimeout, WriterFailed
 from lazyshard.format.state import ReadingHint, RunState
 from lazyshard.part import Part
@@ -49,28 +49,6 @@ def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> Non
     assert cursor.plan == {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 4, "seed": 3}
     assert cursor.state == RunState.from_dict(dataset.state_dict(20), "here")
     assert cursor.owner
-
-
-@pytest.mark.parametrize(
-    ("options", "live", "expected"),
-    [
-        # In order, both ranks: a stripe of two chunks is needed whole until it is drawn. By consumed 0, 6, 8, 16, ...
-        ({}, False, [0, 0, 2, 4, 4, 8, 10]),
-        ({"shuffle_window": 2}, True, [0, 0, 0, 4, 4, 8, 10]),
-        ({"unit": "sample"}, True, [0, 1, 2, 4, 5, 9, 10]),
-    ],
-)
-def test_chunks_that_nothing_needs(tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]) -> None:
-    stream = produce(tmp_path / "s", 24 if live else 40, 4, end=not live)
-    dataset = open_run(stream, max_total_samples=100, **options)[0]
-    assert (len(dataset) == 100) is live
-    if live:
-        produce(stream, 40, 4)
-    found = []
-    for consumed in (0, 6, 8, 16, 22, 36, 40):
-        dataset.commit(consumed, last_epoch=True)
-        found.append(chunks_before(stream))
-    assert found == expected
 
 
 def test_chunks_of_older_checkpoints_and_of_epochs_to_come_stay(stream: Path) -> None:
@@ -241,18 +219,6 @@ def told(directory: Path) -> tuple[int, int] | None:
 
 def tell(directory: Path, needs: int, at: float = 0.0) -> None:
     write_reading(directory, ReadingHint("sft", None, 1, 0, needs, at))
-
-
-MARK = ReadingHint("sft", "f" * 32, 2, 3, 8, 100.0)
-
-
-def test_mark_is_replaced_only_by_who_needs_more() -> None:
-    # Of a run before, which was further; of another stream.
-    other: list[dict[str, Any]] = [{"updated_at": 49.0}, {"updated_at": 49.0, "needs_chunks": 99}]
-    other += [{"stream_id": "e" * 32}, {"stream_id": None, "needs_chunks": 99}, {"needs_chunks": 7}]
-    assert is_due(None, MARK, since=50.0)
-    assert all(is_due(replace(MARK, **one), MARK, since=50.0) for one in other)
-    assert not any(is_due(replace(MARK, needs_chunks=needs), MARK, since=50.0) for needs in (8, 9))
 
 
 @pytest.mark.parametrize(

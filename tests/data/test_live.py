@@ -1,7 +1,6 @@
 """The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there."""
 
 import pickle
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.plan.course import Draw
 from lazyshard.stream import read_reading
 from tests.data.runs import open_rank, open_ranks, read
-from tests.data.workers import DEADLINE_S, ids, loader
+from tests.data.workers import DEADLINE_S, loader
 from tests.plan import oracle
 from tests.stream.streams import HERE, produce, raised, refusal_of
 
@@ -42,21 +41,6 @@ def producing(directory: Path, per_chunk: int, total: int) -> Iterator[None]:
             assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()
-
-
-def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 16, 8, end=False)
-    for layout in ("block", "strided"):
-        copy = shutil.copytree(directory, tmp_path / layout)
-        dataset = open_rank(copy, 0, 2, max_total_samples=20, layout=layout)
-        assert len(dataset) == 20
-        produce(copy, 16, 8)
-        # 8 positions of each lane in epoch 0, 2 in epoch 1: a lane's rows continue past its last index.
-        lanes = [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1], [8, 9, 10, 11, 12, 13, 14, 15, 8, 9]]
-        expected = lanes[0] + lanes[1] if layout == "block" else [i for pair in zip(*lanes, strict=True) for i in pair]
-        assert [dataset[index]["id"] for index in range(20)] == expected
-        assert ids(dataset.__getitems__(list(range(20)))) == expected
-        raised(IndexError, dataset.__getitem__, 20)
 
 
 def test_live_stream_without_a_maximum_has_no_length(tmp_path: Path) -> None:
@@ -182,25 +166,6 @@ def units(ranks: list[LazyShardedDataset]) -> set[int]:
     found = {rank.unit for rank in ranks}
     assert {rank.state_dict()["unit"] for rank in ranks} == found
     return found
-
-
-@pytest.mark.parametrize(
-    ("samples", "dp", "options", "unit", "expected"),
-    [
-        # Three chunks of four, for four ranks; and a full one for every rank.
-        (12, 4, {"batch_size": 2}, 2, [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        (18, 4, {"batch_size": 2}, 4, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
-        # Three chunks for two ranks, but of seven samples there is no full one for each.
-        (12, 2, {"max_total_samples": 8}, 4, [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        (12, 2, {"max_total_samples": 7}, 1, [[0, 2, 4], [1, 3, 5]]),
-    ],
-)
-def test_chunks_are_dealt_where_each_rank_has_a_full_one_and_else_batches(
-    tmp_path: Path, samples: int, dp: int, options: dict[str, Any], unit: int, expected: list[list[int]]
-) -> None:
-    ranks = open_ranks(produce(tmp_path / "s", samples, 4), dp, unit="auto", **options)
-    assert read(ranks) == expected
-    assert units(ranks) == {unit}
 
 
 def test_live_stream_with_a_small_maximum_is_read_at_once_and_samples_may_be_left_out_before(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Hugging Face's Trainer and accelerate continue in the middle: by skipping, or with other ranks by the state."""
+"""Hugging Face's Trainer and accelerate continue in the middle: by skipping, or with other ranks by the state.
+
+Trainer by the state is `tests/packaging/test_guide_programs.py`.
+"""
 
 import importlib.util
 from collections.abc import Iterator
@@ -31,33 +34,29 @@ def train(runs: list[dict[str, Any]]) -> Any:
     return resuming_trainers.train(runs)
 
 
-@pytest.mark.parametrize("kind", ["trainer", "accelerate"])
-def test_trainer_goes_on_with_as_many_ranks_and_with_others(trainers: Nursery, tmp_path: Path, kind: str) -> None:
-    # Ten chunks of eight: 80 rows.
+def test_as_many_ranks_go_on_by_skipping_and_others_by_the_state_of_the_batches(
+    trainers: Nursery, tmp_path: Path
+) -> None:
+    # Ten chunks of eight: 80 rows, of two ranks 8 in a step. Lost two steps after a checkpoint.
     stream = produce(tmp_path / "s", 80, 8)
-    common: dict[str, Any] = {"stream": str(stream), "from": None, "begin": 0, "rows": 80, "save": 4, "stop": 6}
 
-    def behind(folder: str, step: int) -> dict[str, Any]:
-        return {"from": str(tmp_path / folder / f"checkpoint-{step}"), "begin": step}
-
-    def run(name: str, rank: int, ranks: int, **options: Any) -> dict[str, Any]:
-        return common | {"with": kind, "rank": rank, "ranks": ranks, "folder": str(tmp_path / name)} | options
+    def run(name: str, way: str, behind: str | None = None, **options: Any) -> dict[str, Any]:
+        place = {"stream": str(stream), "folder": str(tmp_path / name)}
+        begun = {"from": behind and str(tmp_path / behind / "checkpoint-4"), "begin": 4 if behind else 0}
+        counts = {"ranks": 2, "rows": 80, "save": 4, "stop": 10 if behind else 6}
+        return {"way": way, **place, **begun, **counts, **options}
 
     runs = [
-        # Two ranks of which one is looked at: 8 rows a step, of which 4 are its. Lost two steps after a checkpoint.
-        run("a", 0, 2),
-        run("b", 0, 2, **behind("a", 4) | {"with": f"{kind}-skips", "stop": 10}),
-        run("c", 0, 2, **behind("a", 4) | {"stop": 10, "save": 8}),
-        # Again in the same part, behind a resume.
-        run("d", 0, 2, **behind("c", 8) | {"stop": 10, "save": 20}),
+        run("trainer", "trainer"),
+        run("trainer skips", "trainer", "trainer"),
+        run("accelerate", "accelerate"),
+        run("accelerate loads", "accelerate", "accelerate"),
         # Alone from there on: half as many rows a step, so twelve steps are left of the 80 rows.
-        run("e", 0, 1, **behind("a", 4) | {"stop": 16, "save": 20}),
+        run("accelerate alone", "accelerate", "accelerate", ranks=1, stop=16),
     ]
-    first, *same, alone = trainers.result(train, runs)
+    *trained, alone = trainers.result(train, runs)
     whole = read(open_ranks(stream, 2, batch_size=2, shuffle_window=1, num_samples=80))
     steps = [whole[0][at : at + 4] for at in range(0, 40, 4)]
-    assert first == steps[:6]
-    assert same == [steps[4:], steps[4:], steps[8:]]
+    assert trained == [steps[:6], steps[4:], steps[:6], steps[4:]]
     assert [len(step) for step in alone] == [4] * 12
-    before = set(chain(whole[0][:16], whole[1][:16]))
-    assert sorted(chain(*alone)) == sorted(set(range(80)) - before)
+    assert sorted(chain(*alone)) == sorted(set(range(80)) - {*whole[0][:16], *whole[1][:16]})

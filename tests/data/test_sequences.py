@@ -116,18 +116,6 @@ def test_workers_and_copies_take_micro_batches_in_turn(tmp_path: Path, workers: 
     assert list(loader_of(sequences, 2, 4)) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]], [[8], [9]], [[10], [11]]]
 
 
-def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path) -> None:
-    whole = expected(LENGTHS, Pack(10), 6)
-    write_rows(tmp_path / "s", LENGTHS[:6], end=False)
-    ranks = [iter(open_sequences(tmp_path / "s", Pack(10), rank, 3, max_wait=0)) for rank in range(3)]
-    assert [written(next(rank)) for rank in ranks] == whole[:3]
-    for rank in ranks:
-        waited = raised(errors.WaitTimeout, next, rank)
-        assert waited.chunk == 3
-    write_rows(tmp_path / "s", LENGTHS)
-    assert drawn(tmp_path / "s", Pack(10), 3) == dealt(whole, 3, 1)
-
-
 def test_what_is_left_over_is_told(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
     drawn(stream, Pack(10), 2, batch_size=2)
     (said,) = caplog.messages
@@ -288,15 +276,10 @@ def test_a_form_takes_its_size_by_position_and_numbers_of_numpy(tmp_path: Path) 
     ("make", "error", "what"),
     [
         (lambda: Pack("10"), TypeError, "^Pack: size .* got '10'"),  # type: ignore[arg-type]
-        (lambda: Pack(8.5), TypeError, "^Pack: size .* got 8.5"),  # type: ignore[arg-type]
-        (lambda: Pad(None), TypeError, "^Pad: size .* got None"),  # type: ignore[arg-type]
         (lambda: Pad(8, "<pad>"), TypeError, "^Pad: token .* got '<pad>'"),  # type: ignore[arg-type]
         (lambda: Split("10"), TypeError, "^Split: size .* got '10'"),  # type: ignore[arg-type]
         (lambda: Split(10, eos="."), TypeError, r"^Split: eos .* got '\.'"),  # type: ignore[arg-type]
         (lambda: Split(10, 1), TypeError, "positional argument"),  # type: ignore[call-arg]
-        (lambda: Pack(0), ValueError, "got 0"),
-        (lambda: Pad(0), ValueError, "got 0"),
-        (lambda: Split(0), ValueError, "got 0"),
     ],
 )
 def test_what_is_no_number_of_a_form_is_named(make: Callable[[], object], error: type[Exception], what: str) -> None:

@@ -404,19 +404,6 @@ def test_rows_of_a_begun_window_are_told_in_the_order_of_cuts(tmp_path: Path, se
     assert audit_of(stream, files[-1]).epochs[0].trained == epoch.trained
 
 
-def test_an_epoch_that_was_completed_is_told_as_it_was_drawn_after_other_ranks_have_loaded_it(tmp_path: Path) -> None:
-    stream = write_rows(tmp_path / "s", LENGTHS)
-    options: dict[str, Any] = {"at_end": "complete", "batch_size": 2, "micro_batches_per_step": 1}
-    runs = [open_sequences(stream, Pack(9), rank, 3, **options) for rank in range(3)]
-    drawn = [[row for pack in all_written(run) for row in pack] for run in runs]
-    again = open_sequences(stream, Pack(9), state=runs[0].state_dict(12), **options)
-    checkpoint = save(tmp_path / "out", 2, again.state_dict(again.consumed))
-    tracing = tracing_of(stream, checkpoint)
-    trained = [fate for step in range(2) for fate in tracing.at_step(step) if fate.became == "trained"]
-    assert [[fate.sample for fate in trained if fate.rank == rank] for rank in range(3)] == drawn
-    assert audit_of(stream, checkpoint).proven
-
-
 def test_what_a_data_set_skips_itself_and_rows_behind_the_end_are_told_so(tmp_path: Path) -> None:
     write_rows(tmp_path / "s", LENGTHS)
     dataset = LazyShardedDataset(tmp_path / "s", num_samples=8, dp_rank=0, dp_size=1)

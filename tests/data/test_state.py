@@ -66,14 +66,6 @@ def test_other_ranks_go_on_with_what_is_left_and_so_does_a_copy(stream: Path) ->
             [14, 20, 21, 22, 23, 32, 33, 34, 35],
             [15, 24, 25, 26, 27, 36, 37, 38, 39],
         ]
-    state = ranks[0].state_dict(18)
-    assert state["parts"] == [part(2, 6), part(3, 2)]
-    alone = open_ranks(stream, 1, state)
-    assert read(alone, 5) == [[16, 17, 18, 19, 21]]
-    for dp in (1, 2):
-        assert read(open_ranks(stream, dp, alone[0].state_dict(40))) == [[]] * dp
-    strided = open_ranks(stream, 3, saved(stream, 2, 12), layout="strided")
-    assert [dataset.rank_indices for dataset in strided] == [range(n, 27, 3) for n in range(3)]
 
 
 def test_epoch_of_the_state_goes_on_and_every_other_one_is_whole(stream: Path) -> None:

@@ -148,9 +148,6 @@ def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: in
         assert isinstance(error.__cause__, KeyError)
 
 
-Row = dict[str, Any]
-
-
 def keeping(*kept: int) -> Filter:
     return Filter(lambda row: row["id"] in kept)
 
@@ -283,8 +280,10 @@ def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest
 def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 3)
     any_number = BadRows(limit=None)
-    caught = refusal_of(BadSample, "bad 0", lambda: open_rank(directory, failing(0, 1, 2), bad_rows=any_number)[0])
-    assert caught.sample == 0
+    dataset = open_rank(directory, failing(0, 1, 2), bad_rows=any_number)
+    caught = refusal_of(BadSample, "bad 0", lambda: dataset[0])
+    assert (caught.file, caught.sample, dataset.stats().bad_samples) == (f"{directory}/chunk_00000.jsonl", 0, 3)
+    assert dataset[3] == {"id": 3}
     for index in (0, 2):
         dataset = open_rank(directory, keeping(0, 4), failing(0), bad_rows=any_number)
         assert dataset[index] == {"id": 4}

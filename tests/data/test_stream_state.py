@@ -19,7 +19,6 @@ from lazyshard.errors import StateInvalid, StateMismatch, WaitTimeout
 from lazyshard.stream import read_cursor
 from tests.data.runs import State, continued, open_rank, open_ranks
 from tests.data.streams import Stream, batches, expected, in_batches, open_stream
-from tests.data.test_live import producing
 from tests.data.workers import ids, loader
 from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
@@ -266,12 +265,6 @@ def node_loader(stream: Stream, batch_size: int = 2, state: Any = None) -> Any:
     mapped = ParallelMapper(LazyShardedNode(stream), lambda row: row["id"], num_workers=2, method="thread")
     opened: Any = Loader(Prefetcher(Batcher(mapped, batch_size=batch_size, drop_last=False), prefetch_factor=2))
     return continued(opened, state)
-
-
-def test_loader_ends_with_a_live_stream(tmp_path: Path) -> None:
-    with producing(tmp_path / "s", 4, 21):
-        found = list(node_loader(open_stream(tmp_path / "s", 1, 2, batch_size=2, at_end="loop")))
-    assert found == in_batches(expected(21, 2, 2, at_end="loop")[1], 2)
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])

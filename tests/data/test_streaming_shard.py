@@ -3,7 +3,6 @@
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -42,6 +41,35 @@ def test_elements_and_lengths_are_those_of_accelerate(split_batches: bool, drop_
             assert list(ours) == list(theirs)
             # With split_batches, theirs counts as without.
             assert len(ours) == (len(list(theirs)) if split_batches else len(theirs))
+
+
+@pytest.mark.parametrize(
+    ("options", "of_nine"),
+    [
+        ({"strided": True}, [[0, 2, 4, 6, 8, 1], [1, 3, 5, 7, 0, 2]]),
+        ({"even_batches": False}, [[0, 1, 4, 5, 8], [2, 3, 6, 7]]),
+        ({"strided": True, "drop_last": True}, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ],
+)
+def test_every_element_is_one_shards(options: dict[str, Any], of_nine: list[list[int]]) -> None:
+    """With the options that accelerate does not have."""
+    assert [list(streaming_shard(range(9), 2, index, 2, **options)) for index in range(2)] == of_nine
+    for shards, size, total in itertools.product((1, 2, 3), (1, 2, 4), range(30)):
+        ours = [streaming_shard(range(total), shards, index, size, **options) for index in range(shards)]
+        found = list(map(list, ours))
+        assert [*map(len, ours)] == [*map(len, found)]
+        elements = sorted(itertools.chain(*found))
+        if options == {"strided": True}:
+            assert len({*map(len, found)}) == 1
+            elements = sorted({*elements})
+        assert elements == [*range(total - total % (shards * size) if "drop_last" in options else total)]
+
+
+def test_impossible_numbers_are_refused() -> None:
+    wrong: dict[tuple[Any, ...], str] = {(0, 0): "num_shards", (2, 2): "index", (2, -1): "index"}
+    wrong |= {(2, 0, 0): "batch_size", (2, 0, 3, True): "with split_batches, batch_size"}
+    for numbers, field in wrong.items():
+        refusal_of(ValueError, f"^{field} ", streaming_shard, range(9), *numbers)
 
 
 def test_only_ones_own_elements_are_transformed() -> None:
@@ -130,23 +158,6 @@ class Places:
         self.start = state["at"]
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_batches": False}, {"strided": True}])
-def test_a_state_goes_on_exactly_wherever_it_was_taken(known: bool, options: dict[str, Any]) -> None:
-    def opened() -> Any:
-        return streaming_shard(Places(23) if known else range(23), 2, 1, 3, **options)
-
-    whole = list(opened())
-    for taken in range(len(whole) + 1):
-        elements, after = resumed(opened, taken)
-        already = Places.read
-        assert elements + list(after) == whole
-        if known and options in ({"drop_last": True}, {"even_batches": False}):
-            # What knows its place is not read from the start.
-            assert Places.read - already <= 23 - 6 * max(0, (taken - 1) // 3)
-        assert list(after) == whole
-
-
 def test_states_of_others_are_refused() -> None:
     state = streaming_shard(range(9), 3, 1).state_dict()
     refusal_of(StateMismatch, "index=1, this shard has index=0", streaming_shard(range(9), 3, 0).load_state_dict, state)
@@ -165,45 +176,24 @@ def test_workers_give_the_order_of_one_process_and_a_stateful_loader_goes_on() -
     assert begun + list(after) == whole
 
 
-class Shuffled(IterableDataset[int]):
+class Shuffled(IterableDataset[dict[str, int]]):
     def __init__(self) -> None:
         self.generator = torch.Generator()
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(12, generator=self.generator).tolist())
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return ({"id": number} for number in torch.randperm(12, generator=self.generator).tolist())
 
 
-def test_a_generator_is_seeded_with_the_epoch_alike_on_all_shards() -> None:
+@pytest.mark.parametrize("make", [Shuffled, lambda: hugging_face(12).shuffle(5, buffer_size=8)])
+def test_an_order_is_that_of_the_epoch_alike_on_all_shards(make: Callable[[], Any]) -> None:
     passes = []
     for epoch in (3, 4, 3):
-        shards = [streaming_shard(Shuffled(), 2, index) for index in range(2)]
+        shards = [streaming_shard(make(), 2, index) for index in range(2)]
         for shard in shards:
             shard.set_epoch(epoch)
-        passes.append([list(shard) for shard in shards])
+        passes.append([[row["id"] for row in shard] for shard in shards])
     assert passes[0] == passes[2] != passes[1]
     assert all(sorted(a + b) == list(range(12)) for a, b in passes)
-
-
-def test_hugging_faces_iterable_is_dealt_whole_and_goes_on_by_its_own_state(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    for number in range(2):
-        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"id":{number * 20 + i}}}\n' for i in range(20)))
-    files = [str(tmp_path / f"{number}.jsonl") for number in range(2)]
-    rows = datasets.load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=tmp_path / "cache")
-    orders = []
-    for epoch in range(2):
-        shards = [streaming_shard(rows.shuffle(seed=5, buffer_size=8), 2, index, 2) for index in range(2)]
-        for shard in shards:
-            shard.set_epoch(epoch)
-        orders.append([row["id"] for shard in shards for row in shard])
-        assert sorted(orders[-1]) == list(range(40))
-    assert orders[0] != orders[1]
-    whole = list(streaming_shard(rows, 3, 1, 2))
-    for taken in (0, 1, 5, 12):
-        elements, after = resumed(lambda: streaming_shard(rows, 3, 1, 2), taken)
-        assert elements + list(after) == whole
-    loaders = [DataLoader(streaming_shard(rows, 2, index), None, num_workers=2) for index in range(2)]
-    assert sorted(row["id"] for loader in loaders for row in loader) == list(range(40))
 
 
 def test_elements_of_other_shards_are_not_kept() -> None:
@@ -214,13 +204,12 @@ def test_elements_of_other_shards_are_not_kept() -> None:
         def __init__(self) -> None:
             alive.add(self)
 
-    class Elements(IterableDataset[Element]):
-        def __iter__(self) -> Iterator[Element]:
-            for _ in range(200):
-                yield Element()
-                counts.append(len(alive))
+    def elements() -> Iterator[Element]:
+        for _ in range(200):
+            yield Element()
+            counts.append(len(alive))
 
-    assert sum(1 for _ in streaming_shard(Elements(), 10, 3, batch_size=2, drop_last=True)) == 20
+    assert sum(1 for _ in streaming_shard(elements(), 10, 3, batch_size=2, drop_last=True)) == 20
     # Its own of a global batch of 20 and of the next one, and what passes by.
     assert len(counts) == 200 and max(counts) <= 8
 
@@ -342,17 +331,29 @@ def test_a_chain_has_the_methods_of_its_source() -> None:
     raised(ValueError, streaming_shard(hugging_face(), 2, 0).shuffle, buffer_size=4)
 
 
-@pytest.mark.parametrize("options", [{}, {"even_batches": False}])
-@pytest.mark.parametrize("name", [*(name for name in CHAINS if name != "torch"), "batches"])
-def test_a_chain_goes_on_from_its_state(name: str, options: dict[str, Any]) -> None:
+SOURCES: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [*range(53)],
+    "with a state": lambda: Places(53),
+    "Hugging Face's": lambda: hugging_face(53),
+    "shuffled": lambda: hugging_face(53),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_batches": False}, {"strided": True}])
+@pytest.mark.parametrize("name", ["a list", "with a state", *(name for name in CHAINS if name != "torch"), "batches"])
+def test_a_state_goes_on_exactly_wherever_it_was_taken(name: str, options: dict[str, Any]) -> None:
     def opened() -> Any:
-        shard = streaming_shard(hugging_face(), 2, 1, 3, **options)
-        return shard.map(tokenize).batch(2) if name == "batches" else CHAINS[name](shard)
+        shard = streaming_shard(SOURCES[name]() if name in SOURCES else hugging_face(), 2, 1, 3, **options)
+        return shard.map(tokenize).batch(2) if name == "batches" else CHAINS.get(name, lambda rows: rows)(shard)
 
     whole = list(opened())
     for taken in range(len(whole) + 1):
         elements, after = resumed(opened, taken)
+        already = Places.read
         assert elements + list(after) == whole
+        if name == "with a state" and options in ({"drop_last": True}, {"even_batches": False}):
+            # What knows its place is not read from the start.
+            assert Places.read - already <= 53 - 6 * max(0, (taken - 1) // 3)
         assert list(after) == whole
 
 
@@ -367,14 +368,6 @@ def test_rows_of_which_a_step_failed_were_not_handed_out() -> None:
     after = streaming_shard(hugging_face(8), 1, 0).batch(2)
     after.load_state_dict(shard.state_dict())
     assert [batch["id"] for batch in after] == [[4, 5], [6, 7]]
-
-
-SOURCES: dict[str, Callable[[], Any]] = {
-    "a list": lambda: [*range(53)],
-    "with a state": lambda: Places(53),
-    "Hugging Face's": lambda: hugging_face(53),
-    "shuffled": lambda: hugging_face(53),
-}
 
 
 @pytest.mark.parametrize("options", [{}, {"even_batches": False}, {"drop_last": True}])

@@ -28,7 +28,7 @@ from tests.data.programs import programs, run_program, start_program
 from tests.data.runs import open_rank, read
 from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, loader
 from tests.harness.processes.nursery import kill
-from tests.stream.streams import forked, produce, raised, wait_until
+from tests.stream.streams import produce, raised, wait_until
 
 
 def flat(batches: Any) -> list[int]:
@@ -136,24 +136,6 @@ print(os.wait()[1])
 """
     ended = run_program(program, folder=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))], ids=["deepcopy", "pickle"])
-def test_copy_has_numbers_of_its_own_which_it_shares_with_its_forks(copied: Any) -> None:
-    numbers = SharedNumbers()
-    numbers.view[EPOCH] = 3
-    twin = copied(numbers)
-    assert twin.view[EPOCH] == 3
-    twin.view[EPOCH] = 4
-    assert numbers.view[EPOCH] == 3
-
-    def child() -> None:
-        twin.view[EPOCH] += 2**62
-        twin.report(Stats(1, 2, 0.003), Stats())
-
-    assert forked(child) == 0
-    assert twin.view[EPOCH] == 2**62 + 4
-    assert (twin.stats(), numbers.stats()) == (Stats(1, 2, 0.003), Stats())
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

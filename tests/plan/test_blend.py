@@ -39,12 +39,6 @@ def test_orders_are_pinned() -> None:
     assert draw([0.9, 0.1], 12) == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
     assert order_of(BlendTable([1, 3]), 12) == [1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
     assert order_of(BlendTable([4, 1]), 10) == [0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
-    course = BlendCourse([BlendPiece(0, (1, 1)), BlendPiece(4, (3, 1))])
-    assert course.streams_of(0, 12) == [0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0]
-    assert [course.draw(position)[1] for position in range(12)] == [0, 0, 1, 1, 2, 2, 3, 4, 5, 3, 6, 7]
-    course = BlendCourse([BlendPiece(0, (1, 1)), BlendPiece(4, (1, 0))])
-    assert [course.position(1, draw) for draw in range(3)] == [1, 3, None]
-    assert course.position(0, 2) == 4
 
 
 @given(WEIGHTS, st.integers(1, 300), st.data())

@@ -1,6 +1,5 @@
-"""The deal and layouts: lanes as the oracle deals them, both ways; what is left out; bijections; shards."""
+"""The deal and layouts: lanes as the oracle deals them, both ways; what is left out; bijections."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.data.iterable_shard import Sharding
 from lazyshard.part import SplitOf
 from lazyshard.plan.deal import Deal, Gaps, Layout, auto_unit, named_unit, split_table, window_positions
 from tests.plan import oracle
@@ -18,21 +16,6 @@ from tests.stream.streams import refusal_of
 
 def lane_of(deal: Deal, lane: int, total: int) -> list[int]:
     return [deal.sample(lane, q, total) for q in range(deal.lane_length(lane, total))]
-
-
-@pytest.mark.parametrize(
-    ("deal", "total", "lanes"),
-    [
-        (Deal(2, 3), 16, [[0, 1, 2, 6, 7, 8, 12, 14], [3, 4, 5, 9, 10, 11, 13, 15]]),
-        # Fewer chunks than lanes are all tail, and a turn moves the tail alone.
-        (Deal(4, 100), 6, [[0, 4], [1, 5], [2], [3]]),
-        (Deal(3, 2, turn=2), 11, [[0, 1, 7, 10], [2, 3, 8], [4, 5, 6, 9]]),
-    ],
-)
-def test_deal_golden(deal: Deal, total: int, lanes: list[list[int]]) -> None:
-    assert [lane_of(deal, lane, total) for lane in range(deal.dp)] == lanes
-    for lane, row in enumerate(lanes):
-        assert [deal.place(sample, total) for sample in row] == [(lane, q) for q in range(len(row))]
 
 
 @PROPERTY
@@ -147,11 +130,6 @@ def test_layout_golden(strided: bool, places: list[tuple[int, int]], lane: range
             Layout(2, 0, strided).locate(index)
     for outside in (-1, 2):
         refusal_of(IndexError, rf"\[0, 2\), got {outside}", layout.lane_indices, outside)
-    # An index of numpy gives plain ints, and a float is refused.
-    place = layout.locate(np.int32(4))  # type: ignore[arg-type]
-    assert (place, [type(one) for one in place]) == (places[4], [int, int])
-    with pytest.raises(TypeError):
-        layout.locate(1.0)  # type: ignore[arg-type]
 
 
 @PROPERTY
@@ -163,41 +141,3 @@ def test_layout_is_a_bijection_and_negative_indices_count_from_the_end(strided: 
     assert [layout.locate(i) for i in range(-layout.size, 0)] == places
     for lane in range(dp):
         assert [layout.locate(i) for i in layout.lane_indices(lane)] == [(lane, p) for p in range(block)]
-
-
-def dealt(total: int, shards: int, batch_size: int, **options: Any) -> list[list[int]]:
-    """What each shard gets of 0, 1, ...: by the pure rule alone."""
-    found = []
-    for index in range(shards):
-        rules = Sharding(shards, index, batch_size, **options)
-        full, left = divmod(total, rules.batch)
-        mine = [batch * rules.batch + place for batch in range(full) for place in rules.own]
-        last = rules.last(left, rules.batch if full else left)
-        mine += [at if begun else full * rules.batch + at for begun, at in last]
-        assert rules.count(total) == len(mine)
-        found.append(mine)
-    return found
-
-
-def test_elements_of_shards() -> None:
-    """Of the rules that accelerate has too, tests/data/test_streaming_shard.py asks accelerate."""
-    assert dealt(9, 2, 2, strided=True) == [[0, 2, 4, 6, 8, 1], [1, 3, 5, 7, 0, 2]]
-    assert dealt(9, 2, 2, even_batches=False) == [[0, 1, 4, 5, 8], [2, 3, 6, 7]]
-    assert dealt(3, 2, 4) == [[0, 1, 2, 0], [1, 2, 0, 1]]
-
-
-@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
-def test_every_element_is_one_shards(total: int, shards: int, size: int, strided: bool, drop_last: bool) -> None:
-    found = dealt(total, shards, size, strided=strided, drop_last=drop_last, even_batches=False)
-    kept = total - total % (shards * size) if drop_last else total
-    assert sorted(itertools.chain.from_iterable(found)) == list(range(kept))
-    found = dealt(total, shards, size, strided=strided)
-    assert len(set(map(len, found))) == 1
-    assert set(itertools.chain.from_iterable(found)) == set(range(total))
-
-
-def test_impossible_numbers_are_refused() -> None:
-    wrong: dict[tuple[Any, ...], str] = {(0, 0): "num_shards", (2, 2): "index", (2, -1): "index"}
-    wrong |= {(2, 0, 0): "batch_size", (2, 0, 3, True): "with split_batches, batch_size"}
-    for numbers, field in wrong.items():
-        refusal_of(ValueError, f"^{field} ", Sharding, *numbers)

@@ -111,20 +111,6 @@ def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: in
     assert all(len(written(sequence)) == size + overlap for sequence in sequences)
 
 
-def test_every_sequence_may_begin_and_end_alike() -> None:
-    rule = Split(size=5, bos=0, eos=0, every_bos=0, every_eos=0)
-    sequences, left = make_sequences([5, 1, 4], rule)
-    expected = ["< 0.0 0.1 0.2 >", "< 0.3 0.4 > >", "< 1.0 > < >", "< 2.0 2.1 2.2 >"]
-    assert [" ".join(written(one)) for one in sequences] == expected
-    assert left == Cut(2, 4)
-    rule = Split(size=2, overlap=1)
-    made, left = make_sequences([3], rule)
-    assert [written(one) for one in made] == [[token(0, 0), token(0, 1), token(0, 2)]]
-    assert make_sequences([3], rule, left, last=True, begun=True) == ([], Cut(1, 0))
-    # A document of one token that begins a stream is that very place, but nobody has it yet.
-    assert make_sequences([1], rule, last=True) == ([whole(0)], Cut(1, 0))
-
-
 lengths_of_samples = st.lists(st.integers(1, 20), max_size=60)
 
 
@@ -198,6 +184,7 @@ def test_packs_exceed_neither_bound_and_are_those_of_best_fit_decreasing(samples
         (lambda: pack_samples([], 0), "capacity .* got 0"),
         (lambda: pack_samples([3, 4], 10, [5, 6], 5), r"at most \[10, 5\], got \[4, 6\]"),
         (lambda: Pack(0), "size .* got 0"),
+        (lambda: planned.Pad(0), "size .* got 0"),
         (lambda: make_sequences([1], Pack(4), Cut(0, 1)), "cannot start within"),
         (lambda: make_sequences([1], planned.Pad(4), Cut(0, 1)), "cannot start within"),
         (lambda: make_sequences([3, 1, 2], planned.Pad(2)), "lengths must be from 1 to 2"),

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.inspection.tracing_states import PartSteps, StepPlace, Steps
-from lazyshard.part import Part
-from lazyshard.plan.course import AtEnd, Course, Ending
-from lazyshard.plan.deal import Rules
+from lazyshard.plan.course import AtEnd, Ending
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
 from tests.plan.test_course import Chain, chains
@@ -71,18 +69,6 @@ def in_turn(lanes: list[list[int]]) -> list[int]:
     ]
 
 
-def test_golden_of_the_documented_example_and_of_an_epoch_shorter_than_a_batch() -> None:
-    course = Course(Rules(3), [Part(2, 4)])
-    ending = Ending.of(course, 0, 17)
-    assert (ending.left, ending.leftover, ending.missing) == (((16,), ()), 1, 7)
-    assert batches(ending, "pad") == [[16, 8, 12, 14], [10, 11, 13, 15]]
-    assert batches(ending, "loop") == [[16, 3, 4, 5], [0, 1, 2, 6]]
-    assert batches(ending, "drop") == [[], []]
-    assert batches(Ending.of(course, 0, 3), "pad") == [[0, 2, 2, 1], [1, 1, 0, 2]]
-    ending = Ending.of(course, 0, 16)
-    assert (ending.left, ending.missing) == (((), ()), 0)
-
-
 @PROPERTY
 @given(cases(), st.integers(0, 3))
 def test_batch_is_that_of_lists(case: Case, epoch: int) -> None:
@@ -96,6 +82,7 @@ def test_batch_is_that_of_lists(case: Case, epoch: int) -> None:
             continue
         ending = Ending.of(begun, drawn, total)
         assert [list(each) for each in ending.left] == [lane[length:] for lane in lanes]
+        assert (ending.leftover, ending.missing) == (total % (dp * batch), -total % (dp * batch))
         for at_end in at_ends:
             found = batches(ending, at_end)
             assert found == [lane[length:] for lane in oracle.ended(lanes, batch, at_end)]

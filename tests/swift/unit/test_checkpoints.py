@@ -11,15 +11,14 @@ import pytest
 from lazyshard.errors import CursorTaken, FileRefused
 from lazyshard.format.state import Cursor
 from lazyshard.store import durable
-from lazyshard.stream import CursorOwner, forget_consumer, read_cursor, read_retired
-from lazyshard.stream.listing import retire
+from lazyshard.stream import CursorOwner, forget_consumer, read_cursor
 from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
 from tests.stream.streams import names, produce, raised, raising
 from tests.swift.unit import runs
-from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, open_stream, plan, position, tells
+from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, plan, position, tells
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
 CHECKPOINT = "/runs/one/checkpoint-3"
@@ -392,19 +391,6 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     monkeypatch.undo()
     save(saves, output, 6)
     assert cursor(directory).consumed == 24
-
-
-def test_chunks_before_the_cursor_may_go(directory: Path, output: Path) -> None:
-    whole = args_of(output, sharded_lazy_shuffle_window=2)
-    streams = [open_stream(plan(whole, directory, rank, 2)) for rank in range(2)]
-    expected = [[stream[rank + 2 * place] for place in range(14, 24)] for rank, stream in enumerate(streams)]
-    save(Checkpoints(streams[0].plan, str(output)), output, 7)
-    assert retire(directory, cursor(directory).chunks_before, 16) == 8 == read_retired(directory)
-    resumed = args_of(output, output / "checkpoint-7", sharded_lazy_shuffle_window=2)
-    for rank in range(2):
-        stream = open_stream(plan(resumed, directory, rank, 2))
-        stream.check_resume(28, 7)
-        assert [stream[rank + 2 * place] for place in range(14, 24)] == expected[rank]
 
 
 def other_run(directory: Path, *, take_over: bool = False) -> CursorOwner:

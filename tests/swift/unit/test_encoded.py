@@ -18,7 +18,6 @@ from lazyshard_swift.opening import cache_facts, encode_cache
 from lazyshard_swift.rows import EncodedRows, encoders, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.run_plan import Stream
 from lazyshard_swift.stream import TrainStream, open_data
-from tests.data.test_encode import same
 from tests.stream.streams import produce, raised, refusal_of
 from tests.swift.unit.runs import hugging_face, tells
 from tests.swift.warm import run_warm
@@ -169,37 +168,6 @@ def test_facts_do_not_change_with_what_does_not_decide() -> None:
     assert fingerprint(one) == fingerprint(other)
     one.template_backend = other.template_backend = "jinja"
     assert fingerprint(one)["tokenizer"] != fingerprint(other)["tokenizer"]
-
-
-SAMPLES: dict[str, dict[str, Any]] = {
-    "text": {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "length": 3, "lengths": [3]},
-    "weights": {"input_ids": [1], "loss_scale": [0.0, 1.0, 0.1], "length": 1},
-    "large numbers": {"a": [2**31], "b": [-(2**31) - 1, 0], "c": [2**31 - 1, -(2**31)]},
-    "numbers of two kinds": {"a": [1, 2.5], "b": [True, 1], "c": [None, 1], "d": [2**63, 1]},
-    "truth values": {"mask": [True, False]},
-    "nothing": {"a": [], "b": None, "c": "", "d": {}, "e": ()},
-    "lists in lists": {"input_ids": [[1, 2], [3]], "names": ["a", "b"], "negative": [None, [1]]},
-    "pictures": {
-        "pixel_values": torch.arange(12, dtype=torch.float32).reshape(2, 6),
-        "image_grid_thw": torch.tensor([[1, 2, 3]]),
-        "half": torch.ones(3, dtype=torch.bfloat16),
-        "mask": torch.tensor([True, False]),
-        "numbers": np.arange(4, dtype=np.uint8),
-        "scalar": torch.tensor(3),
-        "none": torch.empty(0, 4),
-        "turned": torch.arange(6).reshape(2, 3).T,
-    },
-    "nested": {"extra": {"a": (1, [2, 3], {"b": torch.ones(1)}), "x": 1.5}, "channel": "c"},
-    "more of one row": {"chosen_input_ids": [1, 2], "rejected_input_ids": [1, 3], "margin": 0.5},
-}
-
-
-def test_samples_come_back_through_a_stream_as_they_were(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 1, arrays=True) as writer:
-        for sample in SAMPLES.values():
-            writer.write(pack(sample))
-    for (name, sample), row in zip(SAMPLES.items(), StreamReader(tmp_path), strict=True):
-        assert same(unpack(row), sample), name
 
 
 def test_tensors_share_the_memory_of_the_row() -> None:

@@ -9,20 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Final
 from unittest.mock import Mock, call
 
 import pytest
 
 from lazyshard import errors as library
-from lazyshard.stream import Published
 from lazyshard_swift import commands, errors, ms_swift, opening
 from lazyshard_swift.commands import flag_is_on
-from lazyshard_swift.trainers import _Callback
 from tests.stream.streams import raised
 from tests.swift.programs import environment, python, run, write
-from tests.swift.unit.runs import decided, megatron
 from tests.swift.warm import PATHS
 
 BEFORE = ["/bin/python", "-m", "torch.distributed.run", "--nproc_per_node", "4", "/swift/cli/_megatron/sft.py"]
@@ -335,20 +332,6 @@ print(child.pid, flush=True)
     assert ended.returncode == 75
     assert not Path("/proc", ended.stdout.strip()).exists()
     assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
-
-
-def test_end_of_a_stream(notices: list[str]) -> None:
-    args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
-    gate = SimpleNamespace(gave_up=None, published=lambda: [Published(1, 203, True)])
-    stream: Any = SimpleNamespace(plan=decided(args, 203), gate=gate)
-    trainer = SimpleNamespace(args=args, state=SimpleNamespace(iteration=25, consumed_train_samples=200))
-    run = _Callback(trainer, stream)
-    told = "after step 25 of 60, on all ranks, with 200 samples trained; not trained: 3 of the 203 of"
-    run.log_stop(60)
-    run.checkpoints.last_step = 25
-    run.log_stop(60)
-    assert all(told in text for text in notices)
-    assert [text.endswith(". Checkpoint: /runs/one/checkpoint-25") for text in notices] == [False, True]
 
 
 @contextlib.contextmanager

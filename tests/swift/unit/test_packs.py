@@ -16,6 +16,7 @@ from lazyshard import Pack as PackForm
 from lazyshard.errors import BadSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
+from lazyshard.plan.sequences import pack_samples
 from lazyshard.plan.shuffle import permutation
 from lazyshard.stream import read_cursor
 from lazyshard_swift import rows
@@ -47,18 +48,6 @@ def write(directory: Path, total: int, *, end: bool = True, lengths: bool = True
     return directory
 
 
-def best_fit(rows: list[int], lengths: Sequence[int], tokens: int) -> list[Pack]:
-    """Packs rows one by one, longest first, each into the pack with the least room, of these the last changed one."""
-    packs: list[tuple[int, list[int]]] = []  # room, places of rows
-    for place in sorted(range(len(rows)), key=lambda place: (-lengths[rows[place]], place)):
-        size = lengths[rows[place]]
-        fitting = [pack for pack in packs if pack[0] >= size]
-        best = min(reversed(fitting), key=lambda pack: pack[0], default=(tokens, []))
-        packs = [*(pack for pack in packs if pack is not best), (best[0] - size, [*best[1], place])]
-    firsts = sorted(packs, key=lambda pack: pack[1][0])
-    return [[rows[place] for place in sorted(pack)] for _, pack in firsts]
-
-
 def packs_of(lengths: Sequence[int], tokens: int, rows_of_window: int = 0, epoch: int = 0) -> list[Pack]:
     """All packs of an epoch, window by window, shuffled; without windows all at once and in order."""
     total, found = len(lengths), []
@@ -66,7 +55,8 @@ def packs_of(lengths: Sequence[int], tokens: int, rows_of_window: int = 0, epoch
         rows = list(range(first, min(first + (rows_of_window or total), total)))
         if rows_of_window:
             rows = [rows[place] for place in permutation(len(rows), SEED, epoch, number).tolist()]
-        found += best_fit(rows, lengths, tokens)
+        packs = pack_samples([lengths[row] for row in rows], tokens)
+        found += [[rows[place] for place in pack] for pack in packs]
     return found
 
 

@@ -11,7 +11,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter
-from lazyshard.errors import SkipSample
 from lazyshard.format.state import BlendState
 from lazyshard.stream import list_consumers, read_cursor
 from lazyshard.stream.listing import retire
@@ -105,18 +104,6 @@ def test_run_with_a_ratio_keeps_every_chunk_and_resumes_with_the_same_ratio(tmp_
             expected = "train of 7:3" if ratio else "None"
             tells(error, "keep --split_dataset_ratio as it was", expected=expected)
         del given["finetune"], given["mcore_model"]
-
-
-def test_bad_rows_are_replaced_by_rows_of_their_split(tmp_path: Path) -> None:
-    def encode(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
-        if row["id"] in (2, 3, 4):
-            raise SkipSample("no")
-        return row
-
-    stream = opened(produce(tmp_path / "s", 40, 20), template=template(encode=encode), **RATIO)
-    drawn = validated(stream)
-    assert (len(drawn), set(drawn) <= set(of(1, 40)), {2, 3, 4} & set(of(1, 40)) != set()) == (12, True, True)
-    assert stream._dataset.stats().dropped == 0  # type: ignore[union-attr]
 
 
 def test_refused_before_training(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class _Asked:
     told: bool = False
 
 
-class Watchdog:
+class Watchdog(contextlib.AbstractContextManager["Watchdog"]):
     """Reports calls that take too long, from its own thread.
 
     Args:
@@ -98,15 +98,21 @@ class Watchdog:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def ask(self, what: Callable[[], str]) -> None:
-        """Records that this thread starts a call, one at a time; `what` describes it and runs in the other thread."""
-        self._asked[threading.get_ident()] = _Asked(what, self._clock(), self.no_answer_s)
+    def ask(self, what: Callable[[], str]) -> Watchdog:
+        """Records that this thread starts a call, one at a time; `what` describes it and runs in the other thread.
 
-    def answered(self) -> None:
+        Returns the watchdog, a context manager for the call.
+        """
+        self._asked[threading.get_ident()] = _Asked(what, self._clock(), self.no_answer_s)
+        return self
+
+    def answered(self, *_: object) -> None:
         """Records that the call has returned or failed."""
         asked = self._asked.pop(threading.get_ident(), None)
         if asked is not None and asked.told:
             self._tell(f"answered after {self._clock() - asked.since:.0f} s: {asked.what()}")
+
+    __exit__ = answered
 
     def look(self) -> None:
         """Reports calls that take too long."""

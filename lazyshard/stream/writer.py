@@ -86,7 +86,8 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         writer: str | Share | None = None,
         writers: int | Iterable[str] | None = None,
     ) -> None:
-        shared, wanted = Path(directory), Wanted(samples_per_chunk, arrays, encoding)
+        wanted = Wanted(samples_per_chunk, arrays, encoding)
+        shared = writer.directory if isinstance(writer, Share) else Path(directory)
         if not isinstance(writer, Share | None):
             open_stream = functools.partial(open_sequenced, shared, clock, arrays, encoding)
             writer = Share(shared, writer, writers, wanted, clock, open_stream=open_stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -92,18 +92,14 @@ class RowLoop:
         # If another program wrote the stream, this is no position and is refused.
         committed = (writer.source or {}) if writer.published_chunks else None
         samples, check = writer.published_samples, writer.check_owner
-        # Warns if the filesystem, a source or a function does not respond.
-        watchdog = self._watchdog = Watchdog(display.warn)
-        pipeline = self._pipeline = Pipeline(
-            inner, committed, samples=samples, warn=display.warn, check_owner=check, watchdog=watchdog
-        )
-        with contextlib.closing(pipeline), contextlib.closing(watchdog):
+        pipeline = self._pipeline = Pipeline(inner, committed, samples=samples, warn=display.warn, check_owner=check)
+        with contextlib.closing(pipeline), contextlib.closing(pipeline.watchdog):
             self._started = self._figures_due = self.clock()
             self._show_due = self._started + display.every_s
             self._before, self._refused = writer.samples, pipeline.mixer.refusals.count
             self._take_settings(settings, None)
             display.start(self.shelf.name, self._tally())
-            watchdog.start()
+            pipeline.watchdog.start()
             if self.move():
                 return self._end()
             tally = self._tally()
@@ -326,14 +322,9 @@ class RowLoop:
         self.display.wait(text or None)
         self.display.metrics.waits(why)
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Lets the watchdog warn if the filesystem does not respond."""
-        self._watchdog.ask(lambda: f"writing to {self.writer.directory}")
-        try:
-            yield
-        finally:
-            self._watchdog.answered()
+    def _watched(self) -> Watchdog:
+        """Lets the watchdog warn if the filesystem does not respond within the context."""
+        return self._pipeline.watchdog.ask(lambda: f"writing to {self.writer.directory}")
 
 
 def reload_settings(old: Settings, load: Load | None, display: Display) -> Settings:

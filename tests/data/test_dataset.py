@@ -124,7 +124,8 @@ def test_batches_and_single_rows_in_random_turn_are_right(tmp_path: Path) -> Non
         for _ in range(300):
             start = rng.choice([start, rng.randrange(len(dataset))])
             indices = list(range(start, min(len(dataset), start + rng.randrange(12) * dp), rng.choice([1, dp])))
-            made: Any = rng.choice([list, tuple, np.array, torch.tensor])(indices)
+            kinds: list[Any] = [list, tuple, np.array, torch.tensor]
+            made = rng.choice(kinds)(indices)
             assert ids(dataset.__getitems__(made)) == [expected[i] for i in indices]
             if indices:
                 start = indices[-1]

@@ -148,7 +148,7 @@ def test_nonsense_is_refused_with_the_reason(function: str) -> None:
     maker = Maker(making(transform=f"{HERE}:{function}", max_row_bytes=1000))
     made = [maker.make(line, 0) for line in rows(2, 5).splitlines(keepends=True)]
     assert [one.refused is None for one in made] == [True, False, True]
-    assert made[1].lines == []
+    assert made[1].rows == []
     assert made[1].refused is not None
     assert str(made[1].refused.reason).startswith(f"--transform {NONSENSE[function]}")
 

@@ -279,7 +279,7 @@ def test_what_may_change_does_and_is_told() -> None:
 
 def test_what_changes_nothing() -> None:
     for policy in ("fail", "quarantine"):  # Nor the cap on bad rows, where the policy would change
-        assert kept(replace(OLD, on_bad_row=policy, max_bad_rows=None)) == (OLD, ["on_bad_row"])  # type: ignore[arg-type]
+        assert kept(replace(OLD, on_bad_row=policy, max_bad_rows=None)) == (OLD, ["on_bad_row"])
     settings, notes, warnings = reloaded(lambda: OLD)
     assert (settings, len(notes), warnings) == (OLD, 1, [])
     for error in (SettingInvalid("run.toml: no TOML"), OSError(5, "Input/output error")):

@@ -12,7 +12,7 @@ import itertools
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
@@ -166,21 +166,18 @@ def _fetch_teacher_outputs(original: Any, samples: Any, requests: Any, servers: 
     return [(one.extra["teacher_logprobs"], one.extra["teacher_ids"]) for one in samples]
 
 
-def _encode_dataset(original: Any, self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
+def _except_streams(original: Callable[[Any, Any], Any], train_dataset: Any, val_dataset: Any) -> Any:
     if not is_stream(train_dataset):
-        return original(self, train_dataset, val_dataset, *rest, **options)
-    if is_stream(val_dataset):
-        return [train_dataset, val_dataset]
-    return [train_dataset, original(self, None, val_dataset, *rest, **options)[1]]
+        return original(train_dataset, val_dataset)
+    return [train_dataset, val_dataset if is_stream(val_dataset) else original(None, val_dataset)[1]]
+
+
+def _encode_dataset(original: Any, self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
+    return _except_streams(lambda *both: original(self, *both, *rest, **options), train_dataset, val_dataset)
 
 
 def _post_process_datasets(original: Any, self: Any, datasets: Any, *rest: Any, **options: Any) -> Any:
-    train_dataset, val_dataset = datasets
-    if is_stream(val_dataset):
-        return [train_dataset, val_dataset]
-    if not is_stream(train_dataset):
-        return original(self, datasets, *rest, **options)
-    return [train_dataset, original(self, [None, val_dataset], *rest, **options)[1]]
+    return _except_streams(lambda *both: original(self, [*both], *rest, **options), *datasets)
 
 
 def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:

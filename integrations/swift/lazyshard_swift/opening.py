@@ -139,23 +139,18 @@ def encode_cache(args: Any, template: Any) -> EncodeCache:
 def cache_facts(args: Any, template: Any) -> Encoding:
     """Returns everything that decides how a row is encoded, as plain values."""
     kind, plugins = type(template), getattr(args, "external_plugins", None) or ()
+    attributes = {name: one for name, one in vars(template).items() if name[0] != "_" and rows.is_plain(one)}
     return {
         **rows.of_producer(template, **rows.row_options(args)),
         "keep_unused": not args.remove_unused_columns,
         "packing_length": rows.packing_length(args),
         "class": f"{kind.__module__}.{kind.__qualname__}",
         # Plain attributes, in which templates keep their settings.
-        "attributes": rows.digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
+        "attributes": rows.digest(attributes),
         "environment": rows.digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
         # A changed plugin may encode differently.
         "plugins": rows.digest([rows.content(name) for name in ([plugins] if isinstance(plugins, str) else plugins)]),
     }
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return not name.startswith("_") and all(_is_setting(name, one) for one in value)
-    return not name.startswith("_") and type(value) in rows.PLAIN
 
 
 @functools.cache

@@ -372,7 +372,7 @@ def fingerprint(template: Any) -> dict[str, Any]:
     meta, processor = template.template_meta, getattr(template, "processor", None)
     # The texts around messages; the template's class and functions are ms-swift's, whose version is a fact.
     names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
-    texts = {name: value for name in names - {"default_system"} if _is_text(value := getattr(meta, name, None))}
+    texts = {name: value for name in names - {"default_system"} if is_plain(value := getattr(meta, name, None))}
     # The parts that convert images and sound to numbers.
     names_of_parts = ("image_processor", "video_processor", "feature_extractor")
     parts: dict[str, Any] = {name: getattr(processor, name, None) for name in names_of_parts}
@@ -390,10 +390,9 @@ def fingerprint(template: Any) -> dict[str, Any]:
     return facts | {name: value if type(value) in PLAIN else str(value) for name, value in attributes.items()}
 
 
-def _is_text(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_text, value))
-    return value is None or isinstance(value, str | bool | int)
+def is_plain(value: Any) -> bool:
+    """Returns whether a setting of a template is a plain value, or a list of these."""
+    return all(map(is_plain, value)) if isinstance(value, list | tuple) else type(value) in PLAIN
 
 
 def of_producer(template: Any, columns: Any, auto_columns: bool) -> dict[str, Any]:

@@ -24,18 +24,9 @@ import xxhash
 from torch.utils.data import ConcatDataset, Dataset
 
 from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order, StreamReader
+from lazyshard import errors as library
 from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
-from lazyshard.errors import (
-    ChunkMissing,
-    ChunkRetired,
-    LengthUnknown,
-    StateMismatch,
-    StoreUnavailable,
-    StreamMismatch,
-    WaitTimeout,
-    redact,
-)
 from lazyshard.format.state import RunState
 from lazyshard.stream import Published
 from lazyshard_swift import checkpoints, errors
@@ -94,7 +85,7 @@ class Validation(ConcatDataset[Any]):
 
     def __repr__(self) -> str:
         """Describes the streams: ms-swift logs this at the start, after `val_dataset:`."""
-        return ", ".join(f"{len(one)} samples of {redact(str(one.directory))}" for one in self.datasets)
+        return ", ".join(f"{len(one)} samples of {library.redact(str(one.directory))}" for one in self.datasets)
 
 
 def open_validation(
@@ -127,7 +118,7 @@ class StepGate:
 
     def __init__(self, data: Data, stop_at_end: bool, *, begun: bool = False, shift: int = 0) -> None:
         self.data, self.stopped = data, False
-        self.gave_up: WaitTimeout | StoreUnavailable | None = None
+        self.gave_up: library.WaitTimeout | library.StoreUnavailable | None = None
         self._shift, self._stop_at_end, self._begun = shift, stop_at_end, begun
         self._timer: threading.Timer | None = None
 
@@ -146,7 +137,7 @@ class StepGate:
             if not self._begun or not self._stop_at_end:
                 raise self._too_short() from cause
             past = True
-        except (StoreUnavailable, WaitTimeout) as error:
+        except (library.StoreUnavailable, library.WaitTimeout) as error:
             if not saves or not self._all_give_up(error, stop):
                 raise
             return False
@@ -156,7 +147,7 @@ class StepGate:
             self.stopped = True
         return not self.stopped
 
-    def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
+    def _all_give_up(self, error: library.WaitTimeout | library.StoreUnavailable, stop: int) -> bool:
         """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together."""
         timer = errors.end_within(_SAVE_S, error)
         if not all_arrive(f"gave up before {stop}"):
@@ -275,7 +266,7 @@ class TrainStream(Dataset[Any]):
         shares, shown = data.shares if isinstance(data, BlendedDataset) else (1.0,), []
         for share, one in zip(shares[:SHOWN], plan.streams, strict=False):
             state = f"{one.samples_per_chunk} per chunk, {'ended' if one.ended else 'still being produced'}"
-            which = f"{share:.4g} of {redact(one.shown)}" if plan.blended else redact(one.shown)
+            which = f"{share:.4g} of {library.redact(one.shown)}" if plan.blended else library.redact(one.shown)
             shown.append(f"{which} ({one.samples} samples published, {state})")
         shown += [f"and {len(shares) - SHOWN} more"] if len(shares) > SHOWN else []
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
@@ -323,7 +314,7 @@ class TrainStream(Dataset[Any]):
         # With its own order, the sampler decides itself where it continues.
         index = (plan.course.current.draws * plan.dp_size if plan.layout == "strided" else 0) - plan.index_offset
         # If the run is complete, no sample follows, and the first one may be deleted.
-        with contextlib.suppress(ChunkRetired):
+        with contextlib.suppress(library.ChunkRetired):
             self.gate.published()
             ready = data._space().ready if isinstance(data, LazyShardedDataset) else data.ready
             return self[index] if ready(index + self._offset) else None
@@ -363,7 +354,7 @@ def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
         for number in sorted(chunk for chunk in chunks if chunk * size < published):
             try:
                 reader.chunk(number)
-            except (ChunkRetired, ChunkMissing) as cause:
+            except (library.ChunkRetired, library.ChunkMissing) as cause:
                 text = f"{cause} The checkpoint continues with chunk {number}: use a later one, or restore the chunk"
                 raise ResumeRefused(text, expected=f"chunk {number}", actual="deleted") from cause
 
@@ -378,7 +369,7 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
         for data in datasets:
             if begun is not None:
                 data.load_state_dict(begun.to_dict())
-    except StateMismatch as cause:
+    except library.StateMismatch as cause:
         why = str(cause)
         if cause.field == "split":
             # The library's message names its own arguments.
@@ -406,7 +397,7 @@ def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Leng
         raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: omit it")
     try:
         tokens = lengths_by_sample(StreamReader(directory, **own), stream.samples)
-    except LengthUnknown as cause:
+    except library.LengthUnknown as cause:
         raise _grouping_refused(str(cause)) from cause
     # The batches of a few samples in their second epoch show whether the installed sampler sorts as before.
     few = [7 * number % 23 for number in range(400)]
@@ -425,5 +416,5 @@ def read_lengths(stream: Stream, own: Options, sampler: type[Any]) -> tuple[Leng
     found.update(np.array(list(made), "<i8").tobytes())
     if (first := checkpoints.agree(mine := found.hexdigest())) != mine:
         why = "rank 0 has different lengths: do the nodes have different versions of ms-swift, transformers or torch?"
-        raise StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
+        raise library.StreamMismatch(f"{directory}: {why}", directory=directory, expected=first, actual=mine)
     return tokens, mine

@@ -358,8 +358,9 @@ class _Assembly:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
         self._unread.add((source, option.name))
-        cause = first.get("ctx", {}).get("error")
-        why = f"should be {cause}" if cause is not None else first["msg"].removeprefix("Input ")
+        # A check of the library says in a sentence of its own what it has found.
+        cause = str(first.get("ctx", {}).get("error", ""))
+        why = cause if ", got " in cause else f"should be {cause}" if cause else first["msg"].removeprefix("Input ")
         shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
         text = f"expected {option.metavar}, got {shown}: {why}"
         self._problems.append(Problem(given.where(option.name, source), text))

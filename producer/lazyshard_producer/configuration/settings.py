@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from lazyshard.cli.output import size
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared, parse_size
 from lazyshard.format.state import check_consumer
-from lazyshard.format.writers import NAME_RULE, WRITERS, check_declared, is_writer_name
+from lazyshard.format.writers import WRITERS, check_declared, check_writer_name
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.sequences import Pad, Split
 
@@ -100,12 +100,6 @@ def _names(value: Any) -> tuple[Any, ...]:
     return tuple(value if isinstance(value, list) else [value])
 
 
-def _writer(name: str) -> str:
-    if not is_writer_name(name):
-        raise ValueError(NAME_RULE)
-    return name
-
-
 def _declared(value: Any) -> Declared:
     if isinstance(value, str):
         value = int(value) if value.isdecimal() and len(value) < 10 else _names((value,))
@@ -152,7 +146,7 @@ Retain = Annotated[Literal["all", "consumed"] | int, _written(parse_retain)]
 Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
 Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(_names)]
 Keys = Annotated[tuple[Text, ...], BeforeValidator(_names)]
-Writer = Annotated[str, AfterValidator(_writer)]
+Writer = Annotated[str, AfterValidator(check_writer_name)]
 Writers = Annotated[int | tuple[str, ...], BeforeValidator(_declared)]
 OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
 Columns = Annotated[tuple[tuple[Text, OldName], ...], BeforeValidator(_columns)]

@@ -46,10 +46,10 @@ class Pipeline:
         samples: int = 0,
         warn: Callable[[str], None],
         check_owner: Callable[[], Path] | None = None,
-        watchdog: Watchdog | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        watchdog = watchdog or Watchdog()
+        # Warns, once it is started, if the filesystem, a source or a function does not respond.
+        watchdog = self.watchdog = Watchdog(warn)
         out, sources, policy = Path(settings.out), settings.sources, settings.on_bad_row
         context = Context(out, settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None))
         start, names = RunPosition(sources=()), []

@@ -321,12 +321,9 @@ class Mixer:
     def _read(self, index: int) -> bool:
         """Loads the next rows of a source, perhaps none; returns False at its end."""
         one = self._inputs[index]
-        self.watchdog.ask(lambda: f"reading {self.names[index]}")
-        try:
+        with self.watchdog.ask(lambda: f"reading {self.names[index]}"):
             source = self._opened(index)
             one.read_before, rows = source.progress[0], source.read()
-        finally:
-            self.watchdog.answered()
         if rows is not None:
             one.rows, one.next, one.stop = rows, 0, len(rows.lines)
             one.is_empty &= not rows.lines

@@ -2,6 +2,10 @@
 
 They run in this process or in workers, which keep the order of the rows. As a second argument, the user's functions may
 take the number of the row among all rows read in all runs.
+
+`--embed` puts media files into the rows that name them. A value under an embedded key is a path, a `data:` URL, an
+object `{"bytes": base64 text, "path": name}` as Hugging Face stores media in tables, base64 text of a binary column,
+null, or a list of these. It becomes bytes. Missing, empty and truncated media refuse the row.
 """
 
 from __future__ import annotations
@@ -19,32 +23,32 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pybase64
 
-from lazyshard.errors import RowInvalid
-from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
+from lazyshard.errors import FileRefused, RowInvalid
+from lazyshard.format.arrays import fill_row, media_type, pack_row, refuse_array_key
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
+from lazyshard.store.files import read_file
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
-from lazyshard_producer.rows.embedding import embed
 from lazyshard_producer.rows.encoding import Measure, call_user, encode, key_names, load_encoder, pad_row, read_document
 from lazyshard_producer.rows.reader import Line, Size, by_length
 from lazyshard_producer.sources.source import bad_row, line_size, too_long
 
+_UNSIZED: Final = Size()
+
 
 class MadeOfRow(NamedTuple):
-    """The published rows made of one row, or why it was refused; `duplicate`: it contained a key twice.
+    """The published rows made of one row with their sizes, or why it was refused; `duplicate`: it had a key twice."""
 
-    `sizes`: those of each; empty if lengths are not needed.
-    """
-
-    lines: Sequence[Line]
+    rows: Sequence[tuple[Line, Size]]
     refused: RowInvalid | None = None
     duplicate: bool = False
-    sizes: Sequence[Size] = ()
 
 
 class Maker:
@@ -79,9 +83,7 @@ class Maker:
             rows = self._rows(row, index)
             if self._embed:
                 rows = [embed(one, self._embed, self._most) if isinstance(one, dict) else one for one in rows]
-            made = [self._finish(one, self._encode(one, line)) for one in rows]
-            sizes = [size for _, size in made if size is not None]
-            return MadeOfRow([row for row, _ in made], None, duplicate, sizes or ())
+            return MadeOfRow([self._finish(one, self._encode(one, line)) for one in rows], None, duplicate)
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
@@ -130,8 +132,8 @@ class Maker:
         # The result of a transform may not be a dict of plain JSON values yet.
         return self._encode(check_row(line if isinstance(line, bytes) else line.line), line)
 
-    def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, Size | None]:
-        """Returns the published form of a row, and its size if needed, else None."""
+    def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, Size]:
+        """Returns the published form of a row, and its size if it is needed."""
         if self._split:
             return read_document(row, line)
         if self._padding is not None:
@@ -139,7 +141,7 @@ class Maker:
             line, tokens = pad_row(self._padding, row, line)
             return self._checked("--pad", line), Size(tokens, patches)
         if self._measure is None:
-            return line, None
+            return line, _UNSIZED
         size = self._measure.of(row, line)
         if isinstance(line, EncodedRow) and not self._arrays and self._encoder is None:
             line = line.line
@@ -254,3 +256,75 @@ def _died() -> WorkerFailed:
     what = "a worker process died: it was killed (out of memory?), or it cannot import the modules of the functions"
     hint = "Published chunks are safe; run the same command again, with fewer --workers or --workers 0"
     return WorkerFailed(f"{what}. {hint}")
+
+
+def embed(row: dict[str, Any], keys: Sequence[str], most: int) -> dict[str, Any]:
+    """Returns a row with the media of some keys, if it has them, of at most `most` bytes each. Raises RowInvalid."""
+    return {key: _media(value, key, most) if key in keys else value for key, value in row.items()}
+
+
+def _media(value: Any, where: str, most: int) -> Any:
+    if isinstance(value, list):
+        return [_media(one, f"{where}[{number}]", most) for number, one in enumerate(value)]
+    if isinstance(value, dict) and value.keys() <= {"bytes", "path"} and any(value.values()):
+        data, path = value.get("bytes"), value.get("path")
+        value = _decode(data, where) if isinstance(data, str) else path if data is None else data
+    if value is None:
+        return None
+    name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
+    if isinstance(value, str):
+        value = _read(value, where, most)
+    if not isinstance(value, bytes):
+        raise bad_row(f"--embed {where}: expected the path of a file, found {type(value).__name__}")
+    if (fault := "is empty" if not value else _fault(value)) is not None:
+        raise bad_row(f"--embed {where}: {name}the {media_type(value) or 'file'} {fault}")
+    return value
+
+
+def _read(text: str, where: str, most: int) -> bytes:
+    if text.startswith("data:"):
+        return _decode(text.partition(",")[2], where)
+    if "://" in text or not text:
+        raise bad_row(f"--embed {where}: {text[:200]!r} is no path of a file of this machine: give one")
+    try:
+        return read_file(Path(text), most)
+    except FileRefused as cause:
+        raise bad_row(f"--embed {where}: {cause}") from cause
+    except (OSError, ValueError) as cause:
+        # The text of a binary column is the media, and no path.
+        if (data := _decoded(text)) is not None and media_type(data) is not None:
+            return data
+        raise bad_row(f"--embed {where}: {text:.200}: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def _decode(text: str, where: str) -> bytes:
+    if (data := _decoded(text)) is None:
+        raise bad_row(f"--embed {where}: expected base64 text, found {text[:40]!r}")
+    return data
+
+
+def _decoded(text: str) -> bytes | None:
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+
+
+def _fault(data: bytes) -> str | None:
+    """Returns what is wrong with media whose format says where they end; None if nothing is, or it does not say."""
+    kind = media_type(data)
+    if kind == "image/jpeg" and b"\xff\xd9" not in data[-4096:]:
+        return "is truncated: it has no end marker"
+    if kind == "image/png" and b"IEND" not in data[-4096:]:
+        return "is truncated: it has no IEND chunk"
+    if data[:4] == b"RIFF" and (size := 8 + int.from_bytes(data[4:8], "little")) > len(data) + 1:
+        return f"is truncated: it has {len(data)} of {size} bytes"
+    if data[4:8] == b"ftyp":
+        at = 0
+        while at + 8 <= len(data):
+            size = int.from_bytes(data[at : at + 4], "big")
+            size = int.from_bytes(data[at + 8 : at + 16], "big") if size == 1 else size or len(data) - at
+            if size < 8 or at + size > len(data):
+                return f"is truncated: a box at byte {at} has {size} bytes, {len(data) - at} follow"
+            at += size
+    return None

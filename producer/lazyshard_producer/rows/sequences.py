@@ -33,7 +33,7 @@ from lazyshard_producer.errors import count
 from lazyshard_producer.opening import source_kind
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.encoding import MAX_TOKENS, document_of, write_tokens
-from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, Size, SourceSpan, Unit, by_length
+from lazyshard_producer.rows.reader import Batch, Line, MadeRow, Mixer, SourceSpan, Unit, by_length
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import Rows, bad_row, line_size, refuse_source
@@ -165,11 +165,9 @@ def make_batches(
         if row.refused is not None:
             mixer.refusals.take(row.refused, place, span.lines[index])
         last = span.after(index, mixer.counts())
-        sizes = row.sizes or [Size()] * len(row.lines)  # empty if lengths are not needed
-        made_of = zip(row.lines, sizes, strict=True)
-        unit.made += [MadeRow(line, place, tokens, tokens * tokens, patches) for line, (tokens, patches) in made_of]
+        unit.made += [MadeRow(line, place, tokens, tokens * tokens, patches) for line, (tokens, patches) in row.rows]
         unit.of[span.source] = unit.of.get(span.source, 0) + 1
-        size += sum(map(line_size, row.lines))
+        size += sum(line_size(line) for line, _ in row.rows)
         taken, left = taken + 1, left - 1
         if taken == rows or left == 0 or size >= most_bytes:
             for batch in end(unit):
@@ -195,11 +193,8 @@ def _make(
                 if span is None or not span.lines:
                     break
             lines = span.lines[first : first + makers.rows]
-            watchdog.ask(partial(_describe, span, first))
-            try:
+            with watchdog.ask(partial(_describe, span, first)):
                 under_way.append((span, first, makers.submit(lines, number)))
-            finally:
-                watchdog.answered()
             number, first = number + len(lines), first + len(lines)
         if under_way and (made := makers.result(under_way[0][2], 0.1)) is not None:
             of, at, _ = under_way.popleft()

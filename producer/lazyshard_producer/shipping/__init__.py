@@ -65,8 +65,7 @@ def open_shelf(
             spool.note_tokens(token)
             if found.manifest is not None:
                 spool.restore(store, found)
-        pieces = settings.writer is not None
-        with Shipper(store, spool, found, settings.max_spool, stop, warn, pieces=pieces) as shelf:
+        with Shipper(store, spool, found, settings.max_spool, stop, warn) as shelf:
             yield shelf
 
 

@@ -26,6 +26,7 @@ from lazyshard.format import records
 from lazyshard.format.records import CURSORS, END, HEAD, MANIFEST, QUARANTINE, End, Head, Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import CURSOR_SUFFIX
+from lazyshard.format.writers import WRITERS
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import Consumer, list_consumers
@@ -92,22 +93,14 @@ class Shipper(StoreShelf, contextlib.AbstractContextManager["Shipper"]):
     """The chunks of a stream in an object store, and the thread that uploads and deletes them.
 
     Chunks before `shipped` are in the store, those in [shipped, announced) are pending. From `begin` on only the thread
-    calls the store. If the chunks are `pieces` of a writer, no consumer reads them.
+    calls the store. If the chunks are pieces of a writer, no consumer reads them.
     """
 
     def __init__(
-        self,
-        store: StreamStore,
-        spool: Spool,
-        found: Found,
-        max_spool: int,
-        stop: Stop,
-        warn: Callable[[str], None],
-        *,
-        pieces: bool = False,
+        self, store: StreamStore, spool: Spool, found: Found, max_spool: int, stop: Stop, warn: Callable[[str], None]
     ) -> None:
         super().__init__(store, spool.stream, found)
-        self.spool, self._pieces = spool, pieces
+        self.spool, self._pieces = spool, Path(store.url).parent.name == WRITERS
         self._max_spool, self._signals, self._warn = max_spool, stop, warn
         self.shipped = self.announced = found.listing.sealed
         self.largest = 0  # bytes of the largest chunk that was announced

@@ -12,8 +12,8 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard_producer.cli import main
-from lazyshard_producer.rows.embedding import embed
 from lazyshard_producer.rows.encoding import load_counter
+from lazyshard_producer.rows.recipe import embed
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
 from tests.producer.rows.draining import making
 from tests.stream.streams import raised, seal, sealed

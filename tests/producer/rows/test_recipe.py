@@ -40,7 +40,7 @@ def made(recipe: Settings, line: bytes, index: int = 0) -> MadeOfRow:
 
 def reason_of(recipe: Settings, line: bytes, index: int = 0) -> str:
     result = made(recipe, line, index)
-    assert result.lines == []
+    assert result.rows == []
     assert result.refused is not None
     assert result.refused.reason is not None
     return result.refused.reason
@@ -49,10 +49,10 @@ def reason_of(recipe: Settings, line: bytes, index: int = 0) -> str:
 def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
     line = b'{"x" : 1.50, "y":"\\u00e4"}'
     # A row that is only filtered stays as it is to the byte.
-    assert made(making(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
+    assert made(making(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([(line + b"\n", Size())])
     assert made(making(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
     columns = making(columns=(("text", "body"), ("id", "id")))
-    assert made(columns, b'{"id":1,"body":"b","more":2}') == MadeOfRow([b'{"text":"b","id":1}\n'])
+    assert made(columns, b'{"id":1,"body":"b","more":2}') == MadeOfRow([(b'{"text":"b","id":1}\n', Size())])
     recipe = making(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
     assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert reason_of(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
@@ -125,7 +125,7 @@ def test_lengths_that_rows_of_packs_and_stripes_may_tell(row: dict[str, Any], pa
     line = encode_row(row)
     for recipe, option, fits in ((PACK, "--pack: ", packs), (DEAL, ("--length-field length: ", "--balance: "), dealt)):
         if fits:
-            assert made(recipe, line) == MadeOfRow([line], sizes=[Size(row["length"])])
+            assert made(recipe, line) == MadeOfRow([(line, Size(row["length"]))])
         else:
             assert reason_of(recipe, line).startswith(option)
 

@@ -77,7 +77,7 @@ class Setting:
         self.course = Course(Rules(size, window), [Part(self.ranks, batch)])  # what each rank draws
         self.span = size * max(1, self.window)  # positions of a rank that become drawable together
         self.span_rows = self.span * self.ranks
-        self.steps = self.course.epoch_length(self.rows) // self.draws  # whole steps of the epoch
+        self.steps = self.course.begin(self.rows).length // self.draws  # whole steps of the epoch
         if not self.steps:
             raise ValueError(f"--rows must be at least {self.step_rows}, one step of all ranks, got {self.rows}")
         self.chunks = -(-self.rows // size)

@@ -232,15 +232,11 @@ def _validated(document: _Document, data: Any, imports: bool) -> Config | None:
 
     from lazyshard.config.config import VERSION, Config
 
-    version = data.get("version", 0 if "dataset" in data else None) if isinstance(data, dict) else None
+    version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version != VERSION:
         # Other versions have other keys.
         text = f"this release reads version {VERSION}, found {version}; install a release that reads it"
-        if not version:
-            text = "version 0 is no longer supported: put `version: 1` at the top, make `datasets:` a list, rename "
-            text += "`source:` to `path:`, make filter_fn and message_transform entries of `steps:`, and move the "
-            text += "settings of the loader to `dataloader:`, drop_last as `at_end:`"
-        document.note(("version",) if "version" in data else ("dataset",), text)
+        document.note(("version",), text)
         return None
     try:
         return Config.model_validate(data, context={"imports": imports})

@@ -191,13 +191,6 @@ class SequencesConfig(_Section):
     too_long: Literal["raise", "drop"] = "raise"
     max_error_count: _FromZero | None = 100
 
-    @property
-    def of_form(self) -> dict[str, Any]:
-        """The arguments of the form."""
-        names = {"pack": {"size"}, "pad": {"size", "token"}}
-        more = {"size", "bos", "eos", "every_bos", "every_eos", "overlap"}
-        return self.model_dump(include=names.get(self.form, more))
-
 
 def _can_be_drawn(datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
     if not datasets:

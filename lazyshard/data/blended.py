@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from lazyshard.data.blend_state import BlendSpace, BlendStates
@@ -17,7 +18,7 @@ from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, RunOrder, check_choice, check_group
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, redact
 from lazyshard.format.state import BlendState, blend_shares
-from lazyshard.plan.blend import BlendSchedule, shares
+from lazyshard.plan.blend import BlendSchedule, goes_on, shares
 from lazyshard.plan.course import Draw
 from lazyshard.store.files import stream_name
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
@@ -139,11 +140,6 @@ class BlendedDataset(Indexed[BlendSpace]):
         parts = self._states.schedule.parts(step)
         return tuple(part / sum(parts) for part in parts)
 
-    @property
-    def consumed_before(self) -> int:
-        """Samples trained, over all ranks, before the positions from which `rank_indices` count."""
-        return self._space().before
-
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, judging by what was last read of its stream."""
         stream, inner = self._space().locate(operator.index(index))
@@ -168,8 +164,8 @@ class BlendedDataset(Indexed[BlendSpace]):
 
         The result is the same on every rank, for live streams too. Waits and raises as `draw`.
         """
-        first, space, epoch = self._states.stopping == "first_exhausted", self._space(), self.epoch
-        if first:
+        space, stopping = self._space(), self._states.stopping
+        if stopping == "first_exhausted":
             # Samples that a stream would draw from its next epoch are not trained.
             for dataset in self.datasets:
                 dataset._numbers[IN_EPOCH_CALLED] = 1
@@ -178,14 +174,14 @@ class BlendedDataset(Indexed[BlendSpace]):
         # the last missing samples is ("all_exhausted").
         begin = position - position % space.order.batch_size
         # If an ended stream is exhausted, the others need not be waited for.
-        drawn = zip(self.datasets, space.drawn(begin + space.order.batch_size), strict=True)
-        over = (_exhausted(*one, epoch) for one in sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended))
-        if first:
-            return not any(over)
-        # Waits until the samples up to the index are published. An epoch is complete once the next one would begin.
-        list(over)
-        counts = zip(self.datasets, space.drawn(begin), strict=True)
-        return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
+        streams = sorted(range(len(self.datasets)), key=lambda stream: not self.datasets[stream].reader.seen.ended)
+        drawn = space.drawn(begin), space.drawn(begin + space.order.batch_size)
+        return goes_on(stopping, partial(self._exhausted, self.epoch), streams, *drawn)
+
+    def _exhausted(self, epoch: int, stream: int, drawn: int) -> bool:
+        dataset = self.datasets[stream]
+        with dataset._lanes:
+            return drawn > 0 and dataset._entered(epoch).draw_at(0, drawn - 1).epoch > epoch
 
     def _make_space(self, epoch: int) -> BlendSpace:
         states, (rank, *others) = self._states, sorted({dataset.rank for dataset in self.datasets})
@@ -199,11 +195,11 @@ class BlendedDataset(Indexed[BlendSpace]):
             total = order.max_total_samples if known is None else known
             if total is None and states.order.num_samples is None:
                 raise still_open(dataset.reader, "the blend has no length yet: set num_samples, or max_total_samples")
-            if total is not None and not course.full_epoch_length(total):
+            if total is not None and not course.begin(total).full:
                 text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: remove it"
                 raise ValueError(f"{dataset.directory}: {text}")
             if total is not None and states.order.num_samples is None:
-                lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
+                lengths.append(0 if course.epoch(total) > epoch else course.begin(total).length)
         parts, first = states.parts(epoch, rank, drawn), states.stopping == "first_exhausted"
         space = BlendSpace(states.order, rank, parts, lengths, first)
         if not space.layout.block and states.in_epoch(epoch) is None:
@@ -257,11 +253,6 @@ class BlendedDataset(Indexed[BlendSpace]):
         for dataset, name, draws in zip(self.datasets, self.names, space.drawn(position), strict=True):
             members[name] = dataset._state_after(dataset._space().consumed(draws))
         return self._states.after(space.parts, position, members)
-
-
-def _exhausted(dataset: LazyShardedDataset, drawn: int, epoch: int) -> bool:
-    with dataset._lanes:
-        return drawn > 0 and dataset._entered(epoch).draw_at(0, drawn - 1).epoch > epoch
 
 
 class BlendReader:

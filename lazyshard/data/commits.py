@@ -50,7 +50,7 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     # If a maximum was set, a live stream may have ended below it, and the run continued with its next epoch.
     one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
     try:
-        resume_point(course, known)
+        course.resumed(course.current.draws, known)
         if one_epoch and drawn > (total or 0):
             raise ValueError(f"{drawn} samples were drawn of {total}")
     except ValueError as cause:
@@ -63,8 +63,8 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
         raise _mismatch(where, text, expected, known, None if ended else "max_total_samples") from cause
     # The newest chunk is never deleted, so in a directory that another program fills there is nothing to check.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
-    size = reader.samples_per_chunk
-    if retired and (sample := first_lost(*resume_point(course, total), total, retired * size)) is not None:
+    size, point = reader.samples_per_chunk, course.resumed(course.current.draws, total)
+    if retired and (sample := first_lost(*point, total, retired * size)) is not None:
         chunk = sample // size
         text = f"the run continues with samples of chunk {chunk}, but the producer has deleted all chunks below"
         text = f"{text} {retired}: continue from a later checkpoint, or produce with --retain all or --consumers NAME"
@@ -75,26 +75,11 @@ def _mismatch(where: str, text: str, expected: str, actual: object, field: str |
     return StateMismatch(f"{where}: {text}", directory=where, expected=expected, actual=str(actual), field=field)
 
 
-def resume_point(course: Course, total: int | None) -> tuple[Course, int]:
-    """Returns the course that begins or continues in the current epoch of a course, and the position in that epoch.
-
-    The end of an epoch still belongs to that epoch. Raises ValueError: more was drawn than there is.
-    """
-    drawn = course.current.draws
-    if total is None or drawn <= (length := course.epoch_length(total)):
-        return course, drawn
-    full = course.full_epoch_length(total)
-    if not full:
-        raise ValueError(f"{drawn} positions of {course.dp} lanes were drawn, but there are {total} samples")
-    turns = (drawn - length - 1) // full
-    return course.in_epoch(course.epoch(total) + 1 + turns), drawn - length - turns * full
-
-
 def first_lost(course: Course, position: int, total: int | None, stop: int) -> int | None:
     """Returns a sample below `stop` drawn from a position on, in the epoch in which the course begins; or None."""
     if course.done_before(position, total) >= stop:
         return None
-    end = position + 1 if total is None else course.epoch_length(total)
+    end = position + 1 if total is None else course.begin(total).length
     while total is None and course.done_before(end, None) < stop:
         end += end - position
     # From `end` on nothing below `stop` is drawn.
@@ -159,7 +144,7 @@ class Commits:
 
 def chunks_done(states: Sequence[RunState], total: int | None) -> int:
     """Returns N such that none of these states needs a chunk of [0, N) again; 0 if they are of several epochs."""
-    points = [resume_point(course_of(state), total) for state in states]
+    points = [course.resumed(course.current.draws, total) for course in map(course_of, states)]
     if len({course.epoch(total) for course, _ in points}) > 1:
         return 0
     return min(course.done_before(position, total) for course, position in points) // states[0].samples_per_chunk

@@ -115,7 +115,7 @@ class IndexSpace(Space):
         self.total, self.course, self.hints = total, course, hints
         self._reader, published = reader, reader.seen
         known = order.known_total(published)
-        self.wraps = known is None or block > course.epoch_length(known)
+        self.wraps = known is None or block > course.begin(known).length
         left = 0 if known is None else course.leftover(known)
         if known == published.samples:
             last = max(0, published.chunks - 1) * reader.samples_per_chunk
@@ -186,7 +186,7 @@ class IndexSpace(Space):
             if limit is not None and published.samples > limit:
                 self.warn_once("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
         # With num_samples continuing is intended; a caller of `in_epoch` stops at the end, though workers read ahead.
-        wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
+        wrapped = self.wraps and total is not None and position >= self.course.begin(total).length
         if wrapped and self.order.num_samples is None and not self._shared.view[IN_EPOCH_CALLED]:
             way = ". To stop instead, call `dataset.in_epoch(index)` before each step"
             text = f"the stream has ended with {total} samples; the following ones are of the next epoch{way}"

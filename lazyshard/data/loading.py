@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +67,8 @@ class Loaded:
             self.dataset = BlendedDataset(weighted, batch_size=self._batch_size, order=order, **options)
         self.stream: LazyShardedStream[Any] | LazyShardedSequences | None = None
         if (given := config.sequences) is not None:
-            form = {"pack": Pack, "split": Split, "pad": Pad}[given.form](**given.of_form)
+            kind = {"pack": Pack, "split": Split, "pad": Pad}[given.form]
+            form = kind(**given.model_dump(include={one.name for one in fields(kind)}))
             options = given.model_dump(include={"window", "seed", "at_end", "too_long"})
             options |= {"batch_size": config.dataloader.batch_size, "bad_rows": _bad_rows(given.max_error_count)}
             steps = config.micro_batches_per_step

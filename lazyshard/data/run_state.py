@@ -9,7 +9,7 @@ import contextlib
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -19,7 +19,6 @@ from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.seal import DealtByCost
 from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState, WindowPlace
 from lazyshard.part import Part
-from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import read_seal
 from lazyshard.stream import StreamReader
 from lazyshard.stream import run_parts as runs
@@ -81,21 +80,11 @@ class RunStates(States[RunState]):
 
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Excludes samples from now on; see `LazyShardedDataset.skip`."""
-        out = ranges_of(samples, chunks, self._reader.samples_per_chunk)
-        state, wanted = self.loaded, sorted(ranges("steps", steps))
+        out, wanted = ranges_of(samples, chunks, self._reader.samples_per_chunk), ranges("steps", steps)
+        state = self.loaded
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
-        total = self.order.known_total(self._reader.refresh())
-        now = runs.steps_of(state.parts[-1]) + 1
-        # Find all samples by the steps that would train them; the next steps are passed over as a whole.
-        out += [one for steps in wanted if steps[0] != now for one in runs.ranges_of_steps(state, *steps, total)]
-        for start, stop in wanted:
-            if start == now:
-                state = replace(state, parts=runs.parts_behind_steps(state.parts, start, stop))
-        known = gaps_of(state.parts)
-        # Samples that are already excluded need not be dealt again.
-        more = known.joined(out).ranges != known.ranges
-        self.loaded = replace(state, parts=runs.parts_without(state.parts, out)) if more else state
+        self.loaded = runs.without(state, out, wanted, self.order.known_total(self._reader.refresh()))
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which `dp` ranks begin or continue in an epoch."""
@@ -182,15 +171,10 @@ def warn_if_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
         log.warning("%s: %s", reader.directory, said)
 
 
-def gaps_of(parts: Sequence[Part]) -> Gaps:
-    """Returns all samples that parts of a run exclude."""
-    return Gaps(one for part in parts for one in part.skip)
-
-
-def begun_part(parts: Sequence[Part], epoch: int, dp: int, batch_size: int, draws_per_step: int) -> Part:
+def begun_part(parts: runs.Parts, epoch: int, dp: int, batch_size: int, draws_per_step: int) -> Part:
     """Returns the part that begins an epoch, with the exclusions of the previous parts."""
     # The first epoch has no number, so that setting epoch 0 does not make another run.
-    return Part(dp, batch_size, epoch=epoch or None, skip=gaps_of(parts).ranges, draws_per_step=draws_per_step)
+    return Part(dp, batch_size, epoch=epoch or None, skip=runs.gaps_of(parts).ranges, draws_per_step=draws_per_step)
 
 
 def read_state(value: object, where: str, kind: str) -> Any:

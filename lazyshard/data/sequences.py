@@ -13,7 +13,7 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import as_count
 from lazyshard.data.iterable import RankIterable, worker_here
 from lazyshard.data.rank import WORKERS_READ, Rank, SharedNumbers, Stats, carrying, enter_process, log, resolve_rank
-from lazyshard.data.run_state import EpochPosition, Ranges, StateDicts, Worker, begun_part, gaps_of, ranges, ranges_of
+from lazyshard.data.run_state import EpochPosition, Ranges, StateDicts, Worker, begun_part, ranges, ranges_of
 from lazyshard.data.samples import BadRowCount
 from lazyshard.data.sequence_forms import DatasetRows, SequenceMaker, TooLong, check_beginning, enter_rows, row_too_long
 from lazyshard.data.settings import BadRows, EncodeFn, Step, check_choice, check_group
@@ -21,7 +21,7 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
-from lazyshard.stream.run_parts import parts_behind_steps, parts_without, resumed_parts
+from lazyshard.stream.run_parts import gaps_of, parts_behind_steps, parts_without, resumed_parts
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
 from lazyshard.stream.stream import lengths_missing
 

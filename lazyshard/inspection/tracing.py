@@ -187,12 +187,12 @@ class Tracing:
             if own.leftover(total):
                 # A course of one lane draws what a part leaves over at the end of the epoch.
                 now = own.current
-                ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
+                ended = Part(own.dp, own.batch_size, own.begin(total).length, now.epoch, skip=now.skip)
                 rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
                 if rest.epoch(total) == epoch:
                     # If the stream has not ended, the end is still open, so nothing is left over yet.
                     became: Became = "to come" if current and self.total is None else "left over"
-                    yield Stretch(ends.part, rest, 0, rest.epoch_length(total), became)
+                    yield Stretch(ends.part, rest, 0, rest.begin(total).length, became)
 
     def gaps(self, epoch: int) -> list[tuple[int, int]]:
         """Returns the ranges of samples that are skipped in an epoch."""
@@ -270,10 +270,8 @@ class Tracing:
 
 def done_before(course: Course, drawn: int, total: int | None) -> int:
     """Returns N such that no sample of [0, N) is drawn from a position on, in the epoch of the position before it."""
-    if total is not None and drawn > (length := course.epoch_length(total)):
-        turns, before = divmod(drawn - length - 1, course.full_epoch_length(total))
-        drawn, course = before + 1, course.in_epoch(course.epoch(total) + 1 + turns)
-    return course.done_before(drawn, total)
+    course, position = course.resumed(drawn, total)
+    return course.done_before(position, total)
 
 
 def _agrees(steps: Steps, trained: int | None) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, zip_longest
@@ -26,6 +26,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lazyshard.part import FloatArray, Int64Array
+
+Counts = tuple[int, ...]
 
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
@@ -216,6 +218,22 @@ class BlendCourse:
                 return None
             return piece.first - piece.offset + piece.table.position(stream, draw - before)
         raise AssertionError("the first piece begins with no draw")
+
+
+def goes_on(
+    stopping: str, exhausted: Callable[[int, int], bool], streams: Sequence[int], before: Counts, after: Counts
+) -> bool:
+    """Returns whether a blend does not end, by `stopping`, between two positions: the draws of each stream up to them.
+
+    `exhausted` returns whether that many draws of a stream exceed its epoch, waiting until that is certain. If a stream
+    is exhausted, those after it in `streams` need not be waited for.
+    """
+    over = (exhausted(stream, after[stream]) for stream in streams)
+    if stopping == "first_exhausted":
+        return not any(over)
+    # Waits until all draws up to there are certain. An epoch is complete once the next one would begin.
+    list(over)
+    return not all(exhausted(stream, before[stream] + 1) for stream in streams)
 
 
 _PLACES: Final = 512  # Offsets of a table that are tried as the beginning of a piece

@@ -73,8 +73,8 @@ class Place(NamedTuple):
 class Begin:
     """Where a part begins, given a total: at position `offset` of a segment, possibly the segment of the previous part.
 
-    `length` and `full` are the positions of each lane in that epoch and in a later one; `_OPEN` and 0 while the end is
-    unknown.
+    `length` and `full` are the positions that each lane draws in that epoch and in a later, whole one, in whole
+    batches; `_OPEN` and 0 while the end is unknown.
     """
 
     segment: Segment
@@ -148,23 +148,28 @@ class Course:
         skip = Gaps(one for part in self.parts for one in part.skip).ranges
         return Course(self.rules, [replace(self.current, draws=0, epoch=epoch, skip=skip)])
 
+    def resumed(self, drawn: int, total: int | None) -> tuple[Course, int]:
+        """Returns the course in whose first epoch position `drawn` lies, and the position there.
+
+        The end of an epoch still belongs to that epoch. Raises ValueError: more was drawn than there is.
+        """
+        begin = self.begin(total)
+        if total is None or drawn <= begin.length:
+            return self, drawn
+        if not begin.full:
+            raise ValueError(f"{drawn} positions of {self.dp} lanes were drawn, but there are {total} samples")
+        turns, before = divmod(drawn - begin.length - 1, begin.full)
+        return self.in_epoch(begin.segment.epoch + 1 + turns), before + 1
+
     def epoch(self, total: int | None) -> int:
         """Returns the epoch in which the current part begins."""
         return self.begin(total).segment.epoch
-
-    def epoch_length(self, total: int) -> int:
-        """Returns how many positions each lane draws in the current part's first epoch: whole batches."""
-        return self.begin(total).length
 
     def epoch_stop(self, drawn: int, total: int) -> int:
         """Returns the end of the epoch of a run that has drawn `drawn` positions; at the end of an epoch, that end."""
         begin = self.begin(total)
         later = drawn > begin.length and begin.full > 0
         return begin.length - ((begin.length - drawn) // begin.full * begin.full if later else 0)
-
-    def full_epoch_length(self, total: int) -> int:
-        """Returns how many positions each lane draws in a later, whole epoch."""
-        return self.begin(total).full
 
     def leftover(self, total: int) -> int:
         """Returns how many samples the current part's first epoch leaves undrawn: fewer than dp * batch_size."""

@@ -6,7 +6,7 @@ a new one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -19,6 +19,7 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 
 Parts: TypeAlias = tuple[Part, ...]
+Range: TypeAlias = tuple[int, int]
 _MAX_SAMPLES_OF_STEPS: Final = 20_000_000  # that may be left out: each is looked up, at 16 bytes
 
 
@@ -87,6 +88,36 @@ def parts_behind_steps(parts: Parts, start: int, stop: int) -> Parts:
         raise ValueError(f"steps {start}:{stop}: expected steps from the next one on, {now}; give samples instead")
     out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now - 1)
     return _behind(_behind(parts, out), replace(part, draws=0, epoch=None, skip=(), first_step=now - 1))
+
+
+def without(
+    state: RunState, samples: Sequence[Range], steps: Iterable[Range], total: int | None, published: int | None = None
+) -> RunState:
+    """Returns the state of a run that skips ranges of samples, and of steps, from here on.
+
+    Steps that come next are passed over as a whole; of later ones the samples are skipped that they would train. With
+    `published` samples of a live stream, raises ValueError for later ones that need more; or as the functions below.
+    """
+    last, after, out = state.parts[-1], state, list(samples)
+    # Joined, so that at most one range is the next one.
+    for start, stop in Gaps(steps).ranges:
+        if start == steps_of(last) + 1:
+            after = replace(state, parts=parts_behind_steps(state.parts, start, stop))
+            continue
+        end = last.draws + (stop - 1 - steps_of(last)) * last.draws_per_step - 1
+        if total is None and published is not None and course_of(state).needed(end) > published:
+            way_out = "continue from a checkpoint right before the steps to exclude, or name samples"
+            raise ValueError(f"the samples of the steps before {stop} are not published yet: {way_out}")
+        out += ranges_of_steps(state, start, stop, total)
+    known = gaps_of(after.parts)
+    # Samples that are already excluded need not be dealt again.
+    more = known.joined(out).ranges != known.ranges
+    return replace(after, parts=parts_without(after.parts, out)) if more else after
+
+
+def gaps_of(parts: Parts) -> Gaps:
+    """Returns all samples that the parts of a run skip."""
+    return Gaps(one for part in parts for one in part.skip)
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ import xxhash
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.part import BoolArray, Int64Array, Part, UInt32Array
-from lazyshard.plan.blend import BlendCourse, BlendPiece
+from lazyshard.plan.blend import BlendCourse, BlendPiece, goes_on
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.plan.sequences import Cut, Form, Piece, Split, SplitSequence, cut_after, make_sequences
@@ -98,7 +99,7 @@ class SequenceRows:
         if self._samples is not None or len(self.readers) > 1:
             return self._samples
         total = self._total_seen(0)
-        return None if total is None else self.order(epoch).courses[0].epoch_length(total)
+        return None if total is None else self.order(epoch).courses[0].begin(total).length
 
     def _total_seen(self, stream: int) -> int | None:
         seen, limit = self.readers[stream].seen, self._limits[stream]
@@ -139,18 +140,12 @@ class SequenceRows:
         blend = self.order(epoch).blend
         # If a stream that has ended is exhausted, there is no need to wait for the others.
         streams = sorted(range(len(self.readers)), key=lambda stream: not self.readers[stream].seen.ended)
-        counts = blend.counts(row + 1)
-        over = (self._exhausted(stream, counts[stream], epoch) for stream in streams)
-        if self._stopping == "first_exhausted":
-            return not any(over)
-        # Waits until all draws up to there are certain. An epoch counts as drawn once the next one would begin.
-        list(over)
-        counts = blend.counts(row)
-        return not all(self._exhausted(stream, counts[stream] + 1, epoch) for stream in streams)
+        exhausted = partial(self._exhausted, epoch)
+        return goes_on(self._stopping, exhausted, streams, blend.counts(row), blend.counts(row + 1))
 
-    def _exhausted(self, stream: int, drawn: int, epoch: int) -> bool:
+    def _exhausted(self, epoch: int, stream: int, drawn: int) -> bool:
         total = self.total(stream, drawn - 1, epoch) if drawn else None
-        return total is not None and drawn > self.order(epoch).courses[stream].epoch_length(total)
+        return total is not None and drawn > self.order(epoch).courses[stream].begin(total).length
 
 
 class PlannedWindow(NamedTuple):

@@ -109,7 +109,7 @@ def test_draws_golden(rules: Rules, parts: list[Part], total: int | None, lanes:
 def test_any_epoch_is_that_of_the_oracle_begun_there_or_met_on_the_way(case: Case, epoch: int) -> None:
     expected, total = case.drawn(epoch), case.total
     begun, first, length = case.course(epoch), case.course(), len(expected[0])
-    assert begun.epoch_length(total) == first.epoch_length(total) == first.full_epoch_length(total) == length
+    assert begun.begin(total).length == first.begin(total).length == first.begin(total).full == length
     for lane, samples in enumerate(expected):
         assert samples_of(begun, lane, range(length), total) == samples
         assert samples_of(first, lane, range(epoch * length, (epoch + 1) * length), total) == samples
@@ -169,7 +169,7 @@ def test_arrays_of_any_length_and_order_draw_what_single_positions_do(window: in
 @given(chains())
 def test_no_sample_is_drawn_twice_in_an_epoch_and_what_is_not_is_left_over_or_left_out(chain: Chain) -> None:
     course, total = chain.course, chain.total
-    last = course.current.draws + course.epoch_length(total) + course.dp
+    last = course.current.draws + course.begin(total).length + course.dp
     by_epoch: dict[int, list[int]] = {}
     for number in range(len(chain.parts)):
         part = course.until(number)
@@ -230,7 +230,7 @@ def test_what_is_drawn_live_is_what_is_drawn_later(chain: Chain, position: int, 
 def test_runs_are_consecutive_samples_and_a_window_is_drawn_in_one_epoch_from_what_one_needs(chain: Chain) -> None:
     course, total = chain.course, chain.total
     for lane in range(course.dp):
-        for position in range(course.epoch_length(total) + 5):
+        for position in range(course.begin(total).length + 5):
             run = course.run(lane, position, total)
             assert run.first <= position < run.stop
             got = [tuple(course.draw(lane, p, total)) for p in range(run.first, run.stop)]
@@ -291,7 +291,7 @@ def test_what_is_said_live_to_be_done_holds_after_the_end(case: Case, position: 
 @given(chains())
 def test_nothing_below_what_is_done_is_drawn_again(chain: Chain) -> None:
     course, total = chain.course, chain.total
-    length, epoch = course.epoch_length(total), course.epoch(total)
+    length, epoch = course.begin(total).length, course.epoch(total)
     for position in range(length + 1):
         done = course.done_before(position, total)
         later = [course.draw(lane, p, total) for lane in range(course.dp) for p in range(position, length)]
@@ -302,23 +302,23 @@ def test_nothing_below_what_is_done_is_drawn_again(chain: Chain) -> None:
 @given(chains(epochs=1), st.integers(1, 6), st.integers(1, 2))
 def test_nothing_below_what_is_done_is_drawn_by_any_other_number_of_ranks(chain: Chain, dp: int, batch: int) -> None:
     course, total = chain.course, chain.total
-    draws = min(course.current.draws, course.epoch_length(total))
+    draws = min(course.current.draws, course.begin(total).length)
     done = course.done_before(draws, None)
     other = rescaled(course, dp, batch, draws)
     if other.epoch(total) == course.epoch(total):
         for lane in range(dp):
             begun = draws if other.parts == rescaled(course, course.dp, course.batch_size, draws).parts else 0
-            for position in range(begun, other.epoch_length(total)):
+            for position in range(begun, other.begin(total).length):
                 assert other.draw(lane, position, total).sample >= done
     if course.epoch(total):
         return
     # Nor is what is left over done with, as other ranks may draw it.
-    length = course.epoch_length(total)
+    length = course.begin(total).length
     done = course.done_before(length, total)
     assert done <= total and (done == total or course.leftover(total))
     other = rescaled(course, dp, batch, length)
     if other.parts[-1].draws == 0:
-        rest = [other.draw(lane, p, total) for lane in range(dp) for p in range(other.epoch_length(total))]
+        rest = [other.draw(lane, p, total) for lane in range(dp) for p in range(other.begin(total).length)]
         assert all(draw.sample >= done and draw.epoch == 0 for draw in rest)
     assert course.done_before(length + 1, total) == total
 
@@ -377,5 +377,5 @@ SHORT = Course(Rules(4), [Part(2, 3)])
 def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], what: str) -> None:
     assert [found.shape for found in PLAIN.draws(1, 4, 40)] == [(), ()]
     assert [found.dtype for found in PLAIN.draws(0, [], 40)] == [np.int64, np.int64]
-    assert (SHORT.epoch_length(5), SHORT.leftover(5)) == (0, 5)
+    assert (SHORT.begin(5).length, SHORT.leftover(5)) == (0, 5)
     refusal_of(error, what, make)

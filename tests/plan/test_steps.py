@@ -74,7 +74,7 @@ def in_turn(lanes: list[list[int]]) -> list[int]:
 def test_batch_is_that_of_lists(case: Case, epoch: int) -> None:
     total, course, dp, batch = case.total, case.course(), case.part.dp, case.part.batch_size
     lanes = case.shuffled(epoch)
-    length = course.full_epoch_length(total)
+    length = course.begin(total).full
     at_ends: list[AtEnd] = ["drop", "pad", "loop"]
     # At an epoch's beginning; and within a run over several, where its first position is drawn.
     for begun, drawn in ((course.in_epoch(epoch), 0), (course, epoch * length + 1)):

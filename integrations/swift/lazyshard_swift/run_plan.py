@@ -20,7 +20,6 @@ from lazyshard.data.rank import Rank
 from lazyshard.format.state import BlendState, Cursor, RunState, blend_shares
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_name, stream_path
 from lazyshard.stream import Published, read_retired, run_parts
 from lazyshard_swift.arguments import ONCE, Rollout
@@ -176,7 +175,7 @@ class RunPlan(Position):
         if self.total is None or self.epochs is None:
             return None
         course, size = self.course, self.batch_size
-        first, whole = course.epoch_length(self.total) // size, course.full_epoch_length(self.total) // size
+        first, whole = course.begin(self.total).length // size, course.begin(self.total).full // size
         batches = first + math.ceil((self.epochs - course.epoch(self.total) - 1) * whole)
         return max(0, batches * size - course.current.draws)
 
@@ -234,7 +233,7 @@ class RunPlan(Position):
     def epoch_length(self) -> int:
         """Returns the length of an epoch, over all ranks: of an ended stream, else of the run."""
         if self.total is not None:
-            return self.course.full_epoch_length(self.total) * self.dp_size
+            return self.course.begin(self.total).full * self.dp_size
         return (self.steps or 0) * self.global_batch
 
     def with_steps_of(self, draws_per_step: int) -> RunPlan:
@@ -287,21 +286,10 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
 
 def without(state: RunState, skips: Sequence[tuple[str, int, int]], total: int | None, published: int) -> RunState:
     """Returns the state of a run that excludes `skips` from its position on; steps are those of its course so far."""
-    part, after = state.parts[-1], state
     factors = {"samples": 1, "chunks": state.samples_per_chunk}
     samples = [(factors[kind] * start, factors[kind] * stop) for kind, start, stop in skips if kind != "steps"]
-    # Joined, so that at most one range is the next one.
-    for start, stop in Gaps((start, stop) for kind, start, stop in skips if kind == "steps").ranges:
-        if start == run_parts.steps_of(part) + 1:
-            after = replace(state, parts=run_parts.parts_behind_steps(state.parts, start, stop))
-            continue
-        last = part.draws + (stop - 1 - run_parts.steps_of(part)) * part.draws_per_step - 1
-        if total is None and run_parts.course_of(state).needed(last) > published:
-            way_out = "continue from a checkpoint right before the steps to exclude, or name samples"
-            raise ValueError(f"the samples of the steps before {stop} are not published yet: {way_out}")
-        # The steps of the run so far, before these exclusions.
-        samples += run_parts.ranges_of_steps(state, start, stop, total)
-    return replace(after, parts=run_parts.parts_without(after.parts, samples))
+    steps = [(start, stop) for kind, start, stop in skips if kind == "steps"]
+    return run_parts.without(state, samples, steps, total, published)
 
 
 def resumed(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:

@@ -333,7 +333,7 @@ class TrainStream(Dataset[Any]):
             why = f"its lazyshard.json has {saved.consumed} samples in {saved.step} steps, the trainer {consumed} in"
             raise not_resumed(plan.checkpoint, f"{why} {step}: is it from another run?", saved.consumed, consumed)
         draws, course = plan.course.current.draws if plan.layout == "strided" else consumed // plan.dp_size, plan.course
-        if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
+        if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.begin(total).length):
             why = f"it is at sample {consumed}, but the stream ends at {total}: was it truncated, or repeated?"
             raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
         for dataset in members(self.gate.data) if plan.layout == "strided" and plan.packs is None else ():

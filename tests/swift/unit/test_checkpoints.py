@@ -237,7 +237,7 @@ def test_no_chunk_is_given_up_that_is_needed(tmp_path: Path, output: Path, windo
             needed = {
                 run.course.draw(lane, place, total).sample
                 for lane in range(2)
-                for place in range(oldest * 2, run.course.epoch_length(total))
+                for place in range(oldest * 2, run.course.begin(total).length)
             }
             assert min(needed) >= chunks * 3, (step, total)
         given_up.append(chunks)

@@ -216,7 +216,7 @@ def uninterrupted(history: History, shape: Shape) -> list[list[int]]:
     per_step = shape.batch * shape.accumulation
     return [
         [course.draw(lane, place, TOTAL).sample for lane in range(shape.dp) for place in range(at, at + per_step)]
-        for at in range(0, course.epoch_length(TOTAL), per_step)
+        for at in range(0, course.begin(TOTAL).length, per_step)
     ]
 
 

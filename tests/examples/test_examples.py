@@ -1,28 +1,24 @@
 """Each example runs as its README says, prints what it is about, and leaves a stream behind that is whole."""
 
 import ast
-import os
 import re
-import runpy
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Final, NamedTuple
 
 import pytest
 
 import lazyshard
 from tests.cli.commands import lazyshard as command
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.environment import environment, run_command
 
 pytestmark = pytest.mark.full
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "examples"
 ROW: Final = re.compile(r"^\| \[(\S+)\]\((\S+)\) \| .* \| `python (\S+)` \| \d+ s \|$", re.MULTILINE)
-DEADLINE_S: Final = 110.0
 
 
 class Expected(NamedTuple):
@@ -76,40 +72,10 @@ def listed() -> dict[str, str]:
     return {name: program for name, _, program in rows}
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Starts examples as forks of a process that has torch loaded, which takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with Nursery(tmp_path_factory.mktemp("nursery"), "torch.distributed", __name__) as nursery:
-            yield nursery
-
-
-def load() -> None:
-    """Has the nursery load what examples import."""
-    for name in lazyshard.__all__:
-        getattr(lazyshard, name)
-
-
-def play(program: str, arguments: list[str], folder: Path) -> int:
-    """Runs a program as `python -W error` would; in a fork."""
-    os.chdir(folder)
-    warnings.simplefilter("error")
+def run(program: str, *arguments: object, cwd: Path) -> "CompletedProcess[str]":
     # Python 3.12 and later warn at every fork of a process with threads, as pyproject.toml says of the tests.
-    warnings.filterwarnings("ignore", "This process", DeprecationWarning)
-    sys.argv, sys.path[0] = [program, *arguments], os.path.dirname(program)
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except SystemExit as end:
-        print(end.code)
-        return 1
-    return 0
-
-
-def run(nursery: Nursery, program: str, *arguments: object, cwd: Path) -> tuple[int, str]:
-    """The exit status of an example, and what it said."""
-    ended = nursery.call(play, str(ROOT / program), [str(one) for one in arguments], cwd, within_s=DEADLINE_S)
-    return ended.status, ended.said
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error,ignore:This process:DeprecationWarning"}
+    return run_command(sys.executable, ROOT / program, *arguments, env=environment() | quiet, cwd=cwd)
 
 
 def test_the_readme_lists_every_example() -> None:
@@ -118,13 +84,13 @@ def test_the_readme_lists_every_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_shows_its_point_and_leaves_whole_streams(name: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_an_example_shows_its_point_and_leaves_whole_streams(name: str, tmp_path: Path) -> None:
     expected = EXPECTED[name]
-    status, said = run(nursery, listed()[name], tmp_path / "made", cwd=tmp_path)
-    assert status == 0, said
-    lines = iter(said.splitlines())
+    done = run(listed()[name], tmp_path / "made", cwd=tmp_path)
+    assert done.returncode == 0, done
+    lines = iter(done.stdout.splitlines())
     for piece in expected.says:
-        assert any(piece in line for line in lines), f"not printed, or not here: {piece}\n{said}"
+        assert any(piece in line for line in lines), f"not printed, or not here: {piece}\n{done.stdout}"
     assert [path.name for path in tmp_path.iterdir()] == ["made"], "it has written outside of its folder"
     for stream, told in expected.streams.items():
         verified = command("verify", tmp_path / "made" / stream)
@@ -137,11 +103,12 @@ def test_an_example_shows_its_point_and_leaves_whole_streams(name: str, nursery:
         assert "proven: no sample was trained twice, and none was passed over" in audited.stdout
 
 
-def test_a_folder_that_is_there_is_left_alone(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    ended = run(nursery, "examples/blend_schedule.py", "mine", cwd=tmp_path)
-    assert ended == (1, "mine already exists: remove it, or give another folder\n")
+    done = run("examples/blend_schedule.py", "mine", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mine already exists: remove it, or give another folder\n"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 

@@ -6,20 +6,21 @@ import os
 import re
 import runpy
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from tests.harness.processes.environment import environment
 from tests.harness.processes.nursery import Nursery, has_ended
+from tests.swift.commands import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDES: Final = ROOT / "docs" / "guides"
 DEADLINE_S: Final = 120.0
+QUIET: Final = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 MODULES: Final = (  # What the programs import
     *("torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
@@ -38,26 +39,37 @@ def blocks_of(text: str, language: str) -> list[str]:
     return [block for of, block in found if of == language]
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+def with_tools(folder: Path, scripts: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a script that finds these programs, by name, before all others."""
+    (folder / "bin").mkdir()
+    for name, text in scripts.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    return environment() | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
-def variables() -> dict[str, str]:
-    paths = [ROOT, ROOT / "producer", ROOT / "integrations" / "swift"]
-    quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+def as_command(module: str = "") -> str:
+    """A program that runs a module with the Python of the tests, or that Python itself."""
+    return f'#!/bin/sh\nexec "{sys.executable}" {module and f"-m {module}"} "$@"\n'
 
 
 def with_commands(folder: Path) -> dict[str, str]:
     """The environment of a script that calls the commands of this checkout, whether or not they are installed."""
-    (folder / "bin").mkdir()
-    modules = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-producer": "-m lazyshard_producer"}
-    for name, arguments in modules.items():
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-        (folder / "bin" / name).chmod(0o755)
-    return environment() | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    modules = {"python": "", "lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}
+    return with_tools(folder, {name: as_command(module) for name, module in modules.items()})
+
+
+def dialogue(session: str) -> list[tuple[str, str]]:
+    """The commands of a session, each with what it prints."""
+    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", session, re.MULTILINE)
+
+
+def settled(printed: str) -> str:
+    """What a command prints, without what differs from one machine and moment to the next."""
+    seconds, producer = r"\(\d+\.\d s(, [^)]+)?\)", r"\d+ on \S+, heartbeat .* old"
+    for pattern in (seconds, producer, r"; .* old$", r"disk .* free$", r"rate .*/s$"):
+        printed = re.sub(pattern, "...", printed, flags=re.MULTILINE)
+    return printed
 
 
 def run_program(folder: str, environment: dict[str, str], rank: int, program: list[str]) -> None:
@@ -98,7 +110,7 @@ def ranks_of(nursery: Nursery, folder: Path, size: int, *program: str) -> Iterat
     ranks = []
     for rank in range(size):
         (folder / f"out{rank}").unlink(missing_ok=True)
-        own = {**variables(), **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = {**environment(), **QUIET, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         ranks.append(nursery.fork(run_program, str(folder), own, rank, list(program)))
     try:
         yield ranks

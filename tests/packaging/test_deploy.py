@@ -5,15 +5,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.commands import lazyshard
-from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import published, rows, run, wait_until
+from tests.packaging.guide_programs import as_command, with_tools
 
 DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -43,19 +42,19 @@ def pod(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_options_of_commands_are_there() -> None:
-    sidecar = pod(of_kind("Job", "sidecar"))["initContainers"][0]["command"]
-    generators = pod(of_kind("Job", "generators"))["containers"][0]["command"]
-    deployed = pod(of_kind("Deployment", "deployment"))["containers"][0]["command"]
-    watch = pod(of_kind("Deployment"))["containers"][0]["command"]
-    producers, watches = run("run", "--help").stdout, lazyshard("watch", "--help").stdout
-    for command, program, text in (
-        (sidecar, ["lazyshard-producer", "run"], producers),
-        (generators, ["lazyshard-producer", "run"], producers),
-        (deployed, ["lazyshard-producer", "run"], producers),
-        (watch, ["lazyshard", "watch"], watches),
+    helps = {
+        "lazyshard-producer run": run("run", "--help").stdout,
+        "lazyshard watch": lazyshard("watch", "--help").stdout,
+    }
+    for name, kind, containers, program in (
+        ("sidecar", "Job", "initContainers", "lazyshard-producer run"),
+        ("generators", "Job", "containers", "lazyshard-producer run"),
+        ("deployment", "Deployment", "containers", "lazyshard-producer run"),
+        ("watch", "Deployment", "containers", "lazyshard watch"),
     ):
-        assert command[:2] == program
-        assert [word for word in command if word.startswith("--") and f" {word} " not in text] == []
+        command = pod(of_kind(kind, name))[containers][0]["command"]
+        assert " ".join(command[:2]) == program
+        assert [word for word in command if word.startswith("--") and f" {word} " not in helps[program]] == []
 
 
 def test_pods_mount_the_claim_and_ranks_find_the_first_one() -> None:
@@ -89,52 +88,33 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def slurm(tmp_path: Path, producer: str, out: Path, script: str = "producer", **more: str) -> subprocess.Popen[str]:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n')
-    (tools / "producer").write_text(producer)
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    config = tmp_path / "producer.toml"
-    config.write_text(
-        f'out = "{out}"\nsamples_per_chunk = 5\nrate = 50\n[[source]]\npath = "{tmp_path / "rows.jsonl"}"\n'
-    )
-    (tmp_path / "rows.jsonl").write_bytes(rows(0, 100_000))
-    variables = {"CONFIG": str(config), "PRODUCER": str(tools / "producer"), "SLURM_JOB_ID": "17"}
-    env = environment() | variables | more | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+def slurm(tmp_path: Path, producer: str, script: str = "producer", **more: str) -> subprocess.Popen[str]:
+    scontrol = f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n'
+    env = with_tools(tmp_path, {"scontrol": scontrol, "producer": producer})
+    source, config = tmp_path / "rows.jsonl", tmp_path / "producer.toml"
+    source.write_bytes(rows(0, 100_000))
+    config.write_text(f'out = "out"\nsamples_per_chunk = 5\nrate = 50\n[[source]]\npath = "{source}"\n')
+    env |= {"CONFIG": str(config), "PRODUCER": str(tmp_path / "bin" / "producer"), "SLURM_JOB_ID": "17"} | more
     told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(["bash", str(DEPLOY / "slurm" / f"{script}.sbatch")], cwd=tmp_path, env=env, **told)
 
 
-def terminated(started: "subprocess.Popen[str]", out: Path) -> str:
-    """What a job says that is told, once it has published, that its time is over."""
-    with started as job:
+@pytest.mark.parametrize("script", ["producer", "generators"])
+def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(script: str, tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(GENERATE)
+    task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_JOB_ID": "16", "STREAM": "out"}
+    more = task if script == "generators" else {}
+    with slurm(tmp_path, as_command("lazyshard_producer"), script, **more) as job:
         try:
-            wait_until(lambda: published(out) >= 2, job)
+            wait_until(lambda: published(tmp_path / "out") >= 2, job)
             job.send_signal(signal.SIGTERM)
             output, _ = job.communicate(timeout=60)
         finally:
             job.kill()
-    assert job.returncode == 0, output
-    return output
-
-
-def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    real = f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
-    output = terminated(slurm(tmp_path, real, out), out)
-    assert "result=terminated" in output
-    assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
-
-
-def test_tasks_of_a_slurm_array_are_writers_of_one_stream(tmp_path: Path) -> None:
-    (tmp_path / "generate.py").write_text(GENERATE)
-    out, real = tmp_path / "out", f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
-    array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_JOB_ID": "16", "STREAM": str(out)}
-    terminated(slurm(tmp_path, real, out, "generators", **array), out)
-    assert os.listdir(out / ".writers" / "task-3")
-    assert (tmp_path / "scontrol").read_text() == "requeue 16_3\n"
+    assert (job.returncode, "result=terminated" in output) == (0, True), output
+    assert (tmp_path / "scontrol").read_text() == ("requeue 16_3\n" if more else "requeue 17\n")
+    if more:  # Tasks of an array are writers of one stream
+        assert os.listdir(tmp_path / "out" / ".writers" / "task-3")
 
 
 GENERATE = """
@@ -155,7 +135,7 @@ def rows(position):
     ],
 )
 def test_slurm_job_has_the_exit_code_of_the_producer(program: str, stopped: bool, code: int, tmp_path: Path) -> None:
-    with slurm(tmp_path, f"#!/bin/bash\n{program}\n", tmp_path / "out") as job:
+    with slurm(tmp_path, f"#!/bin/bash\n{program}\n") as job:
         if stopped:
             wait_until((tmp_path / "began").exists, job)
             job.send_signal(signal.SIGTERM)

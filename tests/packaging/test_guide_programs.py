@@ -1,38 +1,45 @@
-"""The programs of README and of the guides: run, killed, and continued by other numbers of processes."""
+"""The programs of README, guides and pages, run as they stand: killed and continued, and what they print."""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.stream import read_cursor
 from tests.cli.commands import lazyshard
-from tests.harness.processes.environment import environment
+from tests.harness.processes.environment import environment, run_command
 from tests.harness.processes.nursery import Nursery, has_ended
 from tests.harness.processes.producing import run as produce
-from tests.packaging import guide_programs
 from tests.packaging.guide_programs import (
     DEADLINE_S,
+    QUIET,
     ROOT,
     blocks,
+    dialogue,
     finish,
-    free_port,
     ranks_of,
+    settled,
     steps,
     wait_until,
     with_commands,
+    with_tools,
 )
+from tests.swift.commands import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
 
@@ -184,21 +191,13 @@ def test_configuration_file_is_written_and_checked(tmp_path: Path) -> None:
 
 
 @contextmanager
-def job(folder: Path, nodes: int) -> Iterator[subprocess.Popen[bytes]]:
+def job(folder: Path, env: dict[str, str], nodes: int) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the batch script on so many nodes of one rank each; rank r prints to `out{r}`, all else goes to logs."""
     own = {"TRAIN": "train.py", "STREAM": "stream", "RUN": "runs/first", "PORT": str(free_port())}
     own |= {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "any", "SLURM_JOB_NUM_NODES": str(nodes)}
-    own |= {"SLURM_GPUS_ON_NODE": "1", "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", "train.sbatch"]
+    options: dict[str, Any] = {"env": env | QUIET | own | {"SLURM_GPUS_ON_NODE": "1"}, "start_new_session": True}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=guide_programs.variables() | own,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(["bash", "train.sbatch"], cwd=folder, stdout=log, stderr=log, **options)
         try:
             yield process
         finally:
@@ -208,19 +207,16 @@ def job(folder: Path, nodes: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_number_of_nodes(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
     own = '>"out$SLURM_PROCID" 2>"log$SLURM_PROCID"'
     torchrun = f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@" {own}\n'
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", torchrun)):
-        (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
-        (tmp_path / "bin" / name).chmod(0o755)
+    env = with_tools(tmp_path, {"srun": SRUN, "scontrol": SCONTROL, "torchrun": torchrun})
     (tmp_path / "train.sbatch").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "train.py").write_text(blocks("pytorch.md", "python")[0], encoding="utf-8")
     writer = ChunkWriter(tmp_path / "stream", 4)
     write(writer, 0, 24)
     outputs = [tmp_path / "out0", tmp_path / "out1"]
     state = tmp_path / "runs" / "first" / "checkpoint-6" / "lazyshard.json"
-    with job(tmp_path, 2) as process:
+    with job(tmp_path, env, 2) as process:
         wait_until(lambda: state.exists() and [len(steps(one)) for one in outputs] == [6, 6], "6 steps", [process.pid])
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
@@ -229,7 +225,7 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
     assert sorted(trained) == list(range(24))
     write(writer, 24, 33)
     writer.close()
-    with job(tmp_path, 1) as process:
+    with job(tmp_path, env, 1) as process:
         assert process.wait(DEADLINE_S) == 0, (tmp_path / "log0").read_text()
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
     trained += [i for ids in steps(outputs[0]) for i in ids]
@@ -262,17 +258,6 @@ def test_goes_on_by_the_loader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert call(0, 1, 1000) == []
 
 
-def dialogue(text: str) -> list[tuple[str, str]]:
-    return [(command, printed) for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)]
-
-
-def settled(printed: str) -> str:
-    """What a command prints, without what differs from one machine and moment to the next."""
-    for pattern in (r"\(\d[^)]*/s\)", r"\d+ on \S+, heartbeat .* old", r"; .* old$", r"disk .* free$", r"rate .*/s$"):
-        printed = re.sub(pattern, "...", printed, flags=re.MULTILINE)
-    return printed
-
-
 def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     found = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -302,11 +287,9 @@ def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
 
 
 def test_example_of_lengths_prints_what_the_page_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "lengths.md").read_text(encoding="utf-8")
-    found = re.findall(r"^```(python|console|text)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (_, module), (_, program) = (block for block in found if block[0] == "python")
-    (line,) = (text for kind, text in found if kind == "console" and "lazyshard-producer " in text)
-    (printed,) = (text for kind, text in found if kind == "text")
+    module, program = blocks("../lengths.md", "python")
+    (line,) = (text for text in blocks("../lengths.md", "console") if "lazyshard-producer " in text)
+    (printed,) = blocks("../lengths.md", "text")
     with ChunkWriter(tmp_path / "raw", 7) as writer:
         for number in range(40):
             writer.write({"id": number, "text": " ".join(["word"] * (1 + 13 * number % 37))})
@@ -315,3 +298,153 @@ def test_example_of_lengths_prints_what_the_page_says(tmp_path: Path) -> None:
     assert produce(*words[1:], cwd=tmp_path).returncode == 0
     python = [sys.executable, "-c", program]
     assert subprocess.check_output(python, cwd=tmp_path, env=environment(), text=True, timeout=DEADLINE_S) == printed
+
+
+def page(name: str, language: str) -> list[str]:
+    return blocks(f"../{name}.md", language)
+
+
+def publish(directory: str, rows: int, per_chunk: int, text: str = "") -> None:
+    with ChunkWriter(directory, per_chunk) as writer:
+        write(writer, 0, rows, text)
+
+
+def execute(program: str, **known: Any) -> dict[str, Any]:
+    exec(program, known)
+    return known
+
+
+def test_validation_has_the_same_loss_on_any_number_of_ranks(tmp_path: Path, nursery: Nursery) -> None:
+    program, held_out = page("validation", "python")
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    publish("validation", 7, 3)
+    publish("stream", 16, 4)
+    finish(nursery, tmp_path, 2, "train.py")
+    assert [(tmp_path / "out0").read_text()] == page("validation", "text")
+    assert (tmp_path / "out1").read_text() == ""
+    for size in (1, 3):
+        finish(nursery, tmp_path, size, "train.py")
+        assert (tmp_path / "out0").read_text().startswith("step 0: loss 13.000 of 7 samples\n")
+    alone = SimpleNamespace(broadcast=lambda tensor, rank: None)
+    known = execute(held_out, LazyShardedDataset=LazyShardedDataset, torch=torch, dist=alone, encode=None)
+    trained = [row["id"] for batch in known["training"].batches(collate_fn=list) for row in batch]
+    assert trained == [*range(9), *range(10, 15)]
+    assert [known["validation"][index]["id"] for index in range(len(known["validation"]))] == [9]
+
+
+def logged_to_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_metrics_of_a_run_are_logged() -> None:
+    pytest.importorskip("tensorboard")
+    metrics, tensorboard, *_ = page("logging", "python")
+    publish("stream", 40, 10)
+    execute(metrics + tensorboard)
+    found = logged_to_tensorboard(Path("runs/first"))
+    names = {name: value for name, value in found.items() if name.startswith("data/")}
+    assert sorted(names) == ["data/bad_samples", "data/lag_samples", "data/samples_per_s", "data/waited_s"]
+    assert names["data/lag_samples"] == [(2, 32), (4, 24), (6, 16), (8, 8), (10, 0)]
+    assert all(value > 0 for _, value in names["data/samples_per_s"])
+    assert [value for _, value in names["data/bad_samples"]] == [0] * 5
+
+
+def test_metrics_of_a_run_are_logged_by_trainer(tmp_path: Path, nursery: Nursery) -> None:
+    for package in ("transformers", "tensorboard"):
+        pytest.importorskip(package)
+    metrics, *_, trainer = page("logging", "python")
+    (program,) = blocks("hugging-face-trainer.md", "python")
+    before, _, _ = program.partition("trainer = ")
+    assert "report_to=[]" in before
+    before = before.replace("report_to=[]", 'report_to=["tensorboard"], logging_steps=2')
+    (tmp_path / "logged.py").write_text(f"{before}{metrics}{trainer}trainer.train()\n", encoding="utf-8")
+    publish("stream", 24, 4, " and some words")
+    finish(nursery, tmp_path, 2, "logged.py", "stream", "runs/first")
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
+    assert logged_to_tensorboard(folder)["train/data/lag_samples"] == [(2, 16), (4, 8), (6, 0), (6, 0)]
+
+
+RSYNC: Final = f"""#!{sys.executable}
+import shutil, sys
+*options, source, target = sys.argv[2:]
+left_out = shutil.ignore_patterns(*(option.removeprefix("--exclude=") for option in options))
+shutil.copytree(source, target, ignore=left_out, dirs_exist_ok=True)
+"""  # What the page uses of it, where it is not installed
+
+
+def test_moved_stream_is_whole_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("rsync") is None:
+        monkeypatch.setenv("PATH", with_tools(tmp_path, {"rsync": RSYNC})["PATH"])
+    writer = ChunkWriter("old", 2)
+    write(writer, 0, 6)
+    state = LazyShardedDataset("old", dp_rank=0, dp_size=1, max_total_samples=10).state_dict(4)
+    writer.close(end=False)
+    (session,) = page("moving", "console")
+    for command, expected in dialogue(session):
+        name, *arguments = shlex.split(command)
+        run = lazyshard if name == "lazyshard" else partial(run_command, name)
+        done = run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert settled(done.stdout) == settled(expected)
+    shutil.copytree("new", "one_pass")
+    for path in Path("one_pass").glob("chunk_00002*"):
+        path.unlink()
+    done = lazyshard("verify", "one_pass")
+    assert done.returncode == 5
+    assert "damage: chunk_00002.jsonl" in done.stdout
+    with ChunkWriter("new", 2) as writer:
+        assert writer.published_samples == 6
+        write(writer, 6, 10)
+    moved = LazyShardedDataset("new", dp_rank=0, dp_size=1, max_total_samples=10)
+    moved.load_state_dict(state)
+    assert [moved[index]["id"] for index in moved.rank_indices] == [4, 5, 6, 7, 8, 9]
+
+
+def test_hf_datasets_reads_published_chunks_and_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    paths = os.pathsep.join(map(str, sys.path))
+    for name, value in {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}.items():
+        monkeypatch.setenv(name, value)
+    rows: list[dict[str, Any]] = [
+        {"id": 0, "text": "a"},
+        {"id": 1, "text": "b", "score": 0.5},
+        {"id": 2, "text": "c"},
+        {"id": 3, "text": "d"},
+    ]
+    writer = ChunkWriter("stream", 2)
+    for row in [*rows, {"id": 4}]:
+        writer.write(row)
+    (program,) = page("hf-datasets", "python")
+    read = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [read.stdout] == page("hf-datasets", "text")
+    writer.close(end=False)
+    arrays = program.replace('"stream"', '"arrays"').replace("rows[2]", "rows[0]")
+    with ChunkWriter("arrays", 1, arrays=True) as writer:
+        writer.write({"input_ids": np.arange(3)})
+    read = subprocess.run([sys.executable, "-c", arrays], capture_output=True, text=True, check=True)
+    assert "{'$array': ['int64', [3], 0]}" in read.stdout
+    # The other direction.
+    (tmp_path / "hub.py").write_text(*page("hf-datasets", "py"))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save = "import datasets; datasets.Dataset.from_json('rows.jsonl').save_to_disk('saved')"
+    subprocess.run([sys.executable, "-c", save], capture_output=True, check=True)
+    for command in page("hf-datasets", "")[0].splitlines():
+        arguments = shlex.split(command)
+        subprocess.run([sys.executable, "-m", "lazyshard_producer", *arguments[1:]], capture_output=True, check=True)
+        assert [row["id"] for row in StreamReader(arguments[arguments.index("--out") + 1])] == [0, 1, 2, 3]
+
+
+def test_stream_of_an_earlier_commit_is_read_and_one_of_a_later_format_refused() -> None:
+    shutil.copytree(ROOT / "tests" / "written" / "by_5c9efa2" / "streams" / "ended", "stream")
+    (session,) = page("upgrading", "console")
+    ((line, expected),) = dialogue(session)
+    command = line.removeprefix("lazyshard ").split()
+    assert settled(lazyshard(*command).stdout) == settled(expected)
+    manifest = Path("stream/stream.json")
+    manifest.write_text(manifest.read_text().replace('"format":1', '"format":3'))
+    done = lazyshard(*command)
+    assert (done.returncode, [done.stderr]) == (5, page("upgrading", "text"))

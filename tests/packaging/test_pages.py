@@ -28,7 +28,7 @@ from lazyshard_producer.limits import KeptChunks
 from scripts.pictures.draw_pictures import PICTURES
 from tests.conversion import megatron_core
 from tests.harness.processes.producing import run
-from tests.packaging.guide_programs import GUIDES, blocks, blocks_of, with_commands
+from tests.packaging.guide_programs import GUIDES, blocks, blocks_of, dialogue, settled, with_commands
 from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
 from tests.tiers import TRAININGS, full, is_full
@@ -260,11 +260,8 @@ def test_the_example_prints_what_the_page_says(name: str, shell: Shell) -> None:
 def test_the_session_of_indexed_dataset(shell: Shell, tmp_path: Path) -> None:
     (program,), (session,) = (blocks("../indexed-dataset.md", language) for language in ("python", "console"))
     (tmp_path / "tokens.py").write_text(program)
-    printed = ""
-    for line in re.findall(r"^\$ (.*)$", session, re.MULTILINE):
-        printed += f"$ {line}\n{shell(line).stdout}"
-    printed, said = (re.sub(r"\(\d+\.\d s\)", "", text) for text in (printed, session))
-    assert printed == said
+    for line, printed in dialogue(session):
+        assert settled(shell(line).stdout) == settled(printed)
     assert megatron_core.read(tmp_path / "corpus").sequences == [[101, 7, 42, 102], [101, 102], [101, 9, 102]]
 
 

@@ -73,11 +73,14 @@ class Environment:  # A virtual environment that holds the wheel, some of its ex
         return run([self.bin / name, *arguments], self.folder)
 
 
+def build(folder: Path, *options: str) -> Path:
+    run_checked([sys.executable, "-m", "build", *options, "--no-isolation", "--outdir", folder, ROOT], folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("built")
-    run_checked([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
-    return folder
+    return build(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +160,7 @@ PTH: Final = "lazyshard_swift.pth"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
-    (path,) = folder.glob("*.whl")
+    (path,) = build(tmp_path_factory.mktemp("wheel"), "--wheel").glob("*.whl")
     return path
 
 
@@ -226,12 +227,6 @@ def test_commands_with_the_extra_of_the_producer_which_brings_no_torch(wheel: Pa
 FINDERS: Final = "import sys; print([type(f).__name__ for f in sys.meta_path if hasattr(f, 'lazyshard_swift')])"
 
 
-def editable_wheel(project: Path, folder: Path) -> Path:
-    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
-    name = run_checked([sys.executable, "-c", code, folder], project).split()[-1]
-    return folder / name
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of what an editable install needs; its own, so that it can be deleted."""
@@ -245,35 +240,30 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("editable", [False, True])
 def test_start_up_file_comes_and_goes_with_package(editable: bool, wheel: Path, checkout: Path, tmp_path: Path) -> None:
-    package = editable_wheel(checkout, tmp_path) if editable else wheel
-    environment = Environment(tmp_path / "environment", "--no-deps", package)
+    if editable:
+        code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+        wheel = tmp_path / run_checked([sys.executable, "-c", code, tmp_path], checkout).split()[-1]
+    environment = Environment(tmp_path / "environment", "--no-deps", wheel)
     (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
     done = environment.python(FINDERS)
     assert (done.stdout, done.stderr) == ("['function']\n", "")
     swift = tmp_path / "swift"  # In a child, and with a module of ms-swift's name in place
     swift.mkdir()
     (swift / "__init__.py").write_text(FINDERS)
-    code = f"""
-import subprocess, sys
-child = "import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift"
-print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True))
-"""
+    child = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift"
+    code = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {child!r}]))"
     done = environment.python(code)
-    assert "stdout=\"['function']\\n\", stderr=''" in done.stdout, done
+    assert (done.stdout, done.stderr) == ("b\"['function']\\n\"\n", "")
+    if editable:  # That of a checkout which is gone does no harm, and says so
+        shutil.rmtree(checkout)
+        done = environment.python(child)
+        assert (done.returncode, done.stdout) == (0, "[]\n")
+        assert f"site-packages/{PTH}" in done.stderr
+        assert "No module named 'lazyshard_swift'" in done.stderr
     environment.install("uninstall", "lazyshard")
     assert not installed.exists()
     done = environment.python(FINDERS)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_start_up_file_of_a_checkout_that_is_gone_does_no_harm_and_says_so(checkout: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "environment", "--no-deps", editable_wheel(checkout, tmp_path))
-    shutil.rmtree(checkout)
-    (tmp_path / "swift.py").write_text("value = 1\n")
-    done = environment.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift; print(swift.value)")
-    assert (done.returncode, done.stdout) == (0, "1\n")
-    assert f"site-packages/{PTH}" in done.stderr
-    assert "No module named 'lazyshard_swift'" in done.stderr
 
 
 TESTS: Final = (  # One file of each room, that which leans most on what changes between versions
@@ -297,23 +287,16 @@ print(*(row["number"] for row in lazyshard.StreamReader("stream")))
 
 @cache
 def pythons() -> dict[str, Path]:
-    """Interpreters of this machine by version, pyenv's newest first, as scripts/test_pythons looks for them."""
+    """Interpreters of this machine by version, pyenv's first, as scripts/test_pythons looks for them."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # At least this one
     found: dict[str, Path] = {}
     for version in PYTHONS:
-        candidates = sorted(versions.glob(f"{version}.*/bin/python{version}"), key=patch_of, reverse=True)
-        on_path = shutil.which(f"python{version}")
-        for candidate in [*candidates, *([Path(on_path)] if on_path else [])]:
-            code = "import sys, ensurepip, venv; print(*sys.version_info[:2], sep='.')"
-            if run([candidate, "-I", "-c", code], ROOT).stdout.strip() == version:
-                found[version] = candidate
-                break
-    found.setdefault(f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable))  # At least this one
-    return dict(sorted(found.items(), key=lambda one: PYTHONS.index(one[0])))
-
-
-def patch_of(python: Path) -> list[int]:
-    return [int(part) for part in python.parts[-3].split(".") if part.isdecimal()]
+        others = shutil.which(f"python{version}", path=places)
+        for candidate in (*versions.glob(f"{version}.*/bin/python{version}"), others):
+            if candidate and run([candidate, "-I", "-c", "import ensurepip, venv"], ROOT).returncode == 0:
+                found.setdefault(version, Path(candidate))
+    return found
 
 
 def lowest(metadata: email.message.Message) -> str:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from lazyshard import StreamReader
 from scripts.benchmarks import bench
 from scripts.benchmarks.bench_harness import Benchmark, Failed, Missing, Row, Setting, Side, bound
-from scripts.checks import second_try
+from scripts.checks import audit_dependencies, second_try
 from scripts.demonstration import demo
 from scripts.demonstration.demo_report import Findings, RankFindings, check
 from scripts.demonstration.demo_settings import FolderRefused, take_folder
@@ -72,16 +71,6 @@ CLEAN: Final = {"name": "numpy", "version": "2.0", "vulns": []}
 SKIPPED: Final = {"name": "torch", "skip_reason": "Dependency not found on PyPI and could not be audited"}
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_dependencies", ROOT / "scripts/checks/audit_dependencies.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Before it runs: its dataclass looks for its module by name
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("printed", "code"),
     [
@@ -91,16 +80,17 @@ def script() -> ModuleType:
         *[(printed, 75) for printed in ("", "[]", "null", '{"dependencies": 5}')],  # A service that does not answer
     ],
 )
-def test_verdict(printed: str, code: int, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict(printed: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = int(code == 1 or not printed.startswith('{"dependencies": ['))
     program = f"import sys\nsys.stderr.write('ERROR: refused\\n')\nprint({printed!r})\nsys.exit({failed})\n"
     (tmp_path / "pip-audit").write_text(f"#!{sys.executable}\n{program}")
     (tmp_path / "pip-audit").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert (script.main([]), script.main(["--if-possible"])) == (code, 0 if code == 75 else code)
-    monkeypatch.setattr(script, "find_tool", lambda: None)  # A machine without the tool
-    assert (script.main([]), script.main(["--if-possible"])) == (75, 0)
+    audit = audit_dependencies.main
+    assert (audit([]), audit(["--if-possible"])) == (code, 0 if code == 75 else code)
+    monkeypatch.setattr(audit_dependencies, "find_tool", lambda: None)  # A machine without the tool
+    assert (audit([]), audit(["--if-possible"])) == (75, 0)
 
 
 def no_package() -> dict[str, float]:

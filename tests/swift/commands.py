@@ -190,6 +190,14 @@ class Training:
             assert time.monotonic() < deadline, f"no {what} after {TIMEOUT_S} s\n{self.output}"
             time.sleep(POLL_S)
 
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: step in self.losses, f"loss of step {step}")
+
+    def killed_after(self, step: int) -> Run:
+        self.wait_for_step(step)
+        self.kill()
+        return self.wait()
+
     def wait(self, timeout_s: float = TIMEOUT_S) -> Run:
         """Waits for the end. After `timeout_s` everything is killed and AssertionError raised."""
         try:

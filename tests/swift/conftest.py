@@ -1,6 +1,5 @@
 """The tiny models, made once for all processes of a test session."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,12 @@ from typing import Final
 import pytest
 from filelock import FileLock
 
+from tests.harness.processes.environment import run_command
 from tests.swift.commands import missing_stack
 from tests.swift.warm import CPU, run_warm
 
 ModelMaker = Callable[..., Path]
+PIP: Final = ("-m", "pip", "install", "-q", "--no-deps")
 LOWEST: Final = (
     "ms-swift==4.0.0",
     "datasets==3.6.0",
@@ -55,8 +56,10 @@ def model(make_model: ModelMaker) -> Path:
 @pytest.fixture(scope="session")
 def lowest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the packages of `LOWEST`, to be taken before the installed ones."""
-    folder = tmp_path_factory.mktemp("lowest")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *LOWEST]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return install(tmp_path_factory.mktemp("lowest"), *LOWEST)
+
+
+def install(folder: Path, *packages: str) -> Path:
+    done = run_command(sys.executable, *PIP, "--target", folder, *packages, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder

@@ -97,7 +97,7 @@ def assert_cursor(checkpoint: Path, directory: Path, consumed: int, trained: set
 @contextmanager
 def fed_live(
     training: Training, directory: Path, samples: int, rate: float, processes: int, *arguments: object
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> "Iterator[subprocess.Popen[str]]":
     """A producer that starts once all training processes have begun, seconds before they ask for the stream."""
     training.wait_for(lambda: len(list(training.trace.glob("rank_*.jsonl"))) == processes, "all processes")
     source = directory.with_suffix(".source.jsonl")
@@ -111,9 +111,7 @@ def killed_at(training: Training, directory: Path, consumer: str, step: int) -> 
 
     If the training ends before, it is not killed.
     """
-    training.wait_for(lambda: step in training.losses, f"loss of step {step}")
-    training.kill()
-    run, cursor = training.wait(), read_cursor(directory, consumer)
+    run, cursor = training.killed_after(step), read_cursor(directory, consumer)
     assert cursor is not None and cursor.state is not None
     files = training.output_dir.glob("checkpoint-*/lazyshard.json")
     saved = {file.parent: position_of(file.parent) for file in files}

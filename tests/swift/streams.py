@@ -1,7 +1,6 @@
 """Numbered rows for trainings, as ordinary files, as streams, and as a stream that is still being produced."""
 
 import json
-import os
 import random
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import ChunkWriter
-from tests.swift.warm import BIN
+from tests.harness.processes.producing import head, run_arguments, running
 
 WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "what", "is", "sum", "of", "one", "and")
 PRODUCER_DEADLINE_S: Final = 60.0
@@ -53,39 +52,17 @@ def write_stream(directory: Path, first: int, last: int, samples_per_chunk: int,
 @contextmanager
 def producing(
     directory: Path, source: Path, samples_per_chunk: int, rate: float, *arguments: object
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> "Iterator[subprocess.Popen[str]]":
     """The real `lazyshard-producer run`, in a process of its own, publishing `source` at `rate` rows a second.
 
     Leaving the block waits for a producer that is finishing by itself, and kills it after a minute.
     """
-    command = [
-        *(str(BIN / "lazyshard-producer"), "run", "--no-progress", "--source", str(source), "--out", str(directory)),
-        *("--samples-per-chunk", str(samples_per_chunk), "--rate", str(rate), *map(str, arguments)),
-    ]
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    environment = {
-        name: value for name, value in os.environ.items() if name == "PYTHONPATH" or not name.startswith("PYTHON")
-    }
-    log = directory.parent / f"{directory.name}.producer.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, cwd=directory.parent
-        )
-    try:
+    command = run_arguments(directory, [source], samples_per_chunk, "--no-progress", "--rate", rate, *arguments)
+    with running(*command) as process:
         yield process
-        if process.poll() is None:
-            try:
-                process.wait(PRODUCER_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"the producer has not finished: {log.read_text(errors='replace')}") from None
-    finally:
-        process.kill()
-        process.wait()
+        process.communicate(timeout=PRODUCER_DEADLINE_S)
 
 
 def published(directory: Path) -> int:
-    try:
-        samples: int = json.loads((directory / "head.json").read_bytes())["samples"]
-    except FileNotFoundError:
-        return 0
+    samples: int = head(directory).get("samples", 0)
     return samples

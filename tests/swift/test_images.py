@@ -1,7 +1,5 @@
 """Images as bytes in rows, with template, processor and a tiny model of Qwen2-VL: they train as their files do."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from tests.swift.commands import Run, megatron_sft, missing_stack, swift_sft
+from tests.swift.conftest import install
 from tests.swift.warm import CPU, run_warm
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1000)]
@@ -22,10 +21,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `PACKAGES`, to be taken before the installed ones."""
     if reason := missing_stack():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("vision")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    folder = install(tmp_path_factory.mktemp("vision"), *PACKAGES)
     # It describes kernels that cannot be loaded beside a torch without CUDA; images are made without them.
     (folder / "torchvision" / "_meta_registrations.py").write_text("")
     return folder
@@ -34,7 +30,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def vision_model(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vision_model")
-    run_warm(folder, CPU / "tiny_vision_model.py", folder / "model", packages=packages)
+    run_warm(folder, CPU / "tiny_model.py", folder / "model", "vision", packages=packages)
     return folder / "model"
 
 

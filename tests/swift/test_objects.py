@@ -12,23 +12,16 @@ pytest.importorskip("s3fs", reason="needs the extra objects")
 
 from lazyshard.store.files import UrlPath
 from lazyshard.stream import list_consumers
+from tests.cli.commands import lazyshard
 from tests.store.conftest import bucket, running, server
 from tests.store.server import Server
 from tests.store.streams import upload
 from tests.swift.commands import ids_by_dp, swift_sft
-from tests.swift.programs import environment, run
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 __all__ = ["bucket", "running", "server"]
 SIZE = 5
-
-
-def lazyshard(*arguments: object) -> str:
-    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    done = run(["-m", "lazyshard.cli", *arguments], environment(**variables))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_swift_with_2_processes_then_1_and_skip(tmp_path: Path, model: Path, server: Server, bucket: UrlPath) -> None:
@@ -54,10 +47,11 @@ def test_swift_with_2_processes_then_1_and_skip(tmp_path: Path, model: Path, ser
     (consumer,) = list_consumers(bucket, 12)
     assert consumer.problem is None
     assert consumer.cursor is not None
-    (epoch,) = json.loads(lazyshard("audit", bucket, tmp_path / "output", "--json"))["epochs"]
+    (epoch,) = json.loads(lazyshard("audit", bucket, tmp_path / "output", "--json").stdout)["epochs"]
     assert (epoch["trained"], epoch["proven"]) == (20 + len(rest), True)
     assert epoch["twice"]["samples"] == epoch["missing"]["samples"] == 0
     last = max(batch.step for batch in second.batches)
     for step, words, there in ((5, "trained at step", False), (last, "skipped on purpose", True)):
         checkpoint = tmp_path / "output" / f"checkpoint-{step}"
-        assert (words in lazyshard("trace", bucket, "--state", checkpoint, "--sample", min(lost))) is there
+        traced = lazyshard("trace", bucket, "--state", checkpoint, "--sample", min(lost))
+        assert (traced.returncode, words in traced.stdout) == (0, there)

@@ -64,9 +64,7 @@ def test_swift_live_killed_and_resumed_with_other_ranks(tmp_path: Path, model: P
     with start_swift_sft(tmp_path / "run1", model, **options) as training:
         training.wait_for(lambda: len(list(training.trace.glob("rank_*.jsonl"))) == 2, "all processes")
         with producing(stream, measured, SIZE, 8) as producer:
-            training.wait_for(lambda: 5 in training.losses, "loss of step 5")
-            training.kill()
-            killed = training.wait()
+            killed = training.killed_after(5)
             producer.kill()
     assert not (stream / "stream.end").exists()
     with producing(stream, measured, SIZE, 8):

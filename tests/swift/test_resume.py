@@ -57,10 +57,9 @@ def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) 
         start_megatron_sft(tmp_path / "run1", model, **options, save_steps=4) as training,
         fed_live(training, directory, samples, 3, processes=4) as producer,
     ):
-        training.wait_for(lambda: 6 in training.losses, "loss of step 6")
+        training.wait_for_step(6)
         producer.kill()
-        training.kill()
-        killed = training.wait()
+        killed = training.killed_after(6)
     assert not (directory / "stream.end").exists()
     checkpoint = output_dir / "checkpoint-4"
     # The first window of 2 chunks of each rank is through.
@@ -90,9 +89,7 @@ def test_swift_killed_in_its_second_epoch_encodes_nothing_again(tmp_path: Path, 
     options |= {"val_dataset": write_jsonl(tmp_path / "validation.jsonl", 1000, 1004)}
     logs = [tmp_path / "encoded1", tmp_path / "encoded2"]
     with start_swift_sft(tmp_path / "run1", model, environment={"ENCODED": str(logs[0])}, **options) as training:
-        training.wait_for(lambda: 12 in training.losses, "loss of step 12")
-        training.kill()
-        killed = training.wait()
+        killed = training.killed_after(12)
     # With another number of workers: what they had read ahead does not count.
     more: dict[str, Any] = {"resume_from_checkpoint": killed.output_dir / "checkpoint-10", "dataloader_num_workers": 2}
     resumed = swift_sft(tmp_path / "run2", model, environment={"ENCODED": str(logs[1])}, **options, **more)

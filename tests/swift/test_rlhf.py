@@ -62,9 +62,7 @@ def test_grpo_live_killed_within_a_rollout(tmp_path: Path, model: Path) -> None:
         start_swift_sft(tmp_path / "run1", model, **options) as training,
         fed_live(training, directory, 40, 4, processes=2),
     ):
-        training.wait_for(lambda: 10 in training.losses, "loss of step 10")
-        training.kill()
-        killed = training.wait()
+        killed = training.killed_after(10)
     checkpoint = output_dir / "checkpoint-6"
     # The second rollout, of which 2 steps are trained, does not count.
     assert_cursor(checkpoint, directory, 4, {number for one in killed.batches if one.step <= 4 for number in one.ids})

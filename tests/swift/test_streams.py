@@ -114,7 +114,7 @@ def test_live_stream_split_into_training_and_validation(tmp_path: Path, model: P
     options: dict[str, Any] = {"dataset": directory, "sharded_lazy": True, "split_dataset_ratio": 0.1, "max_steps": 40}
     options |= {"save_strategy": "steps", "save_steps": 5, "eval_steps": 4, "dataloader_num_workers": 2}
     with start_swift_sft(tmp_path / "run", model, **options) as training:
-        training.wait_for(lambda: 3 in training.losses, "loss of step 3")
+        training.wait_for_step(3)
         write_stream(directory, 24, 60, SIZE)
         run = training.end()
     owners = split_owners((9, 1), 60)
@@ -149,10 +149,9 @@ def test_blend_by_sizes_whose_streams_have_units_of_their_own_and_keep_them(tmp_
     options |= {"train_dataloader_shuffle": False, "output_dir": tmp_path / "output", "num_train_epochs": 1}
     options |= {"save_strategy": "steps", "save_steps": 6}
     with start_swift_sft(tmp_path / "run1", model, **options) as training:
-        training.wait_for(lambda: 7 in training.losses, "loss of step 7")
-        training.kill()
-        first = ids_by_dp(batch for batch in training.batches if batch.step <= 6)
-    assert "the streams of --dataset are blended by their sizes, 0.5, 0.5" in training.output
+        killed = training.killed_after(7)
+    first = ids_by_dp(batch for batch in killed.batches if batch.step <= 6)
+    assert "the streams of --dataset are blended by their sizes, 0.5, 0.5" in killed.output
     shares = {rank: [[n for n in ids if (n < 500) is one] for one in (True, False)] for rank, ids in first.items()}
     assert shares == {0: [[0, 1, 4, 5, 8, 9], list(range(500, 506))], 1: [[2, 3, 6, 7, 10, 11], list(range(512, 518))]}
     # One rank would find a full chunk in the one file too.

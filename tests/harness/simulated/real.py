@@ -28,6 +28,7 @@ from lazyshard.format.records import HEAD, SEAL_SUFFIX, Head
 from lazyshard.simulation import Setting, outcome
 from lazyshard.stream import waiting
 from lazyshard.stream.waiting import Waker
+from tests.harness.processes.producing import run_arguments, running
 
 _CONSUMER: Final = "simulated"
 _LONGEST_S: Final = 120.0  # No part of a real run takes as long
@@ -64,19 +65,19 @@ class Measured:
 
 def measure(setting: Setting, place: Path, ranks: range | None = None) -> Measured:
     """Runs some of the ranks, all by default."""
-    stream, log = place / "stream", place / "producer.log"
+    stream = place / "stream"
     stream.mkdir(parents=True)
     source = _write_source(setting, place)
-    producing = _producing(setting, source, stream, log)
+    producing = running(*run_arguments(stream, [source], setting.samples_per_chunk, *_options(setting)))
     own = range(setting.ranks) if ranks is None else ranks
     with _ranks(setting, stream, own) as (go, runs), _watched(stream) as counts, producing as producer:
-        head, began = _await_head(setting, stream, producer, log)
+        head, began = _await_head(setting, stream, producer)
         go.set()
         errors = [error for error in (run.exception(_LONGEST_S) for run in runs) if error is not None]
         for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
             raise RealRunFailed(f"a rank failed: {type(error).__name__}: {error}") from error
         if producer.wait(_LONGEST_S):
-            raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
+            raise RealRunFailed(f"the producer ended with {producer.returncode}: {producer.communicate()}")
     return _judge(replace(setting, head_start=head.samples), [run.result() for run in runs], began, max(counts))
 
 
@@ -183,24 +184,17 @@ def _watched(directory: Path) -> Iterator[list[int]]:
         watching.join()
 
 
-@contextlib.contextmanager
-def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "lazyshard_producer", "run", "--source", str(source), "--out", str(stream)]
-    command += ["--samples-per-chunk", str(setting.samples_per_chunk), "--rate", str(setting.producer_rate)]
-    command += ["--retain", setting.retain, "--no-progress"]
+def _options(setting: Setting) -> list[str]:
+    """Of the producer."""
+    options = ["--rate", str(setting.producer_rate), "--retain", setting.retain, "--no-progress"]
     if setting.retain == "consumed":
-        command += ["--consumers", _CONSUMER]
+        options += ["--consumers", _CONSUMER]
     if setting.max_ahead is not None:
-        command += ["--max-ahead", setting.max_ahead.replace(" ", "")]
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
+        options += ["--max-ahead", setting.max_ahead.replace(" ", "")]
+    return options
 
 
-def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes], log: Path) -> tuple[Head, float]:
+def _await_head(setting: Setting, stream: Path, producer: "subprocess.Popen[str]") -> tuple[Head, float]:
     until = time.monotonic() + _LONGEST_S
     while time.monotonic() < until and not producer.poll():
         with contextlib.suppress(FileNotFoundError, FileInvalid):
@@ -208,11 +202,8 @@ def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes
             if head.samples >= setting.head_start:
                 return head, time.monotonic() - (time.time() - head.updated_at)
         time.sleep(_LOOK_S)
-    raise RealRunFailed(f"the producer published no {setting.head_start} rows: {_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return " ".join(log.read_text(errors="replace").split()[-60:])
+    producer.kill()
+    raise RealRunFailed(f"the producer published no {setting.head_start} rows: {producer.communicate()}")
 
 
 _BUSY: Final = 1.25  # Where sleeping takes so many times as long, other people's work is measured

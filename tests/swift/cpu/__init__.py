@@ -1,6 +1,6 @@
 """What lets the real `megatron sft` and `swift sft` train on a machine without an accelerator.
 
-    tiny_model.py                 makes a model folder of half a megabyte
+    tiny_model.py                 makes model folders of random weights
     standin/                      for PYTHONPATH of the training processes, never of the tests'
       transformer_engine/         NVIDIA's package in plain torch, as far as a dense GPT needs it
       cpu_as_cuda.py              torch.cuda calls land on the CPU; installed by the former where CPU_AS_CUDA=1

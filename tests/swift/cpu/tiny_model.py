@@ -1,8 +1,12 @@
-"""A Hugging Face model folder of half a megabyte: random weights and a small tokenizer, the same ones every time.
+"""Hugging Face model folders with random weights, the same ones every time.
 
-python tests/swift/cpu/tiny_model.py FOLDER LAYERS
+python tests/swift/cpu/tiny_model.py FOLDER LAYERS|vision
+
+LAYERS: half a megabyte with a small tokenizer. vision: a Qwen2-VL of 20 megabytes with its real processor; nearly all
+of it is an embedding of the size of Qwen2-VL's, as its template in ms-swift has the numbers of its tokens.
 """
 
+import json
 import os
 import sys
 from typing import Any, Final
@@ -10,6 +14,11 @@ from typing import Any, Final
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY: Final = 400  # at most; what the few words below give
 EMBEDDINGS: Final = 512  # more than the vocabulary, and divisible by the tensor parallel sizes of the tests
+VISION_TOKENS: Final = {
+    **{"<|vision_start|>": 151652, "<|vision_end|>": 151653, "<|vision_pad|>": 151654},
+    **{"<|image_pad|>": 151655, "<|video_pad|>": 151656},
+}
+VISION_EMBEDDINGS: Final = 151_664
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -30,7 +39,6 @@ WORDS: Final = (
 def make_tokenizer() -> Any:
     """A byte-level BPE tokenizer: every text can be encoded, and decoding gives it back."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,22 +50,32 @@ def make_tokenizer() -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(list(WORDS) * 4, trainer)
-    wrapped = PreTrainedTokenizerFast(
+    return tokenizer
+
+
+def wrapped(tokenizer: Any, *special: str) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", *special],
         model_max_length=2048,
+        chat_template=CHAT_TEMPLATE,
     )
-    wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
 
 
-def make_model(layers: int, tokenizer: Any) -> Any:
-    import torch
-    import transformers
+def of_tokenizer(tokenizer: Any) -> dict[str, Any]:
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return {"max_position_embeddings": 2048, **ids}
 
-    config = transformers.Qwen3Config(
+
+def text_model(layers: int) -> tuple[Any, Any]:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = wrapped(make_tokenizer())
+    config = Qwen3Config(
         vocab_size=EMBEDDINGS,
         hidden_size=64,
         head_dim=16,
@@ -65,22 +83,46 @@ def make_model(layers: int, tokenizer: Any) -> Any:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
         tie_word_embeddings=False,
         use_cache=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **of_tokenizer(tokenizer),
     )
-    torch.manual_seed(0)
-    return transformers.Qwen3ForCausalLM(config).to(torch.float32)
+    return tokenizer, Qwen3ForCausalLM(config)
 
 
-def main(folder: str, layers: str) -> None:
+def vision_model() -> tuple[Any, Any]:
+    import transformers
+    from tokenizers import Tokenizer
+
+    rules = json.loads(make_tokenizer().to_str())
+    rules["model"]["vocab"].update(VISION_TOKENS)
+    tokenizer = wrapped(Tokenizer.from_str(json.dumps(rules)), *VISION_TOKENS)
+    images, videos = transformers.Qwen2VLImageProcessor(), transformers.Qwen2VLVideoProcessor()
+    processor = transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)
+    text = {
+        "vocab_size": VISION_EMBEDDINGS,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+        **of_tokenizer(tokenizer),
+    }
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
+    return processor, transformers.Qwen2VLForConditionalGeneration(config)
+
+
+def main(folder: str, kind: str) -> None:
+    import torch
+
     os.makedirs(folder, exist_ok=True)
-    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    tokenizer, model = vision_model() if kind == "vision" else text_model(int(kind))
     tokenizer.save_pretrained(folder)
-    make_model(int(layers), tokenizer).save_pretrained(folder)
+    model.to(torch.float32).save_pretrained(folder)
 
 
 if __name__ == "__main__":

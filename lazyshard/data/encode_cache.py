@@ -318,9 +318,8 @@ class KeptSamples:
             taken = sum(found.st_size for _, found in files)
             if taken + size > self.most >= size:
                 others = sorted((file for file in files if file[0] != keep), key=lambda one: one[1].st_mtime_ns)
-                sizes = ((path, found.st_size) for path, found in others)
                 # Free a bit more than needed, so that the files are not listed for each sample.
-                taken = evict(sizes, taken, self.most - self.most // 16 - size, _drop)
+                taken = evict(others, taken, self.most - self.most // 16 - size, _drop)
         fits = taken + size <= self.most
         os.pwrite(counted, self._count(taken + size * fits), 0)
         return fits

@@ -409,10 +409,10 @@ def files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield path, path.lstat()
 
 
-def evict(files: Iterable[tuple[Path, int]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
-    """Drops files, in order, with their sizes, until at most `most` bytes are used; returns how many bytes are left."""
-    for path, size in files:
+def evict(files: Iterable[tuple[Path, os.stat_result]], taken: int, most: int, drop: Callable[[Path], bool]) -> int:
+    """Drops files, in order, until at most `most` bytes are used; returns how many bytes are left."""
+    for path, found in files:
         if taken <= most:
             break
-        taken -= size * drop(path)
+        taken -= found.st_size * drop(path)
     return taken

@@ -4,9 +4,6 @@ If several processes of a node want the same chunk, one fetches it, into a tempo
 (single-flight); the others wait as long as it makes progress. The file is renamed once it is complete and its rows
 match the seal. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
 
-Arrays of more than `PART_BYTES` are a hole in the copy at first. A row's arrays are fetched into it when they are read:
-see `SideFile`.
-
 The cache serves all processes of a node, so its settings are environment variables. Its files: `.lock`, held (flock)
 briefly while space is reserved; and in a folder per stream, for each chunk, its copy `chunk_N.jsonl`, or
 `.chunk_N.jsonl.part` while it is being fetched. A process that reads a copy holds a shared flock on it; the process
@@ -23,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -38,12 +35,16 @@ from lazyshard.store import files
 from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all
 from lazyshard.store.files import PART_BYTES, OpenFile, UrlPath, evict, fetch, files_in, open_file, open_unread, size_of
 from lazyshard.store.objects import number_of
-from lazyshard.store.side_file import POLL_S, STALLED_S, SideFile
 
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 PART_SUFFIX: Final = ".part"
 _UNREAD: Final = 0
+
+_POLL_S: Final = 0.02  # interval at which a waiting process checks whether another one has fetched the chunk
+
+# A fetching process that gets no byte for this long has failed many times or was suspended; others stop waiting
+_STALLED_S: Final = 60.0
 
 _log = logging.getLogger("lazyshard")
 _told: set[str] = set()
@@ -59,21 +60,17 @@ class Mirror:
     """
 
     def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
-        self._directory, self.check_identity = directory, check_identity
+        self._directory, self._check_identity = directory, check_identity
         # Affordable on a training machine, with room for some chunks of each of its ranks.
         self._most = number_of(BYTES_VARIABLE, 16 << 30)
         # One to be ready when the current chunk is finished, and one in case a fetch takes longer than usual.
         self._ahead = number_of(AHEAD_VARIABLE, 2)
         # A restart of the machine gives another name: the copies were never synced.
-        name = f"3 {this_boot()} {directory} {stream_id}"
+        name = f"2 {this_boot()} {directory} {stream_id}"
         self.folder = files.cache_folder() / xxhash.xxh3_128_hexdigest(name.encode())
         self.folder.mkdir(mode=0o700, exist_ok=True)
         # Chunks opened last, to guess their distance; a part of a larger window has the same distance.
         self._recent: deque[int] = deque(maxlen=16)
-        self.drawn: Counter[int] = Counter()  # bytes that this process has read from their side files, see `SideFile`
-        # Bytes of arrays that this process may fetch before it calls `reserve`, which lists all copies; whether all
-        # rows are drawn.
-        self.spare, self.whole = 0, False
         self._queue: list[int] = []  # chunks that the thread has not started to fetch
         self._thread: threading.Thread | None = None
 
@@ -88,9 +85,8 @@ class Mirror:
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
-        self.whole = self._draws_most()
         self._recent.append(chunk)
-        self._queue = [chunk] * (self.whole and self._ahead > 0) + guess_next(self._recent, self._ahead)
+        self._queue = guess_next(self._recent, self._ahead)
         if self._queue and not (self._thread is not None and self._thread.is_alive()):
             # A daemon: if the process ends during a fetch, another process fetches the chunk again.
             self._thread = threading.Thread(target=self._fetch_ahead, name="lazyshard-read-ahead", daemon=True)
@@ -106,21 +102,8 @@ class Mirror:
 
     def fetch(self, chunk: int) -> None:
         """Prefetches a copy, unless there is no room. Raises as `open`."""
-        copy = self.folder / chunk_name(chunk)
-        if not copy.exists():
+        if not (self.folder / chunk_name(chunk)).exists():
             self._get(chunk, ahead=True)
-        if self.whole and (found := self._opened(chunk, copy, read=False)) and isinstance(found[2], SideFile):
-            found[2].complete()
-
-    def _draws_most(self) -> bool:
-        """Returns whether all rows were drawn, by this process and its peers, of most copies that were opened last."""
-        self.drawn, used = Counter({chunk: self.drawn[chunk] for chunk in self._recent if chunk in self.drawn}), 0
-        for chunk, drawn in self.drawn.items():
-            with contextlib.suppress(FileNotFoundError):
-                found = os.stat(self.folder / chunk_name(chunk))
-                # A rank has up to 32 workers, and the last rows of a chunk may not be fetched yet.
-                used += 1 if 2 * bytes_of(found) > found.st_size and 32 * drawn > found.st_size else -1
-        return used > 0
 
     def drop(self, chunk: int) -> None:
         """Removes a copy that does not match its seal; processes that have it open keep it."""
@@ -137,7 +120,7 @@ class Mirror:
                 file = _file(part, os.O_CREAT)
             except BlockingIOError:
                 # Its process is about to read it, or another one is removing it: this takes only a moment.
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
                 continue
             except FileNotFoundError:
                 # A process that removes the last copy also removes the folder.
@@ -159,9 +142,9 @@ class Mirror:
                 moved_at, progress = now, at
             if ahead:
                 return None
-            if now - moved_at > STALLED_S:
+            if now - moved_at > _STALLED_S:
                 return self._alone(chunk)
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
 
     def _opened(self, chunk: int, copy: Path, *, read: bool) -> _Copy | None:
         """Opens an existing copy; None if there is no complete one. Raises BlockingIOError: it is locked."""
@@ -194,8 +177,6 @@ class Mirror:
         """Returns the parts of a copy as separate files, which messages name by their objects."""
         data, *side = self._objects(seal)
         opened = OpenFile(os.dup(file.fd), data[0], seal.size)
-        if seal.arrays is not None and seal.arrays.size > PART_BYTES:
-            return seal, opened, SideFile(self, os.dup(file.fd), side[0][0], seal, seal.arrays)
         return seal, opened, OpenFile(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
 
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
@@ -204,21 +185,27 @@ class Mirror:
             # The file stays open as long as an error refers to it, so free its space.
             undo.callback(os.ftruncate, file.fd, 0)
             undo.callback(remove, part)
-            seal, sealed = self._seal(chunk)
-            objects = self._objects(seal)
-            end, size = sealed + len(sealed).to_bytes(8, "little"), sum(one.size for _, one in objects)
-            if not all(_may_be(*one) for one in objects):
-                return None
-            # Larger arrays are fetched when they are read.
-            fetched = [one for one in objects if one[1] is seal or one[1].size <= PART_BYTES]
-            if not self.reserve(file.fd, 0, sum(one.size for _, one in fetched) + len(end), ahead=ahead):
-                return None
-            whole = all(_download(file.fd, begin, *one) for begin, one in zip((0, seal.size), fetched, strict=False))
-            # After the fetch: a recreated stream writes its manifest before its chunks.
-            self.check_identity()
-            if not whole:
-                return None
-            write_all(file.fd, end, size)
+            try:
+                seal, sealed = self._seal(chunk)
+                objects = self._objects(seal)
+                end, size = sealed + len(sealed).to_bytes(8, "little"), sum(one.size for _, one in objects)
+                if not all(_may_be(*one) for one in objects):
+                    return None
+                if not reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
+                    return None
+                begins = (0, seal.size)
+                whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
+                # After the fetch: a recreated stream writes its manifest before its chunks.
+                self._check_identity()
+                if not whole:
+                    return None
+                write_all(file.fd, end, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
+                way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
+                raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
             note_use(file.fd, read=not ahead)
             # From here on other processes may read it.
             undo.pop_all()
@@ -226,50 +213,11 @@ class Mirror:
             lock(file.fd, shared=True)
             return self._parts(file, seal)
 
-    def reserve(self, fd: int, start: int, size: int, *, ahead: bool) -> bool:
-        """Makes room in the cache and allocates bytes in a file of it; returns whether it did.
-
-        Unless `ahead`, it always does, and may exceed the limit of the cache. A prefetch only evicts copies that were
-        read.
-        """
-        root, most = self.folder.parent, self._most
-        with locked(root / ".lock"):
-            total, copies = 0, []
-            for folder in root.iterdir():
-                for path, found in files_in(folder) if folder.is_dir() and not folder.is_symlink() else ():
-                    if path.name.endswith(PART_SUFFIX):
-                        if drop(path):
-                            continue
-                    elif not (ahead and found.st_atime_ns == _UNREAD):
-                        copies.append((path, found))
-                    total += bytes_of(found)
-            copies.sort(key=lambda copy: (copy[1].st_atime_ns == _UNREAD, copy[1].st_mtime_ns))
-            total = evict(((path, bytes_of(found)) for path, found in copies), total, most - size, drop)
-            if total + size > most:
-                if ahead:
-                    return False
-                if str(root) not in _told:
-                    _told.add(str(root))
-                    what = f"{root}: {total + size} bytes of chunks are being read on this node, more than the limit"
-                    what += f" of {most} bytes; the cache exceeds it, and chunks may have to be fetched again: make"
-                    what += " room for all chunks that the ranks of a node read at a time (their shuffle windows), with"
-                    _log.warning("%s %s", what, BYTES_VARIABLE)
-            self.spare = min(PART_BYTES, max(0, most - total - size))
-            try:
-                os.posix_fallocate(fd, start, size)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                what = f"no space left for copies of chunks of {self._directory}: free some, or set"
-                way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
-                raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
-        return True
-
     def _alone(self, chunk: int) -> _Copy:
         """Opens a chunk for this process only, even if it does not match its seal."""
         seal, _ = self._seal(chunk)
         data, *side = [(open_file if _may_be(*one) else open_unread)(one[0]) for one in self._objects(seal)]
-        self.check_identity()
+        self._check_identity()
         return seal, data, side[0] if side else None
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
@@ -279,13 +227,37 @@ class Mirror:
 
 
 def _file(path: Path, flags: int = 0) -> OpenFile:
-    # Only `note_use` sets the access time.
-    return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME | flags, 0o600), path, 0)
+    return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), path, 0)
 
 
-def bytes_of(found: os.stat_result) -> int:
-    """Returns how many bytes a copy takes up, its holes excluded."""
-    return min(found.st_size, 512 * found.st_blocks)
+def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
+    """Makes room for a locked part in a cache of at most `most` bytes and sets its size; returns whether it did.
+
+    Unless `ahead`, it always does, and the cache may exceed its limit. A prefetch only evicts copies that were read.
+    """
+    with locked(root / ".lock"):
+        total, copies = 0, []
+        for folder in root.iterdir():
+            for path, found in files_in(folder) if folder.is_dir() and not folder.is_symlink() else ():
+                if path.name.endswith(PART_SUFFIX):
+                    if drop(path):
+                        continue
+                elif not (ahead and found.st_atime_ns == _UNREAD):
+                    copies.append((path, found))
+                total += found.st_size
+        copies.sort(key=lambda copy: (copy[1].st_atime_ns == _UNREAD, copy[1].st_mtime_ns))
+        total = evict(copies, total, most - size, drop)
+        if total + size > most:
+            if ahead:
+                return False
+            if str(root) not in _told:
+                _told.add(str(root))
+                what = f"{root}: {total + size} bytes of chunks are being read on this node, more than the limit of"
+                what += f" {most} bytes; the cache exceeds it, and chunks may have to be fetched again: make room for"
+                what += " all chunks that the ranks of a node read at a time (their shuffle windows), with"
+                _log.warning("%s %s", what, BYTES_VARIABLE)
+        os.ftruncate(part, size)
+    return True
 
 
 def note_use(fd: int, *, read: bool) -> None:

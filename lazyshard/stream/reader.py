@@ -431,12 +431,10 @@ class StreamReader:
         try:
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
-            # Some filesystems cannot read an open file once it is deleted, and a copy of an object may have holes.
+            # Some filesystems cannot read an open file once it is deleted.
             self._chunks.pop(chunk.number, None)
-            file = str(cause.filename or chunk.path)
-            self._check_retired(chunk.number, file, cause)
-            what = f"{file}: missing, though chunk {chunk.number} is published; restore it"
-            raise errors.ChunkMissing(what, file=file, chunk=chunk.number) from cause
+            self._check_retired(chunk.number, str(chunk.path), cause)
+            raise
         except ChunkCorrupt:
             if self._stream.mirror is not None:
                 # The object itself may be intact.

@@ -144,7 +144,7 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
 
 def test_stopped_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 12, 4)
-    monkeypatch.setattr("lazyshard.store.mirror.STALLED_S", 0.2)
+    monkeypatch.setattr("lazyshard.store.mirror._STALLED_S", 0.2)
     gate = Gate()
     holds = {("GET", f"{bucket.key}/{chunk_name(1)}"): gate.hold}
     server.fault = lambda method, key: holds.pop((method, key), None)
@@ -192,8 +192,8 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 4)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0")
-    monkeypatch.setattr("os.posix_fallocate", raising(OSError(28, "No space left on device")))
-    refusal_of(OSError, f"copies of chunks of {bucket}.*{BYTES_VARIABLE}", StreamReader(bucket).read, 0)
+    monkeypatch.setattr("lazyshard.store.mirror.write_all", raising(OSError(28, "No space left on device")))
+    refusal_of(OSError, f"chunk 0 of {bucket}.*{BYTES_VARIABLE}", StreamReader(bucket).read, 0)
 
 
 def test_what_is_guessed() -> None:

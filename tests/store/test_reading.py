@@ -210,7 +210,6 @@ def test_bound_of_side_files(server: Server, bucket: UrlPath, tmp_path: Path, mo
     produce_arrays(tmp_path / "stream", 8)
     sizes = [Shelf(tmp_path / "stream").chunk_size(number) for number in range(4)]
     monkeypatch.setenv(BYTES_VARIABLE, str(sizes[0] + sizes[1] + 31))
-    monkeypatch.setattr(reading, "_LET_GO_S", 60.0)
     upload(tmp_path / "stream", bucket)
     reader = StreamReader(bucket)
     for sample in range(8):

@@ -140,6 +140,11 @@ class BlendedDataset(Indexed[BlendSpace]):
         parts = self._states.schedule.parts(step)
         return tuple(part / sum(parts) for part in parts)
 
+    @property
+    def consumed_before(self) -> int:
+        """Samples trained, over all ranks, before the positions from which `rank_indices` count."""
+        return self._space().before
+
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, judging by what was last read of its stream."""
         stream, inner = self._space().locate(operator.index(index))

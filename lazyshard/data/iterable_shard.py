@@ -18,7 +18,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lazyshard.data.samples import FILL_ROWS, BadRowCount
 from lazyshard.data.settings import BadRows
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
-from lazyshard.plan.deal import check_field
 
 __all__ = ["StreamingShard", "streaming_shard"]
 
@@ -49,9 +48,12 @@ class Sharding:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        check_field("num_shards", self.shards, 1)
-        check_field("index", self.index, 0, self.shards)
-        check_field("batch_size", self.batch_size, 1)
+        if self.shards < 1:
+            raise ValueError(f"num_shards must be 1 or more, got {self.shards}")
+        if not 0 <= self.index < self.shards:
+            raise ValueError(f"index must be in [0, {self.shards}), got {self.index}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
         if self.split_batches and self.batch_size % self.shards:
             why = "with split_batches, batch_size must be a multiple of num_shards"
             raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")

@@ -58,6 +58,7 @@ class Share:
     """A writer's share in a stream of several writers. Raises as `ChunkWriter`.
 
     Args:
+        open_stream, gate, sequencer: as `open_stream`, `gate` and `kind` of `Sequencing`.
         pause: called with seconds and a reason, instead of `time.sleep`, while the writer waits for the sequencer: in
             the call that fills a chunk (see `ChunkWriter.held`), in `finish`, and here if the writer has ended before.
             After the end of this writer it may raise to leave the rest to other processes.

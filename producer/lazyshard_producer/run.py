@@ -86,8 +86,9 @@ def _open(settings: Settings, shelf: Shelf, own: str, share: Share | None) -> Ch
     free = settings.rate is None and (settings.limits == Limits() or settings.writer is not None)
     more: dict[str, Any] = {"overlap": free, "arrays": form.arrays, "encoding": form.encoding}
     try:
-        if share is not None and shelf.remote:
-            share.uploads = shelf
+        if share is not None and is_url(settings.out):
+            # A part that is complete in the store has no shelf for uploads.
+            share.uploads = shelf if shelf.remote else None
             if end is not None:
                 share.complete(end.samples)
                 return end

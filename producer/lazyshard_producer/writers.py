@@ -41,7 +41,7 @@ _COMMAND_PATIENCE_S: Final = 600.0
 
 
 class SharedLimits:
-    """The limits of a stream of several writers while this process sequences, see `gate` of `ChunkWriter`."""
+    """The limits of a stream of several writers while this process sequences, see `Sequencer`."""
 
     def __init__(self, limits: Limits, warn: Callable[[str], None]) -> None:
         self.limits = limits  # may be replaced at any time

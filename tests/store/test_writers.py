@@ -96,6 +96,13 @@ def test_two_writers_end_the_stream_together(writers: Writers) -> None:
     assert lazyshard("verify", str(writers.url)).returncode == 0
 
 
+def test_a_writer_whose_part_is_complete_is_started_again(writers: Writers) -> None:
+    for _ in range(2):
+        writers.write("a", 0, 7, "--writers", 2)
+    writers.write("b", 100, 107)
+    check(writers, (0, 7), (100, 107))
+
+
 @pytest.mark.parametrize("killed", ["the writer", "the sequencer", "both"])
 def test_killed_processes_are_started_again(killed: str, writers: Writers) -> None:
     # Whoever starts first sequences.

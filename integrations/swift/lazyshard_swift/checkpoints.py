@@ -1,7 +1,8 @@
 """Saves a `Position` as ``checkpoint-N/lazyshard.json``, and the cursor once the checkpoint is durable.
 
-The file is written atomically, before the rest of the checkpoint. One process owns the cursor of a run until it exits:
-a lock excludes a second run of the same name. Global rank 0 writes for all, and broadcasts what it finds.
+The file is written atomically, before the rest of the checkpoint. Format 1, which does not record changes of the number
+of ranks, is still read. One process owns the cursor of a run until it exits: a lock excludes a second run of the same
+name. Global rank 0 writes for all, and broadcasts what it finds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from lazyshard.errors import CursorTaken, LazyShardError
 from lazyshard.format.records import in_file, parse_object, read, take
 from lazyshard.format.state import BLEND, KIND, BlendState, RunState, SequenceState
-from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, integer, or_null, tuples
+from lazyshard.part import BOOLEAN, NUMBER, TEXT, Checked, Kind, Part, integer, or_null, tuples
 from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory, sync_file
 from lazyshard.store.files import read_given_file
@@ -120,11 +121,13 @@ def parse(data: bytes, file: str) -> Position:
     try:
         with in_file(file):
             found = parse_object(data, _FORMAT)
-            position = read(Position, found, {"grouping"})
+            position = read(Position, found, {"grouping", *(["skipped"] if found["format"] == 1 else ())})
             if position.layout == GROUPED:
                 take(found, "grouping", TEXT)
         if position.layout != "strided":
             return position
+        if found["format"] == 1:
+            return _with_state(position, _only_part(position))
         blend: Inner | None = None
         state, within = found.get("state"), "state"
         if isinstance(state, dict) and (kind := state.get("kind")) in (BLEND, KIND):
@@ -134,6 +137,17 @@ def parse(data: bytes, file: str) -> Position:
     except (LazyShardError, ValueError) as cause:
         why = str(cause).removeprefix(f"{file}: ")
         raise PositionInvalid(f"{file}: {why}; use an older one, or start over from the weights", file=file) from cause
+
+
+def _only_part(position: Position) -> RunState:
+    """Returns the state for a position of format 1, in which the number of ranks never changed."""
+    draws, more = divmod(position.consumed, position.dp_size) if position.dp_size else (0, 1)
+    if more:
+        raise ValueError(f"consumed is {position.consumed}, expected a multiple of dp_size {position.dp_size}")
+    per_step, more = divmod(draws, position.step) if position.step else (0, 0)
+    part = Part(position.dp_size, position.batch_size, draws, draws_per_step=0 if more else per_step)
+    size, stream_id = position.samples_per_chunk, stream_id_of(position.stream)
+    return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
 
 
 def _with_state(position: Position, state: RunState, blend: Inner | None = None) -> Position:

@@ -318,7 +318,7 @@ def resumed(plan: RunPlan, part: Part, megatron: bool) -> RunPlan:
         same = (only.dp, only.batch_size, only.first_step, only.epoch) == (part.dp, part.batch_size, 0, None)
         if len(state.parts) > 1 or not same or counted != saved.consumed:
             return replace(after, epoch_samples=epoch_samples) if megatron else _in_one_pass(after)
-        # A start with more epochs may not have recorded the steps, but here they are known.
+        # Format 1 does not record the steps, but here they are known.
         plan = plan.with_steps_of(part.draws_per_step)
     batches = plan.epoch_samples // plan.micro_samples
     # The last step of each epoch may be smaller.

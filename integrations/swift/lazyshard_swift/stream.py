@@ -230,7 +230,7 @@ class TrainStream(Dataset[Any]):
         shift = 0
         if isinstance(asked, BlendedDataset):
             # Positions count from the start of the plan's current part; the blend's own part may start elsewhere.
-            shift = (plan.course.consumed_before - asked._space().before) // plan.dp_size
+            shift = (plan.course.consumed_before - asked.consumed_before) // plan.dp_size
             plan = replace(plan, blend_at=asked._state_after)
         elif isinstance(asked, Packs):
             asked._warns, plan = checkpoints.is_first(), replace(plan, blend_at=asked.state_after, packs=asked)

@@ -75,7 +75,7 @@ SAVED: Final[dict[str, Any]] = {
     **{"dp_size": 2, "batch_size": 1, "layout": "strided", "window": 8, "seed": 42, "epoch_samples": 100},
     **{"by_steps": False, "consumer": "one-1234", "saved_at": 1795000000.5},
 }
-"""What every position has."""
+"""What a position of format 1 has."""
 
 
 def position(**changes: Any) -> Position:

@@ -37,6 +37,10 @@ def changed(**changes: Any) -> bytes:
     return orjson.dumps({**LATEST, **changes})
 
 
+def format_1(**changes: Any) -> bytes:
+    return orjson.dumps({"format": 1, **SAVED, **changes})
+
+
 def assert_refused(data: bytes, *words: str) -> None:
     tells(raised(PositionInvalid, parse, data, FILE), f"{FILE}: ", *words, file=FILE)
 
@@ -100,12 +104,27 @@ BAD: list[tuple[bytes, str]] = [
     (changed(samples_per_chunk=8), "samples_per_chunk 4"),
     (changed(stream="f" * 32), "stream_id"),
     (changed(layout="grouped", window=0), "'grouping'"),
+    # Of which no run can be.
+    (format_1(consumed=47), "dp_size 2"),
+    (format_1(dp_size=0), "dp_size 0"),
 ]
 
 
 def test_file_that_is_no_position_is_refused_naming_what_is_wrong() -> None:
     for data, named in BAD:
         assert_refused(data, named)
+
+
+def test_format_1_is_read_as_a_run_of_one_part() -> None:
+    assert parse(format_1(), FILE) == position()
+    # 46 samples of 10 steps: the last one of an epoch was smaller, so nothing says how large they are.
+    uneven = parse(format_1(consumed=46, step=10), FILE)
+    assert uneven.state is not None
+    (part,) = uneven.state.parts
+    assert (part.draws, part.draws_per_step, uneven.state.consumed) == (23, 0, 46)
+    foreign = parse(format_1(stream="first-row-0123456789abcdef"), FILE)
+    assert foreign.state is not None and foreign.state.stream_id is None
+    assert parse(format_1(layout="block", window=0), FILE).state is None
 
 
 def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,21 @@ def test_fractions_of_epochs(tmp_path: Path, streams: Streams, epochs: float, st
     history.start(Shape(4, 1, 1), 3)
     assert history.start(Shape(2, 1, 2))
     assert (len(history.trained), max(history.last[0].steps)) == (4 * steps, steps - 1)
+
+
+def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams: Streams) -> None:
+    history = History("megatron", streams[48], tmp_path, train_iters=40, save_steps=3)
+    history.start(Shape(2, 1, 2), 3)
+    assert history.checkpoint is not None
+    file = history.checkpoint / "lazyshard.json"
+    values = orjson.loads(file.read_bytes())
+    del values["state"], values["skipped"]
+    file.write_bytes(orjson.dumps(values | {"format": 1}))
+    assert history.start(Shape(3, 2, 1))
+    assert_once(history, 48, 1, 6)
+    parts = history.plans[0].state.parts
+    found = [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in parts]
+    assert found == [(2, 6, 0, 2), (3, 0, 3, 2)]
 
 
 def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: Streams) -> None:

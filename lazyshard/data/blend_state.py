@@ -86,32 +86,37 @@ class BlendStates(States[BlendState]):
         self.loaded = found
         return known
 
-    def parts(self, epoch: int, rank: Rank, drawn: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
-        """Returns the parts of the run up to that with which it begins or continues.
-
-        A previous part that has drawn nothing is left out. `drawn` are part and draws of each stream.
-        """
+    def part(self, epoch: int, rank: Rank, drawn: Sequence[tuple[int, int]]) -> BlendPartState:
+        """Returns the part with which the run begins or continues; `drawn` are part and draws of each stream."""
         size, steps = self.order.batch_size, self.order.draws_per_step
         known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
         members, pieces = tuple(known.index(name) for name in self.names), self.schedule.pieces(0, steps)
         anew = BlendPartState(rank.dp_size, size, 0, members, pieces, tuple(drawn), epoch or None, 0, steps)
         loaded = self.in_epoch(epoch)
         if loaded is None:
-            return (anew,)
+            return anew
         last = loaded.parts[-1]
         # If everything that decides the draws is the same, the part continues.
         same = (last.dp, last.batch_size, last.members) == (anew.dp, size, members) and _end_of(last) == anew.begins
         piece, *others = self.schedule.pieces(last.first_step, steps)
         if same and (piece._replace(offset=last.pieces[0][2]), *others) == last.pieces:
-            return (*loaded.parts[:-1], replace(last, draws_per_step=steps or last.draws_per_step))
+            return replace(last, draws_per_step=steps or last.draws_per_step)
         pieces = self.schedule.pieces(_steps(last), steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
         if last.members == members and parts == pieces[0].parts:
             # The same weights continue at the same place of their period.
             pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
         again = None if last.draws or len(loaded.parts) > 1 else last.epoch
-        part = replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
-        return (*(loaded.parts if last.draws else loaded.parts[:-1]), part)
+        return replace(anew, pieces=pieces, epoch=again, first_step=_steps(last))
+
+    def parts(self, epoch: int, rank: Rank, drawn: Sequence[tuple[int, int]]) -> tuple[BlendPartState, ...]:
+        """Returns the parts of the run up to that of `part`, without a previous part that has drawn nothing."""
+        part, loaded = self.part(epoch, rank, drawn), self.in_epoch(epoch)
+        if loaded is None:
+            return (part,)
+        last = loaded.parts[-1]
+        same = replace(last, draws_per_step=part.draws_per_step) == part
+        return (*(loaded.parts if last.draws and not same else loaded.parts[:-1]), part)
 
     def after(self, parts: Sequence[BlendPartState], position: int, members: Mapping[str, RunState]) -> BlendState:
         """Returns the state at a position of the last part."""

@@ -62,7 +62,6 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         samples: rows taken so far: published ones, those in progress and those of the open chunk.
         full_chunks: chunks sealed so far, plus the one in progress with `overlap`.
         source: the position that was given with the last published row, or None.
-        state: the state of this producer in `head.json`, from the next publish or heartbeat on.
         publish_s: seconds from the last row of the last published chunk until the head was written.
 
     Raises:
@@ -121,7 +120,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.published_samples = self.samples = found.samples
         self._row_source = self.source  # the position after the last row
         self.publish_s = 0.0
-        self.state: ProducerState = "running"
+        self._state: ProducerState = "running"
         self._clock = clock
         self._failure: BaseException | None = None
         self._steps = WriteSteps(overlap=overlap)
@@ -225,6 +224,15 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             self._fail(cause)
 
     @property
+    def state(self) -> ProducerState:
+        """The state of this producer in `head.json`, from the next publish or heartbeat on."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ProducerState) -> None:
+        self._state = check_state(state)
+
+    @property
     def room(self) -> int:
         """Rows that the open chunk can still take, at least 1."""
         return self.samples_per_chunk - len(self._chunk)
@@ -241,7 +249,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             ValueError: the writer is closed, or `state` is "finished", which only `close` can set.
         """
         self._check_open()
-        self.state = check_state(state or self.state)
+        self.state = state or self.state
         self._finish_steps(functools.partial(self._tell_alive, note))
 
     def held(self) -> str | None:
@@ -363,7 +371,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
         self.source = chunks[-1][1]
         if not last:
             # A partial chunk is the last one: the head counts it only together with the end.
-            self._tell(self.state)
+            self._tell(self._state)
         if self._share is not None:
             self._share.wake(self.published_chunks)
         self.publish_s = time.monotonic() - full_at
@@ -385,7 +393,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
                 self._tell(state, note)
 
     def _tell_alive(self, note: str) -> None:
-        self._announcer.tell_alive(functools.partial(self._tell, self.state, note), self._lock)
+        self._announcer.tell_alive(functools.partial(self._tell, self._state, note), self._lock)
 
     def _tell(self, state: ProducerState, note: str = "") -> None:
         self._announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)

@@ -1,9 +1,10 @@
-"""Dataclasses whose fields are checked on construction, types of arrays, a split and a part of a run, for all rooms."""
+"""Dataclasses whose fields are checked on construction, types of arrays, sizes, and parts of a run, for all rooms."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -25,6 +26,7 @@ UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 MAX_SAMPLES: Final = 2**62  # More than any real stream has; keeps all index arithmetic within 64 bits
 MOST_SHARES: Final = 100_000  # the shares of all splits of a stream together: a table of a period is kept in memory
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?(?:b|bytes?)?", re.IGNORECASE)
 _SHOWN_MAX: Final = 80  # Characters of an invalid value in a message
 
 # Shortens values of many megabytes, and values nested as deeply as orjson reads, beyond Python's own limit
@@ -78,6 +80,22 @@ Samples = Annotated[int, integer(0, MAX_SAMPLES)]
 def tuples(value: Any, depth: int = 3) -> Any:
     """Converts lists of lists to tuples of tuples; returns any other value unchanged, for the check to reject."""
     return tuple(tuples(one, depth - 1) for one in value) if depth and isinstance(value, (list, tuple)) else value
+
+
+def parse_size(text: str | int, least: int = 1) -> int:
+    """Returns a number of bytes in SI units (kB) or IEC units (KiB). Raises ValueError: invalid, or below `least`.
+
+    >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
+    (20000000000, 1572864, 512)
+    """
+    size = -1
+    if (found := _SIZE.fullmatch(str(text).strip())) is not None:
+        whole, decimals, prefix, binary = found.groups("")
+        unit = (1024 if binary else 1000) ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
+        size = int(whole + decimals) * unit // 10 ** len(decimals)
+    if size < least:
+        raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
+    return size
 
 
 class Checked:

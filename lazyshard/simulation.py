@@ -24,8 +24,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from lazyshard.format.records import Head, parse_size
-from lazyshard.part import FloatArray, Int64Array, Part
+from lazyshard.format.records import Head
+from lazyshard.part import FloatArray, Int64Array, Part, parse_size
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours

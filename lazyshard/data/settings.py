@@ -19,9 +19,9 @@ from typing import Any, Final, Literal, get_args
 
 from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.format.arrays import LEAST_CACHE_BYTES
-from lazyshard.format.records import Fact, parse_size
+from lazyshard.format.records import Fact
 from lazyshard.lazy import FunctionMissing, named_function
-from lazyshard.part import SplitOf
+from lazyshard.part import SplitOf, parse_size
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules, auto_unit, check_field, named_unit, window_positions
 from lazyshard.stream import Published

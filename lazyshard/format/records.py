@@ -66,7 +66,6 @@ MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
 MAX_WRITERS: Final = 10_000  # Every seal names each of them, in some 30 bytes
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _ABSENT: Final = object()
-_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgtp])(i?))?(?:b|bytes?)?", re.IGNORECASE)
 
 Fact: TypeAlias = str | int | float | bool | None
 Encoding: TypeAlias = Mapping[str, Fact]
@@ -241,22 +240,6 @@ def printable(text: str) -> str:
     ('a\\x1b[2J\\n', 'Zürich 1')
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def parse_size(text: str | int, least: int = 1) -> int:
-    """Returns a number of bytes in SI units (kB) or IEC units (KiB). Raises ValueError: invalid, or below `least`.
-
-    >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
-    (20000000000, 1572864, 512)
-    """
-    size = -1
-    if (found := _SIZE.fullmatch(str(text).strip())) is not None:
-        whole, decimals, prefix, binary = found.groups("")
-        unit = (1024 if binary else 1000) ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
-        size = int(whole + decimals) * unit // 10 ** len(decimals)
-    if size < least:
-        raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
-    return size
 
 
 def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[str, Fact]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 from array import array
 from collections import deque
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import xxhash
 
-from lazyshard.errors import ProducerFenced
+from lazyshard.errors import ProducerFenced, WriterFailed
 from lazyshard.format.arrays import BLOB_IN_LINE
 from lazyshard.format.batch import CheckedLines
 from lazyshard.format.records import END, End, arrays_name, chunk_name, seal_name
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _BACKLOG_BYTES: Final = 8 << 20
 BUFFER_BYTES: Final = 1 << 20  # size of the pieces written; larger ones gain nothing, smaller ones take more calls
 PIECE_BYTES: Final = 64 << 10  # data of at least this size is written as its own piece: copying it would cost more
+
+_MAX_TOKENS: Final = 2**32 - 1  # lengths are sealed as 32 bits each
 
 _digest = xxhash.xxh3_64_intdigest
 _log = logging.getLogger("lazyshard")
@@ -345,3 +348,17 @@ def publish_end(directory: Path, chunks: int, samples: int, source: Any, tempora
     # Readers refuse a file that is too large, and do not need the position.
     data = next(data for one in (source, None) if len(data := End(chunks, samples, one).encode()) <= MAX_PLAIN_BYTES)
     publish_bytes(data, directory / END, temporary)
+
+
+def check_tokens(tokens: int) -> int:
+    """Returns a valid length of a sample in tokens. Raises TypeError, ValueError."""
+    if not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
+        raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
+    return tokens
+
+
+def write_failed(directory: Path, samples: int, reason: str, remedy: str) -> WriterFailed:
+    """Returns the error of a write that failed; the first `samples` rows are published."""
+    what = f"{directory}: {reason}. {samples:,} samples are published and safe, the rows after them are not; {remedy}"
+    way = "the stream again, or start its producer again: it continues from there"
+    return WriterFailed(f"{what} {way}", directory=str(directory), published_samples=samples)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from lazyshard.errors import LazyShardError, StreamEnded, WriterFailed
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
@@ -22,8 +21,6 @@ from lazyshard.stream.head import HEARTBEAT_S, check_state, failure_note, plain
 from lazyshard.stream.lock import Wanted, open_for_writing
 from lazyshard.stream.publishing import Filled, LinkedChunk, OpenChunk, SealedPiece, WriteSteps
 from lazyshard.stream.share import Share
-
-_MAX_TOKENS: Final = 2**32 - 1
 
 
 class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
@@ -57,8 +54,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
-        published_chunks: chunks sealed so far.
-        published_samples: rows in them.
+        published_chunks, published_samples: chunks sealed so far, and rows in them.
         samples: rows taken so far: published ones, those in progress and those of the open chunk.
         full_chunks: chunks sealed so far, plus the one in progress with `overlap`.
         source: the position that was given with the last published row, or None.
@@ -150,8 +146,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             RuntimeError: this is a fork of the process that opened the writer.
         """
         self._check_open()
-        if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
-            raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
+        tokens = None if tokens is None else publishing.check_tokens(tokens)
         packed = b""
         if isinstance(row, bytes):
             line, parsed = check_line(row)
@@ -441,10 +436,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
             raise self._failed(reason, "open") from self._failure
 
     def _failed(self, reason: str, remedy: str) -> WriterFailed:
-        samples, where = self.published_samples, str(self.directory)
-        what = f"{where}: {reason}. {samples:,} samples are published and safe, the rows after them are not; {remedy}"
-        way = "the stream again, or start its producer again: it continues from there"
-        return WriterFailed(f"{what} {way}", directory=where, published_samples=samples)
+        return publishing.write_failed(self.directory, self.published_samples, reason, remedy)
 
     def _forked(self) -> RuntimeError:
         return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}; this process is its fork")

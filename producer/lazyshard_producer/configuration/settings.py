@@ -20,9 +20,10 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from lazyshard.cli.output import size
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared, parse_size
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK, Declared
 from lazyshard.format.state import check_consumer
 from lazyshard.format.writers import WRITERS, check_declared, check_writer_name
+from lazyshard.part import parse_size
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.sequences import Pad, Split
 

@@ -362,8 +362,10 @@ class Sequencing:
             published = self.sequencer.turn()
             self.ended = self.sequencer.ended
         except ProducerFenced:
+            # Another process has just taken over; if it ends soon, this one is next.
+            self._try_at = time.monotonic() + self._idle_s
             self.close()
-            return RETRY_S
+            return self._idle_s
         except StreamEnded:
             self.close()
             self.ended = True

@@ -27,11 +27,12 @@ from lazyshard.stream.sequencer import Gate, Sequencer, Sequencing
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter
 
-MOST_PIECES: Final = 2  # pieces without a number after which a writer waits
+MOST_PIECES: Final = 4  # pieces without a number after which a writer waits
 _MOST_OBJECTS: Final = 8  # the same in an object store: until a piece has a number takes a second there
 _RETIRED_AT_ONCE: Final = 16  # pieces: deleting costs three syncs each time
 REFUSED_S: Final = 5.0  # after which a writer whose pieces are not taken fails: by then another process has taken over
 _WARN_S: Final = 60.0
+_POLL_S: Final = 0.005
 _ASK_S: Final = 0.25  # how often a writer that waits reads the reason
 _CREATED_S: Final = 60.0  # by then a process that creates the stream has done so, or it hangs
 _log = logging.getLogger("lazyshard")
@@ -136,7 +137,7 @@ class Share:
             return
         folder = self.directory / WRITERS
         # Without hard links, the lock alone keeps a manifest from being replaced.
-        lock = filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False)
+        lock = filelock.FileLock(folder / LOCK, timeout=_CREATED_S, thread_local=False, poll_interval=_POLL_S)
         with lock, contextlib.suppress(FileExistsError):
             if not (self.directory / MANIFEST).exists():
                 create_stream(self.directory, made, folder / f".stream.{secrets.token_hex(8)}")
@@ -191,7 +192,7 @@ class Share:
         return None
 
     def make_room(self, published: int, tell: Callable[[str], object]) -> None:
-        """Waits while there are two pieces without a number; `tell` shows that this writer is alive, and says why."""
+        """Waits while there are four pieces without a number; `tell` shows that this writer is alive, and says why."""
         self._wait(lambda: self._has_room(published), tell)
         done = self._taken // self.samples_per_chunk
         if done - self._retired >= _RETIRED_AT_ONCE:
@@ -204,11 +205,11 @@ class Share:
         if self.uploads is not None:
             self.uploads.announce(-(-published // self.samples_per_chunk))
         self._woken.set()
-        self._wait(lambda: self._taken >= whole, str)
+        # Of two writers that end at the same time, the later one must find both ends.
+        self._wait(lambda: self._taken >= whole and (self._ended or self._end_is_there()), str)
         if self.uploads is not None:
             self._retire(self._taken // self.samples_per_chunk)
         if self._is_last():
-            # Of two that end at the same time, the later one finds both ends.
             self._wait(lambda: self._ended, str, for_end=True)
 
     def complete(self, published: int) -> None:
@@ -218,6 +219,9 @@ class Share:
             self.finish(published)
         finally:
             self.close()
+
+    def _end_is_there(self) -> bool:
+        return self.uploads is None or is_there(self.directory / WRITERS / self.name / END)
 
     def _is_last(self) -> bool:
         """Whether all writers have ended, so that the stream ends."""
@@ -249,6 +253,8 @@ class Share:
         self._ended = has_ended(self.directory)
         if (found := read_committed(self.directory)) is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
+            if found.stopped and not self._ended:
+                self._woken.set()
         if done():
             return True
         # A refusal may be older than what was done about it: the sequencer tries again once a second.
@@ -265,7 +271,7 @@ class Share:
         return f"chunks of writer {self.name!r} wait for the sequencer of the stream"
 
     def _wait(self, done: Callable[[], bool], tell: Callable[[str], object], *, for_end: bool = False) -> None:
-        pause, began = 0.005, time.monotonic()
+        pause, began = _POLL_S, time.monotonic()
         warned = told = asked = began
         reason = ""
         while not self._look(done, began, for_end=for_end):

@@ -250,7 +250,7 @@ class ChunkWriter(contextlib.AbstractContextManager["ChunkWriter"]):
     def held(self) -> str | None:
         """Returns why the chunk that begins now would wait when it is full, None if it would not. Raises as `write`.
 
-        A named writer waits while two of its chunks have no number in the stream.
+        A named writer waits while four of its chunks have no number in the stream.
         """
         self._check_open()
         return None if self._share is None else self._share.held(self.full_chunks * self.samples_per_chunk)

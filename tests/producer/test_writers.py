@@ -11,6 +11,7 @@ import pytest
 
 from lazyshard.errors import LazyShardError, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.stream import ChunkWriter
+from lazyshard.stream.share import MOST_PIECES
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import ids, rows, run_arguments
@@ -60,8 +61,8 @@ def test_a_limit_holds_back_all_writers(nursery: Commands, out: Path) -> None:
     ):
 
         def held() -> bool:
-            pieces = [head(out, name).get("chunks", 0) for name in "ab"]
-            return head(out).get("chunks") == 3 and sum(pieces) == 3 + 2 * 2 and head(out)["state"] == "waiting"
+            pieces = sum(head(out, name).get("chunks", 0) for name in "ab")
+            return head(out).get("chunks") == 3 and pieces == 3 + 2 * MOST_PIECES and head(out)["state"] == "waiting"
 
         a.wait_until(held)
         a.wait_until(lambda: all("--max-ahead 3 chunks" in head(out, name).get("note", "") for name in "ab"))

@@ -5,15 +5,17 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader, errors
-from lazyshard.format.records import Encoding
+from lazyshard.format.records import END, Encoding, End
 from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced
 from lazyshard.store import durable
 from lazyshard.stream import members, read_retired, sequencer, share
+from lazyshard.stream.lock import Wanted
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
@@ -336,6 +338,23 @@ def test_damaged_piece_stops_its_writer_alone_and_is_taken_when_it_is_restored(
     check_writers(tmp_path, a=5, b=5)
 
 
+def test_a_writer_is_the_last_only_once_its_end_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Share, "_run", lambda self: None)
+    end, seen = tmp_path / WRITERS / "a" / END, list[bool]()
+
+    def pause(seconds: float, reason: str) -> None:
+        seen.append(end.exists())
+        if end.exists():
+            monkeypatch.setattr(share, "has_ended", lambda directory: True)
+        end.parent.mkdir(exist_ok=True)
+        end.write_bytes(End(1, 1).encode())
+
+    one = Share(tmp_path, "a", 1, Wanted(2), time.time, open_stream=mock.Mock(), pause=pause)
+    one.uploads = mock.Mock(directory=tmp_path)
+    one.complete(1)
+    assert seen == [False, True]
+
+
 def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,7 +366,7 @@ def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
         durable.publish_bytes(told.encode(), target, target.with_name(".told"))
 
     writer = ChunkWriter(tmp_path, 2, writer="a", writers=1)
-    add(writer, 0, 4)
+    add(writer, 0, 2 * share.MOST_PIECES)
     tell(1, {}, {"a": "damaged"})
     assert isinstance(writer.held(), str)
     monkeypatch.setattr(share, "REFUSED_S", 0.0)
@@ -355,7 +374,7 @@ def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
     tell(2, {"a": [2, 0]}, {})
     assert writer.held() is None
     # From here on it waits anew.
-    add(writer, 4, 6)
+    add(writer, 2 * share.MOST_PIECES, 2 * share.MOST_PIECES + 2)
     monkeypatch.undo()
     tell(3, {"a": [2, 0]}, {"a": "damaged"})
     assert isinstance(writer.held(), str)

@@ -48,6 +48,10 @@ EXPECTED: Final = {
         ("ok: each recording was transcribed once and trained once, except for 4, fewer than a step takes",),
         {"stream": "25 chunks, 196 samples, "},
     ),
+    "webdataset_tars.py": Expected(
+        ("the producer was killed after 60 samples", "ok: 120 samples of 3 tars, each once and with the bytes"),
+        {"stream": "12 chunks, 120 samples, "},
+    ),
     "blend_schedule.py": Expected(
         ("ok: no stream was ever more than 0.8 samples away from its share",),
         {"web": "40 chunks, 2,000 samples, ", "maths": "12 chunks, 600 samples, ", "code": "16 chunks, 800 samples, "},
@@ -122,4 +126,4 @@ def test_examples_use_what_is_exported_and_nothing_else() -> None:
             elif isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("lazyshard") for alias in node.names), path.name
     assert set(used) <= set(lazyshard.__all__)
-    assert used["LazyShardedDataset"] == 6 and used["ChunkWriter"] == 5
+    assert used["LazyShardedDataset"] == 7 and used["ChunkWriter"] == 5

@@ -51,12 +51,14 @@ class Pipeline:
         # Warns, once it is started, if the filesystem, a source or a function does not respond.
         watchdog = self.watchdog = Watchdog(warn)
         out, sources, policy = Path(settings.out), settings.sources, settings.on_bad_row
-        context = Context(out, settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None))
+        form = form_of(settings)
+        check: Callable[[], object] = check_owner or (lambda: None)
+        context = Context(out, settings.max_row_bytes, settings.samples_per_chunk, check, form.carried)
         start, names = RunPosition(sources=()), []
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, [source.path for source in sources])
-        form, described, changed = form_of(settings), describe(settings), None
+        described, changed = describe(settings), None
         if committed is not None:
             start, changed = _same_recipe(start, described)
         makers: Maker | Workers | None = None

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import pack_row
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
 from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import raise_if_short
@@ -24,7 +26,17 @@ from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources import source
-from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, line_size, refuse_source, too_long
+from lazyshard_producer.sources.source import (
+    PYTHON,
+    Context,
+    Line,
+    Rows,
+    Source,
+    bad_row,
+    line_size,
+    refuse_source,
+    too_long,
+)
 
 AHEAD_ROWS: Final = 1024
 """Maximum rows that the thread reads ahead, and never more than a chunk: costly rows are not made too early."""
@@ -59,12 +71,12 @@ class GeneratorSource(Source):
             self.start = FunctionPosition(rows, length, encode_row({"position": position["position"]}))
         self.reached, self.progress = self.start, (self.start.length, None)
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
-        self._most = context.max_row_bytes
+        self._most, self._arrays = context.max_row_bytes, context.arrays
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # The following fields are shared with the thread, under the condition's lock.
-        self._given: list[tuple[bytes | RowInvalid, FunctionPosition]] = []
+        self._given: list[tuple[Line, FunctionPosition]] = []
         self._given_bytes = 0
         self._failure: BaseException | None = None
         self._finished = self._stopping = False
@@ -156,7 +168,7 @@ class GeneratorSource(Source):
             self._requested_at = time.monotonic()
             return not self._stopping
 
-    def _examine(self, number: int, pair: Any) -> tuple[bytes | RowInvalid, bytes]:
+    def _examine(self, number: int, pair: Any) -> tuple[Line, bytes]:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise self._refusal(f"a pair (row, position) as row {number}", pair)
         row, position = pair
@@ -168,10 +180,12 @@ class GeneratorSource(Source):
             expected = f"a value of JSON as the position after row {number}"
             raise self._refusal(expected, position, f" ({error.reason})") from None
         try:
-            line = row if isinstance(row, bytes) else encode_row(row)
+            line = row if isinstance(row, bytes) else EncodedRow(*pack_row(row)) if self._arrays else encode_row(row)
         except RowInvalid as error:
             return error, written
-        exceeds = len(line) > self._most and len(line.rstrip(b"\r\n")) > self._most
+        exceeds = line_size(line) > self._most
+        if exceeds and isinstance(line, bytes):
+            exceeds = len(line.rstrip(b"\r\n")) > self._most
         return bad_row(too_long(self._most)) if exceeds else line, written
 
     def _call(self, call: Callable[[], Any]) -> Any:

@@ -52,12 +52,14 @@ class Context(NamedTuple):
     """The run's settings for sources. `check_owner` raises `ProducerFenced` if another producer has the stream.
 
     `out` is the stream's directory, which may not exist yet. `samples_per_chunk` None: nothing is to be published.
+    `arrays`: rows of Python objects may hold arrays and bytes.
     """
 
     out: Path
     max_row_bytes: int
     samples_per_chunk: int | None = None
     check_owner: Callable[[], object] = lambda: None
+    arrays: bool = False
 
 
 class Rows(NamedTuple):

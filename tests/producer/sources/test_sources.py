@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.batch import EncodedRow
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
@@ -229,10 +230,12 @@ def open_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     opened: list[GeneratorSource] = []
 
-    def open_it(text: str, position: dict[str, Any] | None = None, name: str = "users:rows") -> Any:
+    def open_it(
+        text: str, position: dict[str, Any] | None = None, name: str = "users:rows", arrays: bool = False
+    ) -> Any:
         (tmp_path / "users.py").write_text(text)
         monkeypatch.delitem(sys.modules, "users", raising=False)
-        context = Context(tmp_path / "stream", 100)
+        context = Context(tmp_path / "stream", 100, arrays=arrays)
         opened.append(GeneratorSource(SourceSettings(path=f"python:{name}"), position, context))
         return opened[-1]
 
@@ -295,6 +298,14 @@ def test_what_the_function_gives(body: str, lines: list[bytes], positions: list[
     rows = read_all(open_generator(f"def rows(position):\n {body}\n"))
     assert [line for line, _ in rows] == lines
     assert [position["position"] for _, position in rows] == positions
+
+
+def test_rows_hold_bytes_where_the_stream_holds_arrays(open_generator: Open) -> None:
+    text = "def rows(position):\n yield {'a': b'xyz'}, 1\n yield {'a': b'x' * 101}, 2\n"
+    (row, _), (long, _) = read_all(open_generator(text, arrays=True))
+    assert row == EncodedRow(b'{"a":{"$bytes":[3,0,null]}}\n', b"xyz" + bytes(5))
+    assert isinstance(long, RowInvalid)
+    assert all(isinstance(line, RowInvalid) for line, _ in read_all(open_generator(text)))
 
 
 def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:

@@ -27,7 +27,7 @@ from lazyshard.stream import write_cursor
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.listing import names_of
 from tests.harness.processes.environment import environment, run_command
-from tests.stream.streams import forked
+from tests.stream.streams import forked, stream_id_of
 
 DEADLINE_S: Final = 60.0
 
@@ -158,11 +158,8 @@ def save(folder: Path, step: int, state: RunState, **values: Any) -> Path:
 
 def commit(directory: Path, state: RunState | None, chunks_before: int = 0, **values: Any) -> None:
     fields: dict[str, Any] = {"consumer": "sft", "consumed": 0 if state is None else state.consumed} | values
-    stream_id = json.loads((directory / "stream.json").read_bytes())["stream_id"]
-    write_cursor(
-        directory,
-        Cursor(stream_id=stream_id, chunks_before=chunks_before, plan={}, updated_at=1.0, state=state, **fields),
-    )
+    fields |= {"stream_id": stream_id_of(directory), "chunks_before": chunks_before}
+    write_cursor(directory, Cursor(plan={}, updated_at=1.0, state=state, **fields))
 
 
 def changed(state: RunState, part: int, **fields: Any) -> RunState:

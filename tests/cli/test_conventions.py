@@ -47,7 +47,6 @@ WITHOUT_JSON: Final = {
 
 MORE: Final = {"audit": ["checkpoints"], "export": ["out"], "forget": ["sft"], "trace": ["--sample", "0"]}
 
-
 COMMANDS: Final[dict[str, Any]] = {
     f"{name} {command}": found
     for name, one in (("lazyshard", app), ("lazyshard-producer", producer_app))

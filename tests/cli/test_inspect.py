@@ -36,11 +36,8 @@ def values(*arguments: object) -> Any:
 def written(directory: Path, *, end: bool = True) -> str:
     writer = ChunkWriter(directory, 2, clock=lambda: 1700000000.0)
     for number in range(6):
-        writer.write(
-            {"id": number, "text": "ü" * 10**number} | ({"tags": [1, "x"]} if number % 2 else {}),
-            tokens=number + 1,
-            source={"in.jsonl": number},
-        )
+        row = {"id": number, "text": "ü" * 10**number} | ({"tags": [1, "x"]} if number % 2 else {})
+        writer.write(row, tokens=number + 1, source={"in.jsonl": number})
     writer.close(end)
     return writer.stream_id
 

@@ -194,21 +194,10 @@ def test_page_and_summary() -> None:
 
 def test_values() -> None:
     values = status_values(shared(*FEW))
-    assert values["sequencer"] == {
-        "host": "node7",
-        "pid": 12345,
-        "process_is_gone": False,
-        "stopped": False,
-        "sign_age_s": 1,
-    }
-    assert [one["state"] for one in values["writers"]] == [
-        "running",
-        "waiting",
-        "finished",
-        "dead",
-        "refused",
-        "unknown",
-    ]
+    told = {"host": "node7", "pid": 12345, "process_is_gone": False, "stopped": False, "sign_age_s": 1}
+    assert values["sequencer"] == told
+    states = ["running", "waiting", "finished", "dead", "refused", "unknown"]
+    assert [one["state"] for one in values["writers"]] == states
     assert values["writers"][4] == {
         **{"name": "e", "state": "refused", "published_samples": 30, "stream_samples": 10, "waiting_pieces": 2},
         **{"samples_per_s": 5.0, "heartbeat_age_s": 2.0, "host": "node8", "pid": 77},
@@ -292,9 +281,8 @@ def test_an_ended_stream_without_some_rows(tmp_path: Path) -> None:
     a, b = json.loads(lazyshard("status", stream, "--json").stdout)["writers"]
     assert [(one["waiting_pieces"], one["left_out_samples"]) for one in (a, b)] == [(0, 0), (0, 8)]
     lines = status_lines(Looks().add(take_survey(stream, time.time())), watching=False)
-    assert [
-        line for line in lines if line.startswith("  writer      b: refused, 12 rows, 8 rows not part of the stream;")
-    ]
+    refused = "  writer      b: refused, 12 rows, 8 rows not part of the stream;"
+    assert any(line.startswith(refused) for line in lines)
     assert "2 pieces of writers not part of it" in lazyshard("verify", stream).stdout
 
 

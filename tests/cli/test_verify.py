@@ -40,15 +40,11 @@ def deleted(directory: Path) -> None:
     retire(stream(directory, 6, end=False), 2, 3)
 
 
-def unfinished(directory: Path) -> None:
-    put("chunk_00002.jsonl", b"x")(stream(directory, 4, end=False))
-
-
 @pytest.mark.parametrize(
     ("make", "options", "code", "summary"),
     [
         (stream, [], 0, "3 chunks, 5 samples, 45 bytes, ended: no damage"),
-        (unfinished, [], 0, "2 chunks, 4 samples, 36 bytes, open: 1 left over"),
+        (lambda at: put(C2, b"x")(stream(at, 4, end=False)), [], 0, "2 chunks, 4 samples, 36 bytes, open: 1 left over"),
         (deleted, [], 0, "1 chunk, from 2 on, 2 samples, 18 bytes, open: no damage"),
         (another, [], 0, f"{OF_ANOTHER}: no damage"),
         (another, ["--samples-per-chunk", "3"], 5, f"{OF_ANOTHER}: 1 damaged"),

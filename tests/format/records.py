@@ -110,6 +110,9 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 chunks = st.integers(0, MAX_CHUNKS)
 samples = st.integers(0, MAX_SAMPLES)
 counts = st.tuples(chunks, st.integers(0, 10**18)).map(lambda pair: (pair[0], pair[0] and sum(pair)))
+ends = counts.map(lambda pair: End(*pair))
+_head = (counts, st.booleans(), st.sampled_from(STATES), st.floats(0, 1e300), text, st.integers(0, 2**31), finite)
+heads = st.builds(lambda count, *more: Head(*count, *more), *_head)
 draws = st.integers(0, 40) | st.sampled_from([2**31, 2**40])
 no_text = ("", 1, None)
 COUNTS: Final = [
@@ -119,7 +122,6 @@ COUNTS: Final = [
     *wrong("chunks", 0, field="samples", expected="0, "),
 ]
 NO_STREAM_ID: Final = ["", "5f", "5f\n", 5, STREAM_ID.upper()]
-
 
 borders = st.lists(st.integers(1, 2**40), max_size=6, unique=True).map(sorted)
 skips = borders.map(lambda found: tuple(zip(found[::2], found[1::2], strict=False)))
@@ -189,14 +191,7 @@ _PARTS: Final = (
 )
 
 RECORDS: Final = {
-    "end": Record(
-        "stream.end",
-        End.decode,
-        b'{"format":1,"chunks":3,"samples":25}\n',
-        End(3, 25),
-        COUNTS,
-        counts.map(lambda pair: End(*pair)),
-    ),
+    "end": Record("stream.end", End.decode, b'{"format":1,"chunks":3,"samples":25}\n', End(3, 25), COUNTS, ends),
     "owner": Record(
         "stream.owner",
         Owner.decode,
@@ -258,16 +253,7 @@ RECORDS: Final = {
             *wrong("rate updated_at row_at", "1"),
             *wrong("host", *no_text),
         ],
-        st.builds(
-            lambda count, *rest: Head(*count, *rest),
-            counts,
-            st.booleans(),
-            st.sampled_from(STATES),
-            st.floats(0, 1e300),
-            text,
-            st.integers(0, 2**31),
-            finite,
-        ),
+        heads,
     ),
     "hint": Record(
         "cursors/sft.reading.json",

@@ -152,13 +152,9 @@ def test_description_that_does_not_fit_the_bytes_is_refused(key: str, fact: str,
 
 
 def test_media_types_are_told_by_the_first_bytes() -> None:
-    begins = {
-        "image/jpeg": b"\xff\xd8\xff\xe0",
-        "image/png": b"\x89PNG\r\n\x1a\n",
-        "audio/flac": b"fLaC",
-        "audio/mpeg": b"ID3",
-    }
-    begins |= {"image/webp": b"RIFF\0\0\0\0WEBPVP8 ", "audio/wav": b"RIFF\0\0\0\0WAVEfmt ", "audio/ogg": b"OggS"}
+    begins = {"image/jpeg": b"\xff\xd8\xff\xe0", "image/png": b"\x89PNG\r\n\x1a\n"}
+    begins |= {"audio/flac": b"fLaC", "audio/mpeg": b"ID3", "audio/ogg": b"OggS"}
+    begins |= {"image/webp": b"RIFF\0\0\0\0WEBPVP8 ", "audio/wav": b"RIFF\0\0\0\0WAVEfmt "}
     begins |= {"video/mp4": b"\0\0\0\x20ftypisom", "image/avif": b"\0\0\0\x20ftypavif", "video/webm": b"\x1aE\xdf\xa3"}
     assert {name: arrays.media_type(data + b"...") for name, data in begins.items()} == {name: name for name in begins}
     for blob in (b"GIF89a", bytearray(b"GIF89a"), memoryview(b"GIF89a"), np.bytes_(b"GIF89a")):

@@ -48,10 +48,8 @@ def seal_source(**values: Any) -> dict[str, Any]:
 
 
 def test_what_a_finished_source_had_goes_to_the_others() -> None:
-    assert mixed_sources(seal_source())[1:] == (
-        MixedSource("code.jsonl", 0.25, 0.25, 2, False),
-        MixedSource("books.jsonl", 0.25, 0.0, 0, False),
-    )
+    others = (MixedSource("code.jsonl", 0.25, 0.25, 2, False), MixedSource("books.jsonl", 0.25, 0.0, 0, False))
+    assert mixed_sources(seal_source())[1:] == others
     found = mixed_sources(seal_source(drawn=[0, 0, 0], finished=[True, False, False]))
     assert [(one.weight, one.share) for one in found] == [(0.0, None), (0.5, None), (0.5, None)]
     found = mixed_sources(seal_source(finished=[True, True, True]))
@@ -80,14 +78,8 @@ def test_what_cannot_be_is_no_mixture(source: Any) -> None:
     assert len(mixed_sources(many(MAX_SOURCES))) == MAX_SOURCES
 
 
-RECIPE: dict[str, Any] = {
-    "transform": "m:f",
-    "balance": 64,
-    "micro_batch_size": 2,
-    "length_field": "tokens",
-    "cost_per_token": 1.0,
-    "cost_per_token_squared": 4e-05,
-}
+RECIPE: dict[str, Any] = {"transform": "m:f", "balance": 64, "micro_batch_size": 2, "length_field": "tokens"}
+RECIPE |= {"cost_per_token": 1.0, "cost_per_token_squared": 4e-05}
 
 
 def test_costs_that_cannot_be_say_nothing() -> None:

@@ -15,17 +15,7 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.format import state as cursors
-from lazyshard.format.state import (
-    BlendPartState,
-    BlendShare,
-    BlendState,
-    Cursor,
-    CursorToken,
-    ReadingHint,
-    RunState,
-    blend_shares,
-    cursor_name,
-)
+from lazyshard.format.state import BlendShare, BlendState, Cursor, CursorToken, ReadingHint, RunState, blend_shares
 from lazyshard.part import Part
 from tests.format.records import CURSOR, OWNER, RECORDS, refusal, with_field, written
 from tests.format.test_records import anything
@@ -118,7 +108,8 @@ def test_name_that_no_consumer_can_have_is_refused() -> None:
         '".reading"': ["sft.reading"],
         "a string": [5, None],
     }
-    uses = (cursors.check_consumer, cursor_name, cursors.reading_name, lambda name: Cursor(name, None, 0, 0, {}, 0.0))
+    uses: list[Any] = [cursors.check_consumer, cursors.cursor_name, cursors.reading_name]
+    uses.append(lambda name: Cursor(name, None, 0, 0, {}, 0.0))
     for name, fact, use in [(name, fact, use) for fact, names in wrong.items() for name in names for use in uses]:
         caught = raised(ValueError, use, name)
         assert fact in str(caught)
@@ -127,9 +118,9 @@ def test_name_that_no_consumer_can_have_is_refused() -> None:
 
 def test_any_other_name_is_a_file_name(tmp_path: Path) -> None:
     for name in ("sft", "a" * 200, "ü" * 100, "run 7", "a.json", "reading", "x.reading.2", "-", "~"):
-        assert (cursor_name(name), cursors.reading_name(name)) == (f"{name}.json", f"{name}.reading.json")
+        assert (cursors.cursor_name(name), cursors.reading_name(name)) == (f"{name}.json", f"{name}.reading.json")
         (tmp_path / f".{name}.0123456789abcdef").write_bytes(b"")
-        (tmp_path / cursor_name(name)).write_bytes(b"")
+        (tmp_path / cursors.cursor_name(name)).write_bytes(b"")
         cursor, mark = Cursor(name, None, 0, 0, {}, 0.0), ReadingHint(name, None, 1, 0, 0, 0.0)
         assert Cursor.decode(cursor.encode(), name) == cursor
         assert ReadingHint.decode(mark.encode(), name) == mark
@@ -142,7 +133,7 @@ def run(consumed: int) -> RunState:
 def state(draws: int) -> BlendState:
     """Weights of 3 to 1, and after four draws of 1 to 1; a stream that is blended no more stands before them."""
     pieces = ((0, (3, 1), 0), (4, (1, 1), 0))
-    part = BlendPartState(1, 1, draws, (1, 2), pieces, ((0, 0), (0, 0)))
+    part = cursors.BlendPartState(1, 1, draws, (1, 2), pieces, ((0, 0), (0, 0)))
     return BlendState(("old", "a", "b"), (run(7), run(3), run(draws - 3)), (part,), draws)
 
 
@@ -155,6 +146,6 @@ def test_shares_of_a_blend_are_those_of_what_comes_next() -> None:
     most = cursors.MAX_SHARES
     for count in (most, most + 1):
         names = tuple(str(number) for number in range(count))
-        part = BlendPartState(1, 1, 0, tuple(range(count)), ((0, (1,) * count, 0),), ((0, 0),) * count)
+        part = cursors.BlendPartState(1, 1, 0, tuple(range(count)), ((0, (1,) * count, 0),), ((0, 0),) * count)
         shares = blend_shares(BlendState(names, (run(0),) * count, (part,), 0), dict(zip(names, names, strict=True)))
         assert len(shares) == (count if count == most else 0)

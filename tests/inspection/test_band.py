@@ -74,13 +74,7 @@ def consumers(draw: st.DrawFn) -> list[Consumer]:
     return found
 
 
-@given(
-    found=consumers(),
-    chunks=st.integers(0, 120),
-    retired=st.integers(0, 130),
-    ended=st.booleans(),
-    close_up=st.integers(1, 40),
-)
+@given(consumers(), st.integers(0, 120), st.integers(0, 130), st.booleans(), st.integers(1, 40))
 def test_chunks_are_covered_once(found: list[Consumer], chunks: int, retired: int, ended: bool, close_up: int) -> None:
     band = make_band(census(chunks, retired=min(retired, chunks), ended=ended), found, close_up)
     assert [one.first for one in band.stretches] == [0, *(one.stop for one in band.stretches)][: len(band.stretches)]

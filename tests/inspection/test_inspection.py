@@ -193,10 +193,7 @@ def nothing(*_: Any, **__: Any) -> Any:
     raise AssertionError("this is not to be read")
 
 
-@given(
-    steps=st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 1000)), min_size=1, max_size=50),
-    most=st.integers(1, 80),
-)
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 1000)), min_size=1, max_size=50), st.integers(1, 80))
 def test_rates_times_their_stretches_are_all_that_came(steps: list[tuple[float, int]], most: int) -> None:
     course = [At(0.0, 0)]
     for seconds, amount in steps:
@@ -217,10 +214,8 @@ def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monk
     monkeypatch.setattr(inspection, "read_rows", nothing)
     found = inspection.take_history(tmp_path)
     assert [one.amount for one in course(found)] == [2, 4, 6, 8, 10, 12]
-    assert [(one.consumer, one.updated_at, one.consumed) for one in found.trained] == [
-        ("a", NOW + 7, 4),
-        ("b", NOW + 9, 8),
-    ]
+    trained = [(one.consumer, one.updated_at, one.consumed) for one in found.trained]
+    assert trained == [("a", NOW + 7, 4), ("b", NOW + 9, 8)]
     assert found.refusals is not None and [one.rows for one in found.refusals.reasons] == [2, 1]
     assert found.found is not None
     assert (found.found.tokens.count, found.found.tokens.largest, found.found.looked_at) == (12, 11, 6)
@@ -278,11 +273,8 @@ def test_reasons_that_differ_by_numbers_are_one() -> None:
     binary = refusal("not UTF-8", row_base64="/w==").replace(b'"row": "{", ', b"")
     lines = [*(refusal(*one) for one in told), binary, b"{", b"[]\n", b"x\n"]
     found = count_refusals(iter(lines), complete=True)
-    assert [(one.reason, one.rows, len(one.sources), one.first.line) for one in found.reasons] == [
-        ("byte 7: torn", 2, 2, 4),
-        ("no answer", 1, 1, 3),
-        ("not UTF-8", 1, 1, 1),
-    ]
+    reasons = [(one.reason, one.rows, len(one.sources), one.first.line) for one in found.reasons]
+    assert reasons == [("byte 7: torn", 2, 2, 4), ("no answer", 1, 1, 3), ("not UTF-8", 1, 1, 1)]
     assert (found.rows, found.unreadable, found.complete) == (4, 2, True)
 
 

@@ -308,10 +308,8 @@ def test_shares_are_those_of_the_rows_published_so_far_and_at_the_end_both_are_f
         (mixed / f"chunk_{number:05d}.jsonl.completed").unlink()
     (mixed / "head.json").unlink()
     (mixed / "stream.end").unlink()
-    assert survey.take_survey(mixed, 0.0).mixture == (
-        MixedSource("web.jsonl", 0.75, 0.75, 9, False),
-        MixedSource("code.jsonl", 0.25, 0.25, 3, False),
-    )
+    shares = (MixedSource("web.jsonl", 0.75, 0.75, 9, False), MixedSource("code.jsonl", 0.25, 0.25, 3, False))
+    assert survey.take_survey(mixed, 0.0).mixture == shares
 
 
 def test_large_damaged_and_other_seals_tell_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

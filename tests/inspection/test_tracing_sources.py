@@ -183,10 +183,8 @@ def test_rows_of_writers_where_chunks_are_deleted(tmp_path: Path) -> None:
     origins = Origins(stream, range(1, 4), 4)
     assert [origins.writer(chunk, 1) for chunk in range(4)] == [None, ("a", 1), ("b", 5), ("a", 5)]
     # What b had read before chunk 2 is in the seal of chunk 0.
-    assert [str(one) for chunk in range(4) for one in origins.of(chunk, 1)] == [
-        f"{tmp_path}/a.jsonl:2",
-        f"{tmp_path}/a.jsonl:6",
-    ]
+    places = [str(one) for chunk in range(4) for one in origins.of(chunk, 1)]
+    assert places == [f"{tmp_path}/a.jsonl:2", f"{tmp_path}/a.jsonl:6"]
     for line, samples in ((2, ()), (6, (9,))):
         found = find_source(stream, range(1, 4), 4, SourcePlace(str(tmp_path / "b.jsonl"), line=line))
         assert found.samples == samples

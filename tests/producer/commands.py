@@ -1,17 +1,15 @@
 """A run of the command in a fork, which costs milliseconds: what tests ask of a process, and the memory it takes."""
 
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format.state import Cursor
-from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.nursery import has_ended, kill, leave
+from tests.stream.damage import checkpoint
 
 Fails = Callable[..., str]
 """Of the fixture `fails`."""
@@ -58,8 +56,7 @@ class Running:
 
 
 def commit(out: Path, chunks: int, samples_per_chunk: int) -> None:
-    stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
-    write_cursor(out, Cursor("trainer", stream_id, chunks * samples_per_chunk, chunks, {}, time.time()))
+    checkpoint(out, "trainer", chunks * samples_per_chunk, chunks, time.time())
 
 
 def peak_growth(work: Callable[..., object], *arguments: Any) -> object:

@@ -24,7 +24,6 @@ def returns(value: Any) -> Callable[[Row], Any]:
 
 
 none = returns(None)
-a_number = returns(5)
 
 
 def twice(row: Row) -> list[Row]:
@@ -95,7 +94,6 @@ otherwise = with_fingerprint(letters, {"vocabulary": "bytes", "size": 512})
 takes_our_name = with_fingerprint(letters, {"v": 1, "kind": "mine"})
 broken = with_fingerprint(letters, {"of": [1, 2]})
 undescribed = with_fingerprint(letters, "v1")
-
 
 # What cannot be published.
 number = returns(3)

@@ -204,18 +204,16 @@ GOOD: Final = {
     "no newline at the end": (b'{"id":0}\n{"id":1}', b'{"id":0}\n{"id":1}\n', ""),
     "CRLF, the last cut to CR": (b'{"id":0}\r\n{"id":1}\r', b'{"id":0}\n{"id":1}\n', ""),
 }
-AS_THEY_ARE: Final = b"".join(
-    (
-        '{"id":0,"t":"a\u2028b\u2029c\u0085d"}\n'.encode(),
-        b'{"id":"\\u0000"}\n',
-        b'{"id":"\\ud83d\\ude00"}\n',
-        '{"id":"\ufeff"}\n'.encode(),
-        b'{"id":18446744073709551615,"n":-9223372036854775808}\n',
-        # Exact: published to the digit, whatever a reader makes of them.
-        b'{"id":0.1234567890123456789012345}\n',
-        b'{"id":0.%s}\n' % (b"9" * 5000),
-    )
-)
+AS_THEY_ARE: Final = (
+    '{"id":0,"t":"a\u2028b\u2029c\u0085d"}\n'
+    '{"id":"\\u0000"}\n'
+    '{"id":"\\ud83d\\ude00"}\n'
+    '{"id":"\ufeff"}\n'
+    '{"id":18446744073709551615,"n":-9223372036854775808}\n'
+    # Exact: published to the digit, whatever a reader makes of them.
+    '{"id":0.1234567890123456789012345}\n'
+    f'{{"id":0.{"9" * 5000}}}\n'
+).encode()
 GOOD["published to the byte"] = (AS_THEY_ARE, AS_THEY_ARE, "")
 OF_ALL_KINDS: Final = ("CRLF, the last cut to CR", "published to the byte")
 

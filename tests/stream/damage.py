@@ -1,6 +1,5 @@
 """Streams to damage, and what a verification says of them in short."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from lazyshard.format.records import Head
 from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.inspection.verification import Verified, verify
+from lazyshard.inspection.verification_files import Fault
 from lazyshard.stream import write_cursor
 from lazyshard.stream.cursor import write_reading
-from tests.stream.streams import produce
+from tests.stream.streams import produce, stream_id_of
 
 Damage = Callable[[Path], object]
 
@@ -85,45 +84,29 @@ def each(*damages: Damage) -> Damage:
     return change
 
 
-def head(directory: Path) -> Head:
-    return Head.decode((directory / "head.json").read_bytes())
-
-
 def found(directory: Path, **options: Any) -> list[tuple[str, str, str, str]]:
     """Severity, file and row, what was expected, what was found."""
     return shortened(verify(directory, **options))
 
 
 def shortened(verified: Verified) -> list[tuple[str, str, str, str]]:
-    return [
-        (
-            f"{finding.severity} {finding.kind}",
-            finding.file + (f" {finding.field}" if finding.field else "") + _rows(finding.row, finding.rows),
-            finding.expected,
-            finding.found,
-        )
-        for finding in verified.findings
-    ]
+    return [(f"{one.severity} {one.kind}", _place(one), one.expected, one.found) for one in verified.findings]
 
 
-def _rows(row: int | None, rows: int) -> str:
-    return "" if row is None else f" row {row}" + (f" of {rows}" if rows > 1 else "")
+def _place(one: Fault) -> str:
+    rows = "" if one.row is None else f" row {one.row}" + (f" of {one.rows}" if one.rows > 1 else "")
+    return one.file + (f" {one.field}" if one.field else "") + rows
 
 
 PLAN = {"dp_size": 1, "batch_size": 1, "unit": 2, "window": 2, "seed": 0}
 
 
-def stream_id(directory: Path) -> str | None:
-    file = directory / "stream.json"
-    return str(json.loads(file.read_bytes())["stream_id"]) if file.exists() else None
-
-
 def checkpoint(directory: Path, name: str, consumed: int, chunks_before: int, at: float) -> None:
-    write_cursor(directory, Cursor(name, stream_id(directory), consumed, chunks_before, PLAN, at))
+    write_cursor(directory, Cursor(name, stream_id_of(directory), consumed, chunks_before, PLAN, at))
 
 
 def reads(directory: Path, name: str, needs_chunks: int, at: float) -> None:
-    assert write_reading(directory, ReadingHint(name, stream_id(directory), 1, 0, needs_chunks, at))
+    assert write_reading(directory, ReadingHint(name, stream_id_of(directory), 1, 0, needs_chunks, at))
 
 
 def edit_head(directory: Path, **values: Any) -> None:

@@ -276,21 +276,14 @@ SIZE = 4
 
 
 def write_pieces(
-    directory: Path,
-    name: str,
-    rows: int,
-    writers: int | None = None,
-    *,
-    first: int = 0,
-    end: bool = True,
-    text: str = "",
+    stream: Path, name: str, rows: int, writers: int | None = None, *, first: int = 0, end: bool = True, text: str = ""
 ) -> None:
     """A writer publishes rows [first, rows) as pieces of 4; each row is a line of NAME.jsonl beside the stream."""
-    source = directory.parent / f"{name}.jsonl"
+    source = stream.parent / f"{name}.jsonl"
     lines = [f'{{"id": "{text or f"{name}-{number}"}"}}\n'.encode() for number in range(rows)]
     source.write_bytes(b"".join(lines))
     with mock.patch.multiple(Share, begin=mock.DEFAULT, finish=mock.DEFAULT, make_room=mock.DEFAULT):
-        writer = ChunkWriter(directory, SIZE, writer=name, writers=writers)
+        writer = ChunkWriter(stream, SIZE, writer=name, writers=writers)
         for number in range(first, rows):
             entry = {"path": str(source), "kind": "jsonl", "offset": sum(map(len, lines[: number + 1]))}
             position = {"sources": [{**entry, "line": number + 1}], "rows": number + 1, "refused": 0, "skip": 0}
@@ -332,15 +325,17 @@ class World:
 _OWN = "own"
 
 
-def _stream_id(directory: Path) -> str:
-    return Manifest.decode((directory / "stream.json").read_bytes()).stream_id
+def stream_id_of(directory: Path) -> str | None:
+    """What its manifest says, None without one."""
+    file = directory / "stream.json"
+    return Manifest.decode(file.read_bytes()).stream_id if file.exists() else None
 
 
 def cursor(directory: Path, consumer: str, *, consumed: int, chunks_before: int, stream_id: str | None = _OWN) -> None:
-    stream_id = _stream_id(directory) if stream_id == _OWN else stream_id
+    stream_id = stream_id_of(directory) if stream_id == _OWN else stream_id
     write_cursor(directory, Cursor(consumer, stream_id, consumed, chunks_before, {"dp_size": 1}, 1700000000.0))
 
 
 def reading(directory: Path, consumer: str, *, needs_chunks: int, stream_id: str | None = _OWN) -> None:
-    stream_id = _stream_id(directory) if stream_id == _OWN else stream_id
+    stream_id = stream_id_of(directory) if stream_id == _OWN else stream_id
     write_reading(directory, ReadingHint(consumer, stream_id, 1, 0, needs_chunks, 1700000000.0))

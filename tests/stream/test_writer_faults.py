@@ -19,10 +19,9 @@ from lazyshard.stream import publishing
 from lazyshard.stream.publishing import WriteSteps
 from tests.harness.disks import SmallDisk
 from tests.stream import streams
-from tests.stream.streams import add, go_on, head, names, needs_root, produce, raised, raising, rows
+from tests.stream.streams import add, go_on, head, names, produce, raised, raising, rows
 
 
-@needs_root
 @pytest.mark.root
 @pytest.mark.parametrize("options", ["size=64k", "size=1m,nr_inodes=9"])
 def test_readers_are_told_what_a_producer_does_while_there_is_no_room(options: str, tmp_path: Path) -> None:

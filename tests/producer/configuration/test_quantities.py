@@ -184,7 +184,6 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "store_patience_seconds": [{"store_patience_seconds": math.nan}, {"store_patience_seconds": math.inf}],
 }
 
-
 CAN_BE: Final[list[dict[str, Any]]] = [
     {"samples_per_chunk": 10**8, "rate": 1e-9, "seed": 2**63 - 1, "metrics_port": 65535, "max_ahead": 0},
     {"pack": 2**32 - 1, "pack_buffer": 10**9, "length_field": "tokens"},
@@ -215,15 +214,10 @@ REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
         *({"path": "a", "marker": "{name}.ok"}, FOLLOWED | {"marker": "{name}.ok"}),
         *(MARKED | {"marker": marker} for marker in ("done", "{name}", "../{name}")),
     ],
-    "idle_seconds": [
-        {"path": "-", "idle_seconds": 1.0},
-        IDLE | {"idle_seconds": 0.0},
-        IDLE | {"idle_seconds": math.inf},
-    ],
+    "idle_seconds": [{"path": "-", "idle_seconds": 1.0}, *(IDLE | {"idle_seconds": one} for one in (0.0, math.inf))],
     "end_marker": [{"path": "a", "end_marker": "END"}, FOLLOWED | {"end_marker": ""}, FOLLOWED | {"end_marker": ".."}],
     "resume": [{"path": "python:m:f", "resume": "append"}, FOLLOWED | {"resume": "append"}],
 }
-
 
 SOURCES_THAT_CAN_BE: Final[list[dict[str, Any]]] = [
     {"path": "-", "resume": "append"},

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import ProducerFenced
@@ -22,6 +22,7 @@ from lazyshard.stream.head import retry_s
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.limits import SILENT_S, Holdback, Shelf, Stock, why_kept
 from tests.cli.commands import consumer
+from tests.plan.cases import PROPERTY
 from tests.stream.streams import raised, raising
 
 SAMPLES_PER_CHUNK = 2
@@ -259,9 +260,6 @@ def test_many_chunks_are_measured_by_some_unless_exactly(tmp_path: Path, monkeyp
     assert (some.first, some.stop, some.largest) == (10, 310, 101)
     assert 30_000 <= some.size <= 30_300
     assert Shelf(tmp_path).stock(310, 310, exact=False) == Stock(first=310, stop=310, size=0, largest=0)
-
-
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
 
 
 def consumed(*names: str) -> Limits:

@@ -1,7 +1,6 @@
 """A run at its limits: processes; then a producer and readers in memory, against each other in every order."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.stream import StreamReader
-from lazyshard.stream.cursor import Consumer, write_reading
+from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.limits import Hold, Holdback, Shelf, Stock
@@ -25,27 +24,18 @@ from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import assert_one_line, chunk_files, head, ids, published, rows, run_arguments
+from tests.plan.cases import PROPERTY
 from tests.producer.commands import Running, commit
+from tests.stream.damage import reads
 
 PER_CHUNK: Final = 20
 CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
 disk = disk_fixture("size=256k")
 
 
-def mounts(test: Any) -> Any:
-    return pytest.mark.root(
-        pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")(test)
-    )
-
-
 def sized(count: int, size: int) -> bytes:
     """So many rows, with a text of this size in each."""
     return b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * size) for number in range(count))
-
-
-def need(out: Path, chunks: int) -> None:
-    stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
-    assert write_reading(out, ReadingHint("trainer", stream_id, 1, 0, chunks, time.time()))
 
 
 def test_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
@@ -57,7 +47,7 @@ def test_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
     with Running(nursery, *run_arguments(out, [source], PER_CHUNK, *limits)) as run:
         run.wait_until(lambda: published(out) > 0)
         commit(out, 0, PER_CHUNK)
-        need(out, 5)
+        reads(out, "trainer", 5, time.time())
         run.wait_until(lambda: head(out).get("note", "").startswith("deadlock: --max-disk "))
         held_at = published(out)
         assert 0 < held_at < 5
@@ -74,7 +64,7 @@ def size_if_there(path: Path) -> int:
 
 
 @pytest.mark.full
-@mounts
+@pytest.mark.root
 @pytest.mark.parametrize(("limit", "most"), [("--max-disk", 300_000), ("--min-free-disk", 200_000)])
 def test_six_times_what_fits_goes_through_a_small_disk(
     limit: str, most: int, disk: SmallDisk, nursery: Commands, source: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +81,7 @@ def test_six_times_what_fits_goes_through_a_small_disk(
         run.wait_until(lambda: published(out) > 0)
         reader = StreamReader(out, max_wait=DEADLINE_S)
         for done in range(window, chunks + 1, window):
-            need(out, done)
+            reads(out, "trainer", done, time.time())
             reader.wait_for(done * PER_CHUNK)
             ids += [reader.read(sample)["id"] for sample in range(len(ids), done * PER_CHUNK)]
             if done % every == 0:
@@ -108,7 +98,7 @@ def test_six_times_what_fits_goes_through_a_small_disk(
     assert min(spare) >= (0 if limit == "--max-disk" else -32_768)
 
 
-@mounts
+@pytest.mark.root
 def test_disk_full(disk: SmallDisk, nursery: Commands, source: Path) -> None:
     out = disk.point / "out"
     source.write_bytes(sized(1000, 900))
@@ -130,7 +120,7 @@ def test_disk_full(disk: SmallDisk, nursery: Commands, source: Path) -> None:
 
 
 @pytest.mark.full
-@mounts
+@pytest.mark.root
 @pytest.mark.parametrize("end", ["room", "signal where no room is left at all"])
 def test_with_min_free_disk_it_waits_for_room_and_goes_on(
     end: str, nursery: Commands, source: Path, tmp_path: Path
@@ -158,7 +148,6 @@ def test_with_min_free_disk_it_waits_for_room_and_goes_on(
         assert ids(out) == list(range(1000))
 
 
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 SAMPLES_PER_CHUNK: Final = 10
 

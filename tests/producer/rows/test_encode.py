@@ -117,10 +117,8 @@ def test_rows_that_are_measured_stay_as_they_are_or_make_packs_and_stripes(ten: 
     assert sorted(length for pack in packs for length in pack) == list(range(1, 101, 10))
     assert all(sum(pack) <= 91 for pack in packs)
     # Lengths that an earlier run has sealed count no longer.
-    for name, source, option in (
-        ("dealt", ten, ("--balance", 2)),
-        ("anew", sealed(tmp_path / "old", [7] * 5), ("--shuffle", 3)),
-    ):
+    runs = (("dealt", ten, ("--balance", 2)), ("anew", sealed(tmp_path / "old", [7] * 5), ("--shuffle", 3)))
+    for name, source, option in runs:
         assert publish(tmp_path / name, source, "tenfold", *option) == 0
         assert lengths(tmp_path / name) == [10 * row["id"] + 1 for row in StreamReader(tmp_path / name)]
 

@@ -14,17 +14,11 @@ from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.rows import refusals
 from lazyshard_producer.rows.encoding import Measure
 from lazyshard_producer.rows.reader import Size
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker
-from lazyshard_producer.rows.refusals import (
-    Quarantine,
-    Refusals,
-    read_refused,
-    summarize,
-    summary_lines,
-    warn_of_skipped,
-)
+from lazyshard_producer.rows.refusals import Quarantine, read_refused, summarize, summary_lines
 from lazyshard_producer.sources.source import RowOrigin
 from tests.harness.processes.producing import refused
 from tests.producer.commands import Fails
@@ -77,7 +71,7 @@ NO_TOKENS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("recipe", "line", "reason"),
     [
-        (making(transform=f"{HERE}:a_number"), b"{}", "--transform raised TypeError"),
+        (making(transform=f"{HERE}:number"), b"{}", "--transform raised TypeError"),
         (making(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
         (making(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
         (making(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
@@ -179,13 +173,13 @@ def add(file: Quarantine, reason: str) -> None:
 
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 5.5)
-    refusals = Refusals("quarantine", None, quarantine(tmp_path), 0)
-    refusals.take(ERROR, PLACE, b"{broken\r\n")
-    refusals.take(ERROR, RowOrigin("b", 1, None), b"\xff")
-    refusals.take(ERROR, RowOrigin("c", 1, 0), None)
-    refusals.sync()
-    assert refusals.kept_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
-    refusals.close()
+    taker = refusals.Refusals("quarantine", None, quarantine(tmp_path), 0)
+    taker.take(ERROR, PLACE, b"{broken\r\n")
+    taker.take(ERROR, RowOrigin("b", 1, None), b"\xff")
+    taker.take(ERROR, RowOrigin("c", 1, 0), None)
+    taker.sync()
+    assert taker.kept_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
+    taker.close()
     assert refused(tmp_path) == [
         {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5},
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
@@ -195,7 +189,7 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeyp
 
 def test_first_ten_skipped_rows_are_warned_of_and_then_each_power_of_ten() -> None:
     said: list[str] = []
-    tell = warn_of_skipped(said.append)
+    tell = refusals.warn_of_skipped(said.append)
     for number in range(1, 1002):
         tell(ERROR, RowOrigin("a.jsonl", number, 10), None)
     assert [int(text.split(":")[1]) for text in said] == [*range(1, 11), 100, 1000]

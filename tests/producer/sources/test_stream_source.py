@@ -42,10 +42,6 @@ def publish(out: Path, sources: Sequence[Path], per_chunk: int, *more: object) -
     return main(run_arguments(out, sources, per_chunk, *more))
 
 
-def open_source(path: Path, position: Any = None) -> Any:
-    return open_kind(StreamSource, path, position)
-
-
 def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"text": str(row["mel"].sum())}
 
@@ -162,7 +158,7 @@ def test_foreign_directory(tmp_path: Path) -> None:
 
 def test_places_and_positions(tmp_path: Path) -> None:
     old = stream(tmp_path / "old")
-    places = [rows.place(index) for _, rows, index in take(open_source(old))]
+    places = [rows.place(index) for _, rows, index in take(open_kind(StreamSource, old))]
     names = [(Path(place.file).name, place.line) for place in places]
     assert names == [(f"chunk_0000{row // 2}.jsonl", row % 2 + 1) for row in range(5)]
     assert publish(tmp_path / "new", [old], 3) == 0
@@ -216,7 +212,7 @@ def test_a_file_that_appears_late_is_waited_for(ours: bool, missing: str, tmp_pa
     old = tmp_path / "old"
     stream(old, 6) if ours else foreign(old, *row_lines([0, 1], [2, 3], [4, 5]))
     (old / missing).rename(tmp_path / "away")
-    source = open_source(old)
+    source = open_kind(StreamSource, old)
     assert [len(source.read().lines) for _ in range(4)] == [2, 0, 0, 0]
     assert "chunk 1" in source.waits_for()
     (tmp_path / "away").rename(old / missing)
@@ -250,11 +246,6 @@ def test_the_streams_own_directory_is_refused(tmp_path: Path, fails: Fails) -> N
     assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
 
 
-def deleted(old: Path) -> None:
-    retire(stream(old, 6, end=False), 2, 3)
-    produce(old, 7)
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -262,7 +253,7 @@ def deleted(old: Path) -> None:
         (lambda old: delete("stream.json")(stream(old)), ""),
         (lambda old: foreign(old, *row_lines([0, 1], [2], [3, 4])), ""),
         (lambda old: old.mkdir(), "chunk_*.jsonl"),
-        (deleted, ""),
+        (lambda old: (retire(stream(old, 6, end=False), 2, 3), produce(old, 7)), ""),
     ],
     ids=["no marker", "lost manifest", "other numbers of rows", "empty", "deleted"],
 )
@@ -287,7 +278,7 @@ def test_what_is_no_readable_stream_is_refused(
 )
 def test_another_stream_is_not_gone_on_with(made: Callable[[Path], Path], change: Damage, tmp_path: Path) -> None:
     old = made(tmp_path / "old")
-    source = open_source(old)
+    source = open_kind(StreamSource, old)
     position = json.loads(json.dumps(source.entry(position_after(source, take(source, 3)))))
     change(old)
-    assert refusal(lambda: lines(open_source(old, position))).file == str(old)
+    assert refusal(lambda: lines(open_kind(StreamSource, old, position))).file == str(old)

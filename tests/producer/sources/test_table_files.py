@@ -329,6 +329,7 @@ def encoded(array: Any, max_row_bytes: int = 1 << 20) -> list[Any]:
     return [line.reason if isinstance(line, RowInvalid) else json.loads(line)["a"] for line in lines]
 
 
+MAP = pa.map_(pa.string(), pa.int8())
 UNCHECKED = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xffb"], pa.binary()).buffers())
 SECOND = 1_700_000_000
 
@@ -360,10 +361,7 @@ SECOND = 1_700_000_000
         ),
         (pa.array([{"x": [b"a", b"b"]}, None, {"x": [b"c"]}]), [{"x": ["YQ==", "Yg=="]}, None, {"x": ["Yw=="]}]),
         (pa.array([[[1], [2, 3]], [[4]], None], pa.list_(pa.large_list(pa.int8()))), [[[1], [2, 3]], [[4]], None]),
-        (
-            pa.array([[("k", 1), ("l", None)], None, []], pa.map_(pa.string(), pa.int8())),
-            [{"k": 1, "l": None}, None, {}],
-        ),
+        (pa.array([[("k", 1), ("l", None)], None, []], MAP), [{"k": 1, "l": None}, None, {}]),
         (pa.array([[(7, "v")]], pa.map_(pa.int8(), pa.string())), [[{"key": 7, "value": "v"}]]),
         (pa.array(["x", None, "x"]).dictionary_encode(), ["x", None, "x"]),
         (pa.array([b"x", None]).dictionary_encode(), ["eA==", None]),
@@ -417,10 +415,7 @@ def test_values_of_newer_types_and_of_an_extension(name: str) -> None:
         (UNCHECKED, "column 'a': text that is not UTF-8 (byte 0xff at 1)"),
         (pa.array([10**12], pa.timestamp("s")), "column 'a': a date"),
         (pa.array([10**7], pa.date32()), "column 'a': a date"),
-        (
-            pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int8())),
-            "column 'a': a map that contains a key twice",
-        ),
+        (pa.array([[("k", 1), ("k", 2)]], MAP), "column 'a': a map that contains a key twice"),
         (pa.array(["x" * 92]), "longer than the 99 bytes of --max-row-bytes"),
     ],
 )

@@ -61,6 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # torchdata still calls what torch has given up; nothing of the product does.
+    config.addinivalue_line("filterwarnings", "ignore:'set_vital' is deprecated:UserWarning")
     if config.getoption("--gate") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(
             tiers.Gate(config.getoption("--tier"), config.getoption("numprocesses", None) or 1)

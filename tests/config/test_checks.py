@@ -194,8 +194,7 @@ def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_of_no_version_is_refused(tmp_path: Path) -> None:
     for config in ({"version": 1, "dataset": []}, {"version": -1}, {"dataset": 3}):
         assert check_config(config)
-    (one,) = check_config(write(tmp_path, "seed: 1\nversion: 0\n"))
-    assert (one.path, one.line) == ("version", 2)
+    assert places(tmp_path, "seed: 1\nversion: 0\n") == [("version", 2)]
 
 
 @pytest.mark.parametrize(

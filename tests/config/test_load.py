@@ -199,8 +199,7 @@ def test_texts_that_are_too_long_are_cut_or_dropped(stream: Path, tokenizer: Pat
     assert batches[0]["input_ids"].tolist() == [[2, 0], [2, 2]]
     assert batches[0]["labels"].tolist() == [[2, -100], [2, 2]]
     assert batches[0]["attention_mask"].tolist() == [[1, 0], [1, 1]]
-    lengths = {int(count) for batch in batches for count in batch["attention_mask"].sum(dim=1)}
-    assert lengths == {1, 2, 3}
+    assert {int(count) for batch in batches for count in batch["attention_mask"].sum(dim=1)} == {1, 2, 3}
     # Rows 3 to 15 are longer than three words.
     assert loaded.stats()[0].dropped == (13 if too_long == "drop" else 0)
     assert too_long == "drop" or batches[2]["input_ids"].tolist() == [[2, 2, 2], [2, 2, 2]]
@@ -254,9 +253,8 @@ def test_error_is_what_the_page_says(place: Path, monkeypatch: pytest.MonkeyPatc
 
     number.__module__, number.__qualname__ = "my_rows", "number"
     steps = [Filter(lambda row: True), Map(number)]
-    with pytest.raises(BadSample) as caught:
-        LazyShardedDataset("chat", steps=steps, bad_rows=BadRows("raise"), dp_rank=0, dp_size=1)[2]
-    assert f"{caught.value}\n" == PRINTED[2]
+    dataset = LazyShardedDataset("chat", steps=steps, bad_rows=BadRows("raise"), dp_rank=0, dp_size=1)
+    assert f"{raised(BadSample, dataset.__getitem__, 2)}\n" == PRINTED[2]
 
 
 def test_command_says_what_the_page_says(place: Path) -> None:

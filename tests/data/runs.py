@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedSequences, Pack, Pad, Split
 from lazyshard.plan.sequences import pack_samples
 from lazyshard.plan.shuffle import permutation
-from lazyshard.stream import read_cursor
 from lazyshard.stream.listing import retire
 from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
+from tests.stream.streams import cursor_of
 
 State = dict[str, Any]
 
@@ -47,9 +47,7 @@ def open_ranks(directory: Path, dp: int, state: State | None = None, **options: 
 
 
 def chunks_before(stream: Path, consumer: str = "run") -> int:
-    cursor = read_cursor(stream, consumer)
-    assert cursor is not None
-    return cursor.chunks_before
+    return cursor_of(stream, consumer).chunks_before
 
 
 def free(stream: Path) -> int:
@@ -117,9 +115,9 @@ def tokens_of_row(number: int, length: int) -> list[int]:
     return list(range(100 * number, 100 * number + length))
 
 
-def write_rows(directory: Path, lengths: list[int], per_chunk: int = 3, *, end: bool = True) -> Path:
-    """Adds rows with their tokens up to as many as there are lengths."""
-    writer = ChunkWriter(directory, per_chunk)
+def write_rows(directory: Path, lengths: list[int], *, end: bool = True) -> Path:
+    """Adds rows with their tokens up to as many as there are lengths, in chunks of three."""
+    writer = ChunkWriter(directory, 3)
     for number in range(writer.published_samples, len(lengths)):
         row = {"id": number, "input_ids": tokens_of_row(number, lengths[number])}
         writer.write(row, tokens=lengths[number])

@@ -20,8 +20,6 @@ from tests.data.test_stream_state import stateful
 from tests.data.workers import PICKLED, ids
 from tests.stream.streams import foreign, raised, refusal_of
 
-pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
-
 
 @pytest.fixture
 def streams(tmp_path: Path) -> Path:

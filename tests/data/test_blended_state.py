@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import BlendShare
-from lazyshard.stream import read_cursor
 from tests.data.runs import State, Stream, blend, chunks_before, take, write
 from tests.data.workers import ids
 from tests.format.records import with_field
-from tests.stream.streams import raised, refusal_of
+from tests.stream.streams import cursor_of, raised, refusal_of
 
 STREAMS = (Stream("a", 264, 12), Stream("b", 250, 10), Stream("c", 271, 9))
 """Longer than what five stages of ten positions of four ranks draw."""
@@ -133,12 +132,10 @@ def test_a_commit_is_every_streams(tmp_path: Path) -> None:
     shares = (BlendShare(str(tmp_path / "a"), 2 / 3, 40), BlendShare(str(tmp_path / "b"), 1 / 3, 20))
     for done, last_epoch, keep in (((0, 0), True, [older]), ((3, 2), True, []), ((0, 0), False, [])):
         assert blended.commit(60, last_epoch=last_epoch, keep=keep)
-        cursors = [read_cursor(tmp_path / letter, "run") for letter in "ab"]
-        found = [
-            (one.state.consumed, one.chunks_before) for one in cursors if one is not None and one.state is not None
-        ]
+        cursors = [cursor_of(tmp_path / letter) for letter in "ab"]
+        found = [(one.state.consumed, one.chunks_before) for one in cursors if one.state is not None]
         assert found == [(40, done[0]), (20, done[1])]
-        assert [one.blend for one in cursors if one is not None] == [shares, shares]
+        assert [one.blend for one in cursors] == [shares, shares]
     raised(CursorTaken, blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run").commit, 0, last_epoch=True)
     refusal_of(ValueError, "consumer=NAME", blend(tmp_path, {"a": 1}).commit, 0, last_epoch=True)
 
@@ -207,8 +204,7 @@ def test_damaged_states_are_refused_by_the_name_of_the_field(streams: Path) -> N
     blended = blend(streams, {"a": 1, "b": 1})
     data = orjson.dumps(state)
     for path, value in [*WRONG, *((".".join(map(str, way)), wrong) for way in places(state) for wrong in (-1, [-1.5]))]:
-        refused = raised(StateInvalid, blended.load_state_dict, with_field(data, path, value))
-        assert refused.field is not None
+        assert raised(StateInvalid, blended.load_state_dict, with_field(data, path, value)).field is not None
         if not path.rpartition(".")[2].isdigit():
             raised(StateInvalid, blended.load_state_dict, with_field(data, path))
     blended.load_state_dict(state)

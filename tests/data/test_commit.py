@@ -23,7 +23,7 @@ from lazyshard.stream import read_cursor, read_reading, write_reading
 from lazyshard.stream.listing import retire
 from tests.data.runs import State, chunks_before, open_rank, open_ranks
 from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
-from tests.stream.streams import foreign, names, produce, raised, raising, refusal_of, wait_until
+from tests.stream.streams import add, cursor_of, foreign, names, produce, raised, raising, refusal_of, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,7 @@ def open_run(stream: Path, dp: int = 2, state: State | None = None, **options: A
 def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> None:
     dataset = open_run(stream, batch_size=2, shuffle_window=1, seed=3)[0]
     assert dataset.commit(20, last_epoch=True) is True
-    cursor = read_cursor(stream, "run")
-    assert cursor is not None
+    cursor = cursor_of(stream)
     assert (cursor.stream_id, cursor.consumed, cursor.chunks_before) == (dataset.stream_id, 20, 4)
     assert cursor.plan == {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 4, "seed": 3}
     assert cursor.state == RunState.from_dict(dataset.state_dict(20), "here")
@@ -187,8 +186,7 @@ def test_a_loop_over_a_blend_that_asks_where_the_epoch_ends_comes_to_its_end_tho
 def test_a_reader_closes_what_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     with ChunkWriter(tmp_path, 1) as writer:
-        for number in range(4):
-            writer.write({"id": number})
+        add(writer, 0, 4)
         writer.heartbeat()
         reader = StreamReader(tmp_path, max_wait=0.05)
 
@@ -315,8 +313,7 @@ def test_workers_tell_what_they_read(tmp_path: Path) -> None:
     produce(tmp_path, 24)
     dataset = open_told(tmp_path, shuffle_window=2)
     batches = loader(dataset, dataset.rank_indices, 2, batch_size=2, multiprocessing_context=PICKLED)
-    read = [i for batch in batches for i in batch]
-    assert sorted(read) == list(range(24))
+    assert sorted(i for batch in batches for i in batch) == list(range(24))
     assert told(tmp_path) == (5, 12)
     assert names(tmp_path / "cursors") == ["sft.reading.json"]
 

@@ -1,7 +1,6 @@
 """`LazyShardedDataset` by itself, in one process; and the lengths of what its indices draw."""
 
 import copy
-import logging
 import pickle
 import random
 from itertools import product
@@ -125,8 +124,7 @@ def test_batches_and_single_rows_in_random_turn_are_right(tmp_path: Path) -> Non
             start = rng.choice([start, rng.randrange(len(dataset))])
             indices = list(range(start, min(len(dataset), start + rng.randrange(12) * dp), rng.choice([1, dp])))
             kinds: list[Any] = [list, tuple, np.array, torch.tensor]
-            made = rng.choice(kinds)(indices)
-            assert ids(dataset.__getitems__(made)) == [expected[i] for i in indices]
+            assert ids(dataset.__getitems__(rng.choice(kinds)(indices))) == [expected[i] for i in indices]
             if indices:
                 start = indices[-1]
             assert dataset[start]["id"] == expected[start]
@@ -164,9 +162,8 @@ def test_copy_reads_the_same_and_goes_its_own_way(stream: Path, deep: bool) -> N
 
 
 def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "lazyshard"):
-        assert [open_rank(stream, rank, 3, batch_size=2).leftover for rank in range(3)] == [4, 4, 4]
-        assert open_rank(stream, 0, 5, batch_size=2).leftover == 0
+    assert [open_rank(stream, rank, 3, batch_size=2).leftover for rank in range(3)] == [4, 4, 4]
+    assert open_rank(stream, 0, 5, batch_size=2).leftover == 0
     (record,) = caplog.records
     assert all(fact in record.getMessage() for fact in (str(stream), "10 samples", ": 4, ", "3 * 2"))
 
@@ -187,8 +184,7 @@ def test_epoch_must_be_a_number_from_0(stream: Path) -> None:
     dataset = open_rank(stream)
     dataset.set_epoch(2)
     for wrong, error in ((-1, ValueError), (1.5, TypeError)):
-        with pytest.raises(error):
-            dataset.set_epoch(wrong)  # type: ignore[arg-type]
+        raised(error, dataset.set_epoch, wrong)  # type: ignore[arg-type]
     assert dataset.draw(0) == Draw(2, 0)
 
 
@@ -291,8 +287,7 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     for directory, options, fact in cases:
         refusal_of(LengthUnknown, fact, open_rank(directory, **options).__getitem__, "lengths")
     assert open_rank(live, max_total_samples=3)["lengths"].tolist() == [length(0), length(1), length(2)]
-    with pytest.raises(TypeError):
-        open_rank(live, max_total_samples=4)["length"]  # type: ignore[index]
+    raised(TypeError, lambda: open_rank(live, max_total_samples=4)["length"])  # type: ignore[index]
     dataset = open_rank(stream_of(tmp_path / "s", 4))
     LazyShardedStream(dataset)
     raised(LengthUnknown, lambda: dataset["lengths"])

@@ -148,8 +148,8 @@ def test_a_sample_that_cannot_be_pickled_is_encoded_again(tmp_path: Path) -> Non
 
 
 def test_worker_and_copy_start_with_the_right_samples(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 8, 4)
-    dataset = open_rank(directory, encode_fn=Counting(), cache=EncodeCache(memory_bytes=60))
+    cache = EncodeCache(memory_bytes=60)
+    dataset = open_rank(produce(tmp_path / "s", 8, 4), encode_fn=Counting(), cache=cache)
     assert read([dataset, pickle.loads(pickle.dumps(dataset))]) == [list(range(8))] * 2
     assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))
 

@@ -146,8 +146,7 @@ def test_workers_and_copies_find_what_others_have_encoded(tmp_path: Path, encode
     dataset[0]
     twin = pickle.loads(pickle.dumps(dataset))
     for counts in ((SAMPLES, 1), (0, SAMPLES)):
-        batches = list(loader(twin, twin.rank_indices, 2, batch_size=4))
-        assert [number for batch in batches for number in batch] == ALL
+        assert [number for batch in loader(twin, twin.rank_indices, 2, batch_size=4) for number in batch] == ALL
         assert twin.stats()[5:7] == counts
         twin = opened(tmp_path, encode)
     assert encode.calls() == ALL

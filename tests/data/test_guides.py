@@ -15,16 +15,13 @@ from tests.data.programs import AS_MODULE, programs, run_program, start_program
 from tests.data.runs import open_ranks
 from tests.data.streams import expected, in_batches
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import HERE, produce, wait_until
+from tests.packaging.guide_programs import blocks_of as blocks
+from tests.stream.streams import HERE, add, produce, wait_until
 from tests.tiers import full
 
 
 def page(name: str) -> str:
     return (HERE / "docs" / f"{name}.md").read_text(encoding="utf-8")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def chat_and_code(directory: Path) -> None:
@@ -80,13 +77,11 @@ def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(
     printed = blocks(page("iterable"), "text")
     said = [tmp_path / str(rank) for rank in (0, 1)]
     with ChunkWriter(tmp_path / "stream", 3) as writer:
-        for number in range(12):
-            writer.write({"id": number})
+        add(writer, 0, 12)
         ranks = [start_program(program, rank, folder=tmp_path, out=said[rank]) for rank in (0, 1)]
         first = [text.splitlines()[0] for text in printed]
         wait_until(lambda: [out.read_text().split("\n")[0] for out in said if out.exists()] == first, "first lines")
-        for number in range(12, 17):
-            writer.write({"id": number})
+        add(writer, 12, 17)
     assert [programs().reap(rank, DEADLINE_S).status for rank in ranks] == [0, 0]
     assert [out.read_text() for out in said] == printed
     (pad,) = re.findall(r"the ranks drew `([\d ]+)` and `([\d ]+)`", page("iterable").replace("\n", " "))
@@ -135,8 +130,7 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     assert of_loaded == printed[-1]
     sequences = LazyShardedSequences(tmp_path / "raw", form=Pack(10), dp_rank=0, dp_size=2, micro_batches_per_step=1)
     (tmp_path / "out/checkpoint-1").mkdir(parents=True)
-    saved = json.dumps({"state": sequences.state_dict(2), "step": 1})
-    (tmp_path / "out/checkpoint-1/lazyshard.json").write_text(saved)
+    (tmp_path / "out/checkpoint-1/lazyshard.json").write_text(json.dumps({"state": sequences.state_dict(2), "step": 1}))
     command, _, output = audited.partition("\n")
     assert run_command(command, tmp_path) == output
 

@@ -19,7 +19,6 @@ from tests.stream.streams import produce
 from tests.tiers import full
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:Exception in thread QueueFeederThread:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("kind", "rank", "options"),

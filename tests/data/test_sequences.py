@@ -127,8 +127,8 @@ def test_too_long_row_is_refused_or_left_out_everywhere(
     stream: Path, form: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for rank in range(2):
-        bad = refusal_of(BadSample, r"too_long='drop'", list, open_sequences(stream, form, rank, 2))
-        assert bad.sample == 7
+        run = open_sequences(stream, form, rank, 2)
+        assert refusal_of(BadSample, r"too_long='drop'", list, run).sample == 7
     ranks = [open_sequences(stream, form, rank, 2, too_long="drop") for rank in range(2)]
     without = [length if length <= 8 else 0 for length in LENGTHS]
     whole = [list(itertools.chain(*one)) for one in dealt(expected(without, form, 6), 2, 1)]

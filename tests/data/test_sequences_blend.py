@@ -22,7 +22,7 @@ from lazyshard import (
 )
 from lazyshard.errors import BadSample, CursorTaken, LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.format.records import chunk_name
-from lazyshard.stream import list_consumers, read_cursor, read_reading, read_retired
+from lazyshard.stream import list_consumers, read_reading, read_retired
 from lazyshard.stream.listing import retire
 from tests.data.runs import (
     LENGTHS,
@@ -40,10 +40,7 @@ from tests.data.runs import (
 )
 from tests.data.test_stream_state import stateful
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import fork, produce, raised, reap, refusal_of, wait_until
-
-# Which torchdata still calls, and torch has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+from tests.stream.streams import cursor_of, fork, produce, raised, reap, refusal_of, wait_until
 
 Lists = dict[str, list[int]]
 
@@ -215,8 +212,7 @@ def test_the_cursor_says_rows_and_keeps_what_older_states_and_other_epochs_need(
     sequences = open_sequences(stream, Pack(9), window=WINDOW, batch_size=2, consumer="run")
     early = sequences.state_dict(2)
     assert sequences.commit(8, last_epoch=True)
-    cursor = read_cursor(stream, "run")
-    assert cursor is not None
+    cursor = cursor_of(stream)
     assert (cursor.stream_id, cursor.consumed, cursor.plan) == (early["stream"], 12, {"dp_size": 1, "batch_size": 2})
     assert cursor.chunks_before == 4 and cursor.state is None and cursor.owner
     sequences.commit(8, last_epoch=True, keep=[early])
@@ -229,9 +225,8 @@ def test_the_cursor_says_rows_and_keeps_what_older_states_and_other_epochs_need(
     sequences.commit(8, last_epoch=True)
     assert chunks_before(stream) == 4
     wrong = open_sequences(stream, Pack(8), window=WINDOW)
-    refusal_of(
-        StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=[wrong.state_dict(2)]
-    )
+    keep = [wrong.state_dict(2)]
+    refusal_of(StateMismatch, "size = 8, here it is 9", sequences.commit, 8, last_epoch=True, keep=keep)
     refusal_of(ValueError, "in steps of dp_size", sequences.commit, 7, last_epoch=True)
     refusal_of(ValueError, "consumer=NAME", wrong.commit, 1, last_epoch=True)
     other = open_sequences(stream, Pack(9), window=WINDOW, consumer="run")
@@ -296,8 +291,7 @@ def test_rows_go_through_steps_and_dropped_ones_are_left_out_of_their_pack(tmp_p
     steps = [Filter(drop_every_third, with_indices=True), Map(negate)]
     sequences = open_sequences(stream, Pack(30), steps=steps)
     found = [pack for batch in loader_of(sequences, workers) for pack in batch]
-    packs = [[-row for row in pack if row % 3 != 2] for pack in expected(LENGTHS, Pack(30), 6)]
-    assert found == packs
+    assert found == [[-row for row in pack if row % 3 != 2] for pack in expected(LENGTHS, Pack(30), 6)]
     assert sequences.stats().dropped == len(LENGTHS) // 3
 
 
@@ -332,8 +326,7 @@ def test_what_a_worker_needs_to_go_on_is_not_freed(tmp_path: Path) -> None:
     run = open_sequences(write_rows(tmp_path / "s", [4] * 60), Pack(4), window=1, consumer="run")
     loader = stateful(run, 2, 1, collate_fn=all_written)
     batches = iter(loader)
-    for _ in range(6):
-        next(batches)
+    assert len(list(itertools.islice(batches, 6))) == 6
     state = loader.state_dict()
     assert run.commit(6, last_epoch=True)
     assert free(tmp_path / "s") == 1

@@ -17,16 +17,13 @@ from lazyshard.inspection.auditing import Audit, audit
 from lazyshard.inspection.tracing import facts_of
 from lazyshard.inspection.tracing_sequences import SequenceTracing, traced
 from lazyshard.inspection.tracing_states import read_state
-from lazyshard.stream import read_cursor, read_retired
+from lazyshard.stream import read_retired
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard as cli
 from tests.data.runs import LENGTHS, STAGE, all_written, expected, forms, free, open_rank, open_sequences, write_rows
-from tests.data.test_sequences_blend import MORE, SECOND, blend
+from tests.data.test_sequences_blend import MORE, SECOND, blend, write_both
 from tests.data.test_stream_state import stateful
-from tests.stream.streams import raised, refusal_of
-
-# Which torchdata still calls, and torch has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+from tests.stream.streams import cursor_of, raised, refusal_of
 
 WEIGHTS = {"a": 2.0, "b": 1.0}
 
@@ -41,8 +38,7 @@ def ids_of(form: Any, sequence: Any) -> list[int]:
 @pytest.mark.parametrize("form", [Pack(9), Split(5), Pad(9)])
 def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_path: Path, form: Any) -> None:
     lengths = {"a": [3, 5, 4] * 12, "b": [2, 6] * 9}
-    for name, own in lengths.items():
-        write_rows(tmp_path / name, own)
+    write_both(tmp_path, lengths)
     state, consumed, met = None, 0, Counter[int]()
     freed = []
     for dp, steps in ((2, 4), (3, 2), (1, 4), (2, 99)):
@@ -54,8 +50,8 @@ def test_cursors_of_a_blend_free_what_no_rank_needs_and_each_row_comes_once(tmp_
         state = runs[0].state_dict(consumed)
         assert [run.commit(consumed, last_epoch=True, take_over=True) for run in runs] == [True] + [False] * (dp - 1)
         for name in lengths:
-            cursor = read_cursor(tmp_path / name, "run")
-            assert cursor is not None and cursor.state is None and cursor.plan == {"dp_size": dp, "batch_size": 1}
+            cursor = cursor_of(tmp_path / name)
+            assert cursor.state is None and cursor.plan == {"dp_size": dp, "batch_size": 1}
             assert sum(share.weight for share in cursor.blend) == pytest.approx(1)
             free(tmp_path / name)
         freed.append((read_retired(tmp_path / "a"), read_retired(tmp_path / "b")))
@@ -119,8 +115,7 @@ def test_next_steps_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_blend_are_skipped_on_its_data_sets(tmp_path: Path) -> None:
-    for name in "ab":
-        write_rows(tmp_path / name, LENGTHS)
+    write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
 
     def run(*, skip: bool) -> LazyShardedSequences:
         blended = blend(tmp_path, WEIGHTS, stopping="all_exhausted")
@@ -144,8 +139,7 @@ def test_a_data_set_gives_its_rows_in_its_own_order(tmp_path: Path, options: dic
     assert len(rows) == options.get("num_samples", options.get("max_total_samples", 13))
     run = open_sequences(other, Pad(9), window=1)
     assert [one[0] // 100 for one in all_written(run)] == [row for row in rows if LENGTHS[row]]
-    again = open_sequences(same, Pad(9), state=run.state_dict(7), window=1)
-    assert all_written(again) == all_written(run)[7:]
+    assert all_written(open_sequences(same, Pad(9), state=run.state_dict(7), window=1)) == all_written(run)[7:]
     raised(StateMismatch, open_sequences, stream, Pad(9), state=run.state_dict(7), window=1)
 
 
@@ -236,8 +230,7 @@ def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
     part = st.tuples(st.integers(1, 3), one_or_two, one_or_two, st.integers(1, 3), st.booleans())
     parts = data.draw(st.lists(part, min_size=1, max_size=3), label="parts")
     directory = tmp_path_factory.mktemp("s")
-    for name in "ab":
-        write_rows(directory / name, lengths)
+    write_both(directory, {"a": lengths, "b": lengths})
     trained: dict[tuple[int, int], list[int]] = {}
     state, consumed, step, skipped = None, 0, 0, False
     for dp, size, per_step, steps, skips in parts:
@@ -446,8 +439,7 @@ def test_a_state_that_is_loaded_behind_a_skip_does_not_undo_it_unseen(tmp_path: 
 
 
 def test_the_commands_tell_of_sequences(tmp_path: Path) -> None:
-    for name in "ab":
-        write_rows(tmp_path / name, LENGTHS)
+    write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
     run = open_sequences(blend(tmp_path, WEIGHTS), Pack(9), 0, 2, micro_batches_per_step=1)
     trace = ("trace", tmp_path / "a", "--state", save(tmp_path / "out", 2, run.state_dict(4)), "--sample", "0")
     shown = cli(*trace)

@@ -13,21 +13,9 @@ from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.state import WindowPlace
 from lazyshard.plan.sequences import SplitSequence
 from lazyshard.stream.sequences import PlannedWindow, SequenceWalk
-from tests.data.runs import (
-    LENGTHS,
-    all_written,
-    dealt,
-    expected,
-    loader_of,
-    open_rank,
-    open_sequences,
-    write_rows,
-)
+from tests.data.runs import LENGTHS, all_written, dealt, expected, loader_of, open_rank, open_sequences, write_rows
 from tests.data.test_stream_state import goes_on_at_every_batch, stateful
 from tests.stream.streams import put_lengths, raised, refusal_of
-
-# Which torchdata still calls, and torch has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
 @pytest.fixture
@@ -170,7 +158,6 @@ def test_what_is_no_state_is_refused(stream: Path, change: dict[str, Any], field
 
 def test_states_of_something_else_are_named(stream: Path) -> None:
     run = open_sequences(stream, Pack(10))
-
     refusal_of(StateInvalid, "LazyShardedSequences", open_rank, stream, state=run.state_dict(2))
     state = open_rank(stream).state_dict(2)
     loaders = [stateful(open_sequences(stream, Pack(10)), workers, 1, collate_fn=all_written) for workers in (0, 1)]
@@ -211,8 +198,7 @@ def test_consumed_counts_whole_micro_batches(tmp_path: Path, stream: Path) -> No
     ]
     for run, consumed, says in refusals:
         refusal_of(ValueError, f"{says}$", run.state_dict, consumed)
-    with pytest.raises(TypeError):
-        drops.state_dict(1.5)  # type: ignore[arg-type]
+    raised(TypeError, drops.state_dict, 1.5)  # type: ignore[arg-type]
     assert [drops.state_dict(consumed)["consumed"] for consumed in (4, 0, 4)] == [4, 0, 4]
     assert completes.state_dict(8)["consumed"] == 7
     assert open_sequences(three, Pack(10)).state_dict(3)["consumed"] == 3

@@ -16,16 +16,13 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedIterable, LazyShar
 from lazyshard.errors import ChunkRetired, LengthUnknown, StateInvalid, WaitTimeout
 from lazyshard.plan.course import AtEnd
 from lazyshard.stream.listing import retire
-from tests.data import runs
-from tests.data.runs import Stream, blend, continued, open_rank, write
+from tests.data.runs import Stream, blend, continued, open_rank, take, write
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
 from tests.data.test_stream_state import goes_on_at_every_batch, stateful
 from tests.data.workers import ids
 from tests.stream.streams import produce, raised, refusal_of
 from tests.tiers import full
-
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 AT_ENDS: list[AtEnd] = ["drop", "pad", "loop"]
 ANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -96,10 +93,8 @@ def test_any_ranks_workers_and_ends_are_those_of_lists(
     dp, workers, batch = (data.draw(st.integers(1, 4), label=name) for name in ("dp", "workers", "batch size"))
     total, per_chunk = data.draw(st.integers(0, 40), label="samples"), data.draw(st.integers(1, 5), label="per chunk")
     unit, size = data.draw(st.sampled_from([("chunk", per_chunk), ("sample", 1), ("batch", batch)]), label="unit")
-    windows, limit = (
-        data.draw(st.integers(0, 2), label="windows"),
-        data.draw(st.sampled_from([None, 15]), label="limit"),
-    )
+    windows = data.draw(st.integers(0, 2), label="windows")
+    limit = data.draw(st.sampled_from([None, 15]), label="limit")
     at_end = data.draw(st.sampled_from(AT_ENDS), label="at_end")
     directory = produce(tmp_path_factory.mktemp("any") / "s", total, per_chunk)
     options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, "max_total_samples": limit, "at_end": at_end}
@@ -167,8 +162,7 @@ def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices
     refused: list[dict[str, Any]] = [{"at_end": "stop"}, {"at_end": "pad", "num_samples": 8}]
     for options in refused:
         refusal_of(ValueError, "at_end", open_stream, directory, **options)
-    with pytest.raises(TypeError, match="got '/"):
-        LazyShardedStream(str(directory))  # type: ignore[type-var]
+    refusal_of(TypeError, "got '/", lambda: LazyShardedStream(str(directory)))  # type: ignore[type-var]
     used, dataset = open_rank(directory), open_rank(directory)
     used[0]
     refusal_of(RuntimeError, "that is unused", LazyShardedStream, used)
@@ -189,7 +183,7 @@ def open_blend(directory: Path, rank: int = 0, dp: int = 1, state: Any = None, *
 def whole(directory: Path, rank: int, dp: int, epoch: int = 0, **options: Any) -> Any:
     blended = blend(directory, WEIGHTS, rank, dp, **options)
     blended.set_epoch(epoch)
-    return runs.take(blended, len(blended.rank_indices))
+    return take(blended, len(blended.rank_indices))
 
 
 def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:

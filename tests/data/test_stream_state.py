@@ -16,15 +16,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedIterable
 from lazyshard.data.node import LazyShardedNode
 from lazyshard.errors import StateInvalid, StateMismatch, WaitTimeout
-from lazyshard.stream import read_cursor
 from tests.data.runs import State, continued, open_rank, open_ranks
 from tests.data.streams import Stream, batches, expected, in_batches, open_stream
 from tests.data.workers import ids, loader
-from tests.stream.streams import produce, raised, refusal_of
+from tests.stream.streams import cursor_of, produce, raised, refusal_of
 from tests.tiers import full
-
-# Which torchdata still calls, and torch has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 AT_ENDS = ["drop", "pad", "loop"]
 FORMS = st.sampled_from([*AT_ENDS, "iterable"])
@@ -179,26 +175,25 @@ def test_stateful_loader_that_began_behind_other_ranks_goes_on(forty: Path, form
     found, saved = begin(stateful(open_form(form, forty, 1, 2, begun, batch_size=2), workers), 3)
     assert found + list(stateful(open_form(form, forty, 1, 2, begun, batch_size=2), workers, state=saved)) == whole
     if form == "map":
-        with pytest.raises(RuntimeError, match="at another position"):
-            next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), workers, state=saved)))
+        other = stateful(open_form(form, forty, 1, 2, batch_size=2), workers, state=saved)
+        refusal_of(RuntimeError, "at another position", lambda: next(iter(other)))
 
 
 def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path) -> None:
-    at_end: Any = "loop"
     directory = produce(tmp_path / "s", 13, 4)
-    stream = open_stream(directory, 0, 2, batch_size=4, at_end=at_end)
+    stream = open_stream(directory, 0, 2, batch_size=4, at_end="loop")
     assert len(ids(stream)) == 8
     state = stream.state_dict()
     assert state == stream.state_dict(16)
     assert (state["consumed"], state["over"]) == (8, 8)
     for dp in (2, 1, 3):
-        again = open_stream(directory, 0, dp, batch_size=4, at_end=at_end, state=json.loads(json.dumps(state)))
+        again = open_stream(directory, 0, dp, batch_size=4, at_end="loop", state=json.loads(json.dumps(state)))
         assert (again.consumed, ids(again)) == (16, [])
         assert again.state_dict()["over"] == 8
         assert again.state_dict(16) == again.state_dict()
         refusal_of(ValueError, r"consumed must be 16, .* got 24", again.state_dict, 24)
         again.set_epoch(1)
-        assert ids(again) == expected(13, dp, 4, epoch=1, at_end=at_end)[0]
+        assert ids(again) == expected(13, dp, 4, epoch=1, at_end="loop")[0]
         assert again.consumed == 0
     dataset = open_form("map", directory, 0, 2, state, batch_size=4)
     assert (dataset.consumed, len(dataset.rank_indices)) == (8, 0)
@@ -212,8 +207,7 @@ def test_state_is_that_of_the_data_set_until_the_end(tmp_path: Path) -> None:
         assert stream.state_dict(consumed) == dataset.state_dict(consumed)
     for consumed, what in ((18, "whole micro batches"), (20, "at most 16"), (-4, "at least 0"), (2, "batch_size")):
         refusal_of(ValueError, what, stream.state_dict, consumed)
-    with pytest.raises(TypeError):
-        stream.state_dict(8.0)  # type: ignore[arg-type]
+    raised(TypeError, stream.state_dict, 8.0)  # type: ignore[arg-type]
     state = stream.state_dict(8)
     for form in ("iterable", "drop"):
         assert ids(open_form(form, directory, 0, 2, state, batch_size=2)) == expected(13, 2, 2)[0][4:]
@@ -222,10 +216,7 @@ def test_state_is_that_of_the_data_set_until_the_end(tmp_path: Path) -> None:
 def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 24, 4)
     stream = open_stream(directory, 0, 2, batch_size=4)
-    iterator = iter(stream)
-    for _ in range(6):
-        next(iterator)
-    state = stream.state_dict()
+    _, state = begin(stream, 6)
     assert (state["consumed"], state["handed_out"]) == (8, 2)
     for workers in (0, 2):
         again = open_stream(directory, 0, 2, batch_size=4, state=state)
@@ -252,8 +243,7 @@ def test_commit_of_the_last_step_lets_all_go(tmp_path: Path, at_end: Any, drawn:
     # The one that is left over stays: other ranks could still train it.
     for consumed, chunks in done.items():
         assert stream.commit(consumed, last_epoch=True, keep=[stream.state_dict(consumed)])
-        cursor = read_cursor(directory, "run")
-        assert cursor is not None
+        cursor = cursor_of(directory)
         assert (cursor.consumed, cursor.chunks_before) == (min(consumed, 12), chunks)
     refusal_of(ValueError, f"at most {drawn}", stream.commit, drawn + 4, last_epoch=True)
 

@@ -15,10 +15,8 @@ from lazyshard import streaming_shard
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
 from tests.stream.streams import raised, refusal_of
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # Hugging Face's torch format
-]
+# Hugging Face's torch format
+pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 
 
 def resumed(opened: Callable[[], Any], taken: int) -> tuple[list[Any], Any]:

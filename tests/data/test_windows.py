@@ -22,7 +22,6 @@ from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.plan.course import Draw
 from lazyshard.stream import chunk, scattered
-from tests.data import runs
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
 from tests.stream.arrays import expected, produce, values
@@ -38,7 +37,7 @@ def stream(tmp_path: Path) -> Path:
 
 
 def open_windows(directory: Path, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return runs.open_rank(directory, 0, dp, **{"shuffle_window": 3, "seed": 5, **options})
+    return open_rank(directory, 0, dp, **{"shuffle_window": 3, "seed": 5, **options})
 
 
 def preads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -132,7 +131,7 @@ def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: 
 def test_threads_that_share_a_data_set_get_their_own_rows(tmp_path: Path, layout: str, window: int) -> None:
     directory = produce_rows(tmp_path / "s", 200, 10)
     for attempt in range(3):
-        dataset, other = (runs.open_rank(directory, 0, 2, layout=layout, shuffle_window=window) for _ in range(2))
+        dataset, other = (open_rank(directory, 0, 2, layout=layout, shuffle_window=window) for _ in range(2))
         expected = drawn(other)
         together = threading.Barrier(4)
 
@@ -148,7 +147,7 @@ def test_threads_that_share_a_data_set_get_their_own_rows(tmp_path: Path, layout
 
 
 def test_thread_that_comes_while_another_settles_the_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = runs.open_rank(produce_rows(tmp_path / "s", 8, 4), 0, 2, layout="strided")
+    dataset = open_rank(produce_rows(tmp_path / "s", 8, 4), 0, 2, layout="strided")
     settling, other_is_done = threading.Event(), threading.Event()
     real = IndexSpace.__init__
 
@@ -173,7 +172,7 @@ def test_thread_that_comes_while_another_settles_the_indices(tmp_path: Path, mon
 
 def test_thread_that_waits_for_the_end_is_not_told_of_anothers_open_end(tmp_path: Path) -> None:
     directory = produce_rows(tmp_path / "s", 4, 4, end=False)
-    dataset = runs.open_rank(directory, 0, 2, max_total_samples=16, unit="sample")
+    dataset = open_rank(directory, 0, 2, max_total_samples=16, unit="sample")
     space, reader = dataset._space(), dataset.reader
     real = reader.wait_for
 
@@ -233,7 +232,7 @@ def test_each_rank_reads_the_bytes_of_its_rows_once(
     found = preads(monkeypatch)
     everything: list[tuple[int, int]] = []
     for rank in range(RANKS):
-        dataset = runs.open_rank(one_file, rank, RANKS, batch_size=BATCH, unit=unit, max_wait=0, **options)
+        dataset = open_rank(one_file, rank, RANKS, batch_size=BATCH, unit=unit, max_wait=0, **options)
         found.clear()
         drawn = [number for batch in loader(dataset, dataset.rank_indices, 0, batch_size=BATCH) for number in batch]
         chunk = dataset.reader.chunk(0)
@@ -274,7 +273,6 @@ def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
 SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(
     ("start", "window", "sizes"),
     [("fork", 0, SIZES), ("fork", 2, [1] * 12), (PICKLED, 2, SIZES), (PICKLED, 0, [1] * 12)],

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,7 +137,6 @@ print(os.wait()[1])
     assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(
     ("method", "kind", "iterable"),
     [("fork", DataLoader, True), ("fork", StatefulDataLoader, False), (PICKLED, StatefulDataLoader, False)],
@@ -154,12 +152,10 @@ def test_workers_that_wait_for_rows_end_with_their_loader(
 
     monkeypatch.setattr(BaseProcess, "terminate", kill)
     stream = produce(tmp_path / "s", 8, end=False)
-    length = None if iterable else 100
-    dataset: Any = open_rank(stream, batch_size=2, max_total_samples=length)
+    dataset: Any = open_rank(stream, batch_size=2, max_total_samples=None if iterable else 100)
     source, sampler = (LazyShardedStream(dataset), None) if iterable else (dataset, range(100))
     iterator: Any = iter(loader(source, sampler, 2, kind, batch_size=2, multiprocessing_context=method))
-    taken = [next(iterator) for _ in range(4)]
-    assert sorted(chain.from_iterable(taken)) == list(range(8))
+    assert sorted(flat(next(iterator) for _ in range(4))) == list(range(8))
     iterator._shutdown_workers()
     assert [worker.exitcode for worker in iterator._workers] == [0, 0]
     assert killed == []

@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
-from lazyshard.stream import read_cursor
 from tests.cli.commands import lazyshard
 from tests.harness.processes.environment import environment, run_command
 from tests.harness.processes.nursery import Nursery, has_ended
@@ -39,6 +38,7 @@ from tests.packaging.guide_programs import (
     with_commands,
     with_tools,
 )
+from tests.stream.streams import cursor_of
 from tests.swift.commands import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
@@ -118,9 +118,7 @@ def test_trainer_that_is_killed_goes_on_and_trains_each_row_once(tmp_path: Path,
     trained += [i for ids in steps(outputs[0]) for i in ids]
     assert len(trained) == len(set(trained)) == 40
     assert set(trained) <= set(range(41))
-    cursor = read_cursor(tmp_path / "stream", "first")
-    assert cursor is not None
-    assert cursor.consumed == 40
+    assert cursor_of(tmp_path / "stream", "first").consumed == 40
     (audit,) = (line for line in blocks("hugging-face-trainer.md", "")[0].splitlines() if "audit" in line)
     printed = command(audit)
     assert "proven: no sample was trained twice, and none was passed over" in printed
@@ -148,9 +146,7 @@ def test_program_that_is_killed_goes_on_and_trains_each_row_once(tmp_path: Path,
     seen += trained_by(tmp_path, 2, 1000)
     assert (len(seen), len(set(seen))) == (992, 992)
     assert torch.load(tmp_path / "run.pt")["data"]["consumed"] == 992
-    cursor = read_cursor(tmp_path / "stream", "run-1")
-    assert cursor is not None
-    assert cursor.consumed == 992
+    assert cursor_of(tmp_path / "stream", "run-1").consumed == 992
 
 
 TRAIN: Final = (ROOT / "producer" / "deploy" / "slurm" / "train.sbatch").read_text(encoding="utf-8")
@@ -232,7 +228,6 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
     assert len(trained) == len(set(trained)) == 32
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # Which torchdata still calls
 def test_goes_on_by_the_loader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchdata")
     (text,) = blocks("torchdata.md", "python")
@@ -409,12 +404,8 @@ def test_hf_datasets_reads_published_chunks_and_is_published(tmp_path: Path, mon
     paths = os.pathsep.join(map(str, sys.path))
     for name, value in {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}.items():
         monkeypatch.setenv(name, value)
-    rows: list[dict[str, Any]] = [
-        {"id": 0, "text": "a"},
-        {"id": 1, "text": "b", "score": 0.5},
-        {"id": 2, "text": "c"},
-        {"id": 3, "text": "d"},
-    ]
+    rows: list[dict[str, Any]] = [{"id": number, "text": text} for number, text in enumerate("abcd")]
+    rows[1]["score"] = 0.5
     writer = ChunkWriter("stream", 2)
     for row in [*rows, {"id": 4}]:
         writer.write(row)

@@ -325,8 +325,7 @@ def marks(decorators: list[ast.expr]) -> set[str]:
 def tier_of(test: str) -> str:
     file, _, name = test.partition("::")
     text = (ROOT / file).read_text()
-    module = ast.parse(text)
-    found = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    found = [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef) and one.name == name]
     assert len(found) == 1, f"{file} has no test {name}"
     own = marks(found[0].decorator_list)
     if is_full(text):

@@ -34,9 +34,8 @@ def run(command: Sequence[str | Path], cwd: Path, variables: Mapping[str, str] =
     """Run outside the source tree, with no variable that could let it be imported from there."""
     env = {name: value for name, value in variables.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")  # No wrapping and no colours in what the commands print
-    return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, **options)
 
 
 def run_checked(command: Sequence[str | Path], cwd: Path, variables: Mapping[str, str] = os.environ) -> str:

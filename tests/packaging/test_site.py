@@ -30,9 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = ["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(folder)]
     env = environment() | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", *built], env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "mkdocs", *built], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 

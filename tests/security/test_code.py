@@ -17,6 +17,7 @@ from lazyshard.errors import StateInvalid
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard_producer.following.listing import NameRules
 from tests.security.guards import command, producer, write_stream
+from tests.stream.streams import raised
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -108,8 +109,7 @@ def test_no_code_of_a_checkpoint_is_run(protocol: int, tmp_path: Path, capfd: py
     stream, proof = write_stream(tmp_path / "stream"), tmp_path / "it-ran"
     file = tmp_path / "lazyshard.pt"
     file.write_bytes(pickle.dumps(Runs(proof), protocol))
-    with pytest.raises(StateInvalid):
-        read_state(file)
+    raised(StateInvalid, read_state, file)
     for arguments in (("trace", stream, "--state", file), ("audit", stream, file), ("audit", stream, "--state", file)):
         assert command(*arguments) == 5
     assert "Traceback" not in capfd.readouterr().err

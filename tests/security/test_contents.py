@@ -120,8 +120,8 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
 )
 def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
     raised(StateMismatch, tracing, parts=parts)
-    with pytest.raises(StateMismatch):  # Nor is a step of more draws than memory holds
-        list(tracing(2**60, parts=(Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS),)).at_step(0))
+    step_of_many_draws = tracing(2**60, parts=(Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS),)).at_step(0)
+    raised(StateMismatch, list, step_of_many_draws)  # More than memory holds
 
 
 def told_source(stream: Path, path: Path | str, **values: Any) -> int:
@@ -196,8 +196,7 @@ def hostile_stream(place: Path) -> Path:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: repr(" ".join(arguments))[:40])
 def test_no_cursor_moves(arguments: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stream = hostile_stream(tmp_path)
-    command(arguments[0], stream, *arguments[1:])
+    command(arguments[0], hostile_stream(tmp_path), *arguments[1:])
     out, err = capfd.readouterr()
     assert out + err
     assert shown(out + err) == ""
@@ -228,12 +227,10 @@ def test_errors_of_the_library_hold_no_control_characters(tmp_path: Path) -> Non
     stream = hostile_stream(tmp_path)
     for state in ("failed", "waiting", "running", "idle"):
         edit(stream / "head.json", state=state)
-        caught = raised(LazyShardError, lambda: StreamReader(stream, max_wait=0).read(100))
-        messages.append(str(caught))
+        messages.append(str(raised(LazyShardError, StreamReader(stream, max_wait=0).read, 100)))
         head = Head(1, 1, False, state, 1.0, ESCAPES, 1, 0.0, ESCAPES)
         messages += [describe_producer(Published(1, 1, False, head), 5, 1.0, gone) for gone in (False, True)]
-    refused = refusal_of(OSError, "out of the stream", read_file, stream / "retired.json")
-    messages.append(str(refused))
+    messages.append(str(refusal_of(OSError, "out of the stream", read_file, stream / "retired.json")))
     held = WriterLock(tmp_path, 0.0)
     edit(tmp_path / "stream.owner", host=ESCAPES)
     messages += [str(raised(ProducerFenced, call)) for call in (held.check, lambda: WriterLock(tmp_path, 0.0))]

@@ -23,6 +23,7 @@ from lazyshard.store.files import FOLDER_VARIABLE, UrlPath, stream_name, stream_
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard_producer.cli import main as producer
 from tests.harness.processes.producing import rows
+from tests.stream.streams import raised
 
 NOW: Final = 1_700_000_000.0
 SECRETS: Final = ("hunter2pass", "0f3c5a99signed")
@@ -102,9 +103,7 @@ class Sweep:  # Runs commands and other things, and looks at all that they print
         return code, told
 
     def fails(self, call: Callable[[], object], *errors: type[BaseException]) -> None:
-        with pytest.raises(errors) as caught:
-            call()
-        error = caught.value
+        error = raised(errors, call)
         assert_hidden(str(error), vars(error), "".join(traceback.format_exception(error)), pickle.dumps(error))
 
     def check_files(self) -> None:

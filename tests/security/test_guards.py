@@ -30,6 +30,7 @@ from tests.security.guards import (
     unchanged,
     write_stream,
 )
+from tests.stream.streams import add, raised
 
 
 def link_out_of_the_stream_is_not_read(place: Path) -> None:
@@ -40,8 +41,7 @@ def link_out_of_the_stream_is_not_read(place: Path) -> None:
     (elsewhere / "secret").write_bytes(data.read_bytes())
     data.unlink()
     data.symlink_to(elsewhere / "secret")
-    with pytest.raises(FileRefused):
-        StreamReader(stream, max_wait=0).read(0)
+    raised(FileRefused, StreamReader(stream, max_wait=0).read, 0)
 
 
 def temporary_file_is_always_new(place: Path) -> None:
@@ -67,8 +67,7 @@ def recovery_removes_nothing_elsewhere(place: Path) -> None:
     """A producer that starts clears `.tmp`; it must be its own, also if it becomes a link after the look at it."""
     elsewhere = outside(place / "elsewhere")
     (place / ".tmp").symlink_to(elsewhere)
-    with pytest.raises(OSError):
-        durable.clear_folder(place / ".tmp")
+    raised(OSError, durable.clear_folder, place / ".tmp")
     assert unchanged(elsewhere)
 
 
@@ -77,8 +76,7 @@ def cursors_folder_leads_nowhere(place: Path) -> None:
     elsewhere = outside(place / "elsewhere")
     stream = write_stream(place / "stream", end=False)
     (stream / "cursors").symlink_to(elsewhere)
-    with pytest.raises(FileRefused):
-        write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0))
+    raised(FileRefused, write_cursor, stream, Cursor("sft", None, 0, 0, {}, 1.0))
     assert unchanged(elsewhere)
 
 
@@ -88,8 +86,7 @@ def journal_names_no_other_directory(place: Path) -> None:
     (place / "incoming").mkdir()
     name = f"../{elsewhere.name}/secret"
     assert (place / "incoming" / name).read_bytes() == SECRET
-    with pytest.raises(ValueError):
-        FollowState().apply({"file": name, "offset": len(SECRET)})
+    raised(ValueError, FollowState().apply, {"file": name, "offset": len(SECRET)})
 
 
 @contextmanager
@@ -111,8 +108,7 @@ def assert_kept(place: Path, mask: int, made: int) -> None:
 
 def umask_is_kept(place: Path, mask: int = 0o027) -> None:
     with umask(mask), ChunkWriter(place / "stream", 2) as writer:
-        for number in range(3):
-            writer.write({"id": number})
+        add(writer, 0, 3)
         assert_kept(place, mask, 5)
 
 
@@ -120,9 +116,7 @@ def no_error_moves_the_cursor(place: Path) -> None:
     """What a producer writes of itself is shown by readers when they give up waiting."""
     stream = write_stream(place / "stream", end=False)
     edit(stream / "head.json", state="waiting", note=ESCAPES, host=ESCAPES)
-    with pytest.raises(LazyShardError) as caught:
-        StreamReader(stream, max_wait=0).read(100)
-    assert str(caught.value).isprintable()
+    assert str(raised(LazyShardError, StreamReader(stream, max_wait=0).read, 100)).isprintable()
 
 
 Guard = Callable[[Path], None]
@@ -180,8 +174,7 @@ def test_planted_weakness_is_found(
     owner: Any, name: str, weak: Any, guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, weak)
-    with pytest.raises((AssertionError, pytest.fail.Exception, OSError)):
-        guard(tmp_path)
+    raised((AssertionError, pytest.fail.Exception, OSError), guard, tmp_path)
 
 
 def test_every_attack_has_a_weakness_that_it_finds() -> None:
@@ -202,8 +195,7 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         assert (stream / "quarantine.jsonl").exists()
         assert producer("init", place / "stream.toml") == 0
         writer = ChunkWriter(place / "live", 2)
-        for number in range(7):
-            writer.write({"id": number})
+        add(writer, 0, 7)
         assert (place / "live" / ".tmp").is_dir()
         assert_kept(place, mask, 10)  # with what is being written
         with CursorOwner(place / "live", "sft") as owner:

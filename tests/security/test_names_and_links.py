@@ -14,15 +14,8 @@ from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import read_file, read_given_file
-from lazyshard.stream import CursorOwner
-from lazyshard.stream.cursor import (
-    forget_consumer,
-    list_consumers,
-    read_cursor,
-    read_reading,
-    write_cursor,
-    write_reading,
-)
+from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading
+from lazyshard.stream.cursor import write_cursor, write_reading
 from lazyshard.stream.listing import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal
@@ -34,7 +27,7 @@ from lazyshard_producer.sources.source import RowOrigin, open_regular
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
 from tests.security import guards
-from tests.stream.streams import raised
+from tests.stream.streams import raised, refusal_of
 from tests.tiers import full
 
 
@@ -51,8 +44,8 @@ def test_no_name_is_taken_for_a_path(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*filter(None, guards.NAMES), "a.jsonl", "journal", 5, None], ids=ascii)
 def test_position_names_a_journal_and_no_path(name: Any, tmp_path: Path) -> None:
     position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0, "journal": name}
-    with pytest.raises(SourceRefused, match="no position to continue from"):
-        journal.resume(position, tmp_path / ".producer.sources", "in")
+    given = (position, tmp_path / ".producer.sources", "in")
+    refusal_of(SourceRefused, "no position to continue from", journal.resume, *given)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,16 +115,11 @@ def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere
             raised(FileRefused, call)
     else:
         (elsewhere / "sft.json").write_bytes(Cursor("sft", identity.stream_id, 0, 3, {}, 1.0).encode())
-        for use in (
-            lambda: write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0)),
-            lambda: read_cursor(stream, "sft"),
-            lambda: list_consumers(stream),
-            lambda: forget_consumer(stream, "sft"),
-            lambda: CursorOwner(stream, "sft"),
-        ):
-            raised(FileRefused, use)
-        mark = ReadingHint("sft", identity.stream_id, 1, 0, 1, 1.0)
-        assert not write_reading(stream, mark)
+        raised(FileRefused, write_cursor, stream, Cursor("sft", None, 0, 0, {}, 1.0))
+        raised(FileRefused, list_consumers, stream)
+        for use in (read_cursor, forget_consumer, CursorOwner):
+            raised(FileRefused, use, stream, "sft")
+        assert not write_reading(stream, ReadingHint("sft", identity.stream_id, 1, 0, 1, 1.0))
         assert read_reading(stream, "sft") is None
         (elsewhere / "sft.json").unlink()
         assert guards.command("verify", stream, "--jobs", "1") in (0, 5)
@@ -172,11 +160,8 @@ def test_followed_file_and_piece_of_a_ray_write_that_became_links_are_not_read(t
     path = tmp_path / "incoming" / "a.jsonl"
     path.parent.mkdir()
     path.symlink_to(elsewhere / "secret")
-    for read in (
-        lambda: PlainFile(str(path), 1000, FilePosition()).read(),
-        lambda: open_regular(str(path), links_out=False),
-    ):
-        raised(LazyShardError, read)
+    raised(LazyShardError, lambda: PlainFile(str(path), 1000, FilePosition()).read())
+    raised(LazyShardError, open_regular, str(path), links_out=False)
     with open_regular(str(path)) as file:  # A source that the user names may be a link to anywhere
         assert file.read() == guards.SECRET
     folder = tmp_path / "pieces"

@@ -25,7 +25,7 @@ from lazyshard.format.records import Head, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import Cursor, ReadingHint
 from lazyshard.store.files import read_seal
-from lazyshard.stream import write_cursor, write_reading
+from lazyshard.stream import read_cursor, write_cursor, write_reading
 from lazyshard.stream.sequencer import Sequencer
 from lazyshard.stream.share import Share
 from lazyshard.stream.stream import open_now, read_lengths
@@ -334,6 +334,13 @@ def stream_id_of(directory: Path) -> str | None:
 def cursor(directory: Path, consumer: str, *, consumed: int, chunks_before: int, stream_id: str | None = _OWN) -> None:
     stream_id = stream_id_of(directory) if stream_id == _OWN else stream_id
     write_cursor(directory, Cursor(consumer, stream_id, consumed, chunks_before, {"dp_size": 1}, 1700000000.0))
+
+
+def cursor_of(directory: Path, consumer: str = "run") -> Cursor:
+    """The cursor of a consumer, which is to have one."""
+    found = read_cursor(directory, consumer)
+    assert found is not None
+    return found
 
 
 def reading(directory: Path, consumer: str, *, needs_chunks: int, stream_id: str | None = _OWN) -> None:

@@ -9,8 +9,7 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.format.records import seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.stream import read_cursor
-from tests.stream.streams import lengths_of
+from tests.stream.streams import cursor_of, lengths_of
 from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, encoded_in, position_of
 from tests.swift.programs import MAX_LENGTH, TEMPLATE, encode
@@ -101,8 +100,7 @@ def test_batches_are_of_rows_of_about_one_length(streams: dict[str, Path], tmp_p
     in_order = sum(MICRO * max(pair) for pair in zip(lengths[0::2], lengths[1::2], strict=False)) - trained
     assert padding < in_order / 2, "batches of any lengths"
     position = position_of(run.output_dir / "checkpoint-15")
-    cursor = read_cursor(directory, position.consumer)
-    assert cursor is not None
+    cursor = cursor_of(directory, position.consumer)
     assert (position.layout, position.consumed, cursor.consumed, cursor.chunks_before) == ("grouped", 60, 60, 0)
 
 

@@ -68,8 +68,7 @@ def test_swift_live_killed_and_resumed_with_other_ranks(tmp_path: Path, model: P
             producer.kill()
     assert not (stream / "stream.end").exists()
     with producing(stream, measured, SIZE, 8):
-        checkpoint = killed.output_dir / "checkpoint-4"
-        more = {"resume_from_checkpoint": checkpoint, "gradient_accumulation_steps": 2}
+        more = {"resume_from_checkpoint": killed.output_dir / "checkpoint-4", "gradient_accumulation_steps": 2}
         resumed = swift_sft(tmp_path / "run2", model, processes=1, **options, **more)
     packs = [*trained(killed, 0, 4), *trained(resumed, 4)]
     whole = len(expected) // 2 * 2

@@ -15,6 +15,7 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream import read_cursor
+from tests.stream.streams import cursor_of
 from tests.swift.commands import RESUMABLE, Run, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, TP2_DP2, assert_every_sample_once, killed_at, position_of
 from tests.swift.streams import write_jsonl, write_rows, write_stream
@@ -93,8 +94,7 @@ def test_swift_blends_a_live_stream_with_an_ended_one_then_with_other_weights(tm
     assert f"; not trained: {60 - counts[1]} of the 60 of {second}" in ended.output
     for number, directory in enumerate((first, second)):
         assert consumed(directory) == counts[number]
-        cursor = read_cursor(directory, CONSUMER)
-        assert cursor is not None
+        cursor = cursor_of(directory, CONSUMER)
         assert cursor.chunks_before * SIZE <= cursor.consumed
         told = [(one.stream, one.weight, one.consumed) for one in cursor.blend]
         assert told == [(str(first), 0.75, counts[0]), (str(second), 0.25, counts[1])], "what watch shows of it"

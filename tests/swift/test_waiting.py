@@ -67,8 +67,7 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     Returns what was trained, and the checkpoint that was saved of its last step.
     """
     run = training.wait()
-    last = max(batch.time for batch in run.batches)
-    took = time.time() - last
+    took = time.time() - max(batch.time for batch in run.batches)
     assert MAX_WAIT_S - 1 < took < MAX_WAIT_S + TO_THE_END_S
     said = Counter(re.findall(r"^lazyshard(?:: (rank \d+))?: error: (.*) \(exit code 75\)$", run.output, re.MULTILINE))
     assert sorted(who for who, _ in said.elements()) == sorted(ranks), run.tail()
@@ -78,10 +77,8 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     assert all("torch/distributed/run.py" in text for text in tracebacks), "a traceback that is not torchrun's own"
     assert not training.leftover_processes()
     checkpoint = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
-    assert (
-        run.output.count(f"lazyshard: no data arrived in time: training stops after step {checkpoint.name[11:]} of")
-        == 1
-    )
+    stops = f"lazyshard: no data arrived in time: training stops after step {checkpoint.name[11:]} of"
+    assert run.output.count(stops) == 1
     assert f"samples trained. Checkpoint: {checkpoint}\n" in run.output
     told = f"trained {position_of(checkpoint).consumed} of {published(stream)} published samples"
     assert run.output.count(told) == 1, "once, at the checkpoint"

@@ -78,11 +78,6 @@ def classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[boo
     return found
 
 
-@pytest.fixture
-def module(classes: Any) -> ModuleType:
-    return sys.modules[NAME]
-
-
 def parse(kind: Any, line: str) -> Any:
     parser = importlib.import_module("transformers").HfArgumentParser([kind])
     found, unknown = parser.parse_args_into_dataclasses(shlex.split(line), return_remaining_strings=True)
@@ -128,7 +123,9 @@ def test_wrong_value_is_refused_by_the_parser(classes: Any) -> None:
         assert raised(SystemExit, parse, classes.SftArguments, f"--sharded_lazy{line}").code == 2
 
 
-def test_class_passes_for_the_original_and_is_extended_once_and_again_when_loaded_again(module: ModuleType) -> None:
+@pytest.mark.usefixtures("classes")
+def test_class_passes_for_the_original_and_is_extended_once_and_again_when_loaded_again() -> None:
+    module = sys.modules[NAME]
     kind = module.DataArguments
     assert (kind.__name__, kind.__qualname__, kind.__module__) == ("DataArguments", "DataArguments", NAME)
     assert kind.__doc__ == "Holds arguments related to data."
@@ -309,9 +306,8 @@ def test_directory_with_a_number_sign_in_its_name_is_a_stream(tmp_path: Path) ->
     check_combinations(megatron(dataset=[str(tmp_path / "a#5" / "not there yet")]))
 
 
-def test_validation_data_are_streams_or_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[bool]
-) -> None:
+@pytest.mark.usefixtures("installed")
+def test_validation_data_are_streams_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, stream, foreign = made = [tmp_path / name for name in ("files", "stream", "foreign")]
     for directory, name in zip(made, ("rows.jsonl", "stream.json", "chunk_00000.jsonl"), strict=True):
         directory.mkdir()

@@ -16,7 +16,7 @@ from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, parse, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
-from tests.stream.streams import names, produce, raised, raising
+from tests.stream.streams import cursor_of, names, produce, raised, raising
 from tests.swift.unit import runs
 from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, plan, position, tells
 
@@ -217,9 +217,7 @@ def save(saves: Checkpoints, output: Path, step: int) -> None:
 
 
 def cursor(directory: Path) -> Cursor:
-    found = read_cursor(directory, CONSUMER)
-    assert found is not None
-    return found
+    return cursor_of(directory, CONSUMER)
 
 
 def told(directory: Path) -> tuple[int, int]:
@@ -426,5 +424,4 @@ def test_first_run_writes_no_more_once_another_takes_over(directory: Path, outpu
         assert len(cautions) == 1 and "taken over" in cautions[0]
         let_go_of_cursors()
         kept(directory, output, sharded_lazy_take_over=True).register()
-        mine = cursor(directory)
-        raised(RuntimeError, second.write, mine)
+        raised(RuntimeError, second.write, cursor(directory))

@@ -10,7 +10,6 @@ import pytest
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.errors import StreamMismatch
-from lazyshard.stream import read_cursor
 from lazyshard.stream.listing import retire
 from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, load_position
@@ -18,7 +17,7 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_retired
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.stream import read_lengths
-from tests.stream.streams import foreign, produce, put_lengths, raised, sealed
+from tests.stream.streams import cursor_of, foreign, produce, put_lengths, raised, sealed
 from tests.swift.unit.runs import checkpoint, facts_of, open_stream, plan, sampler_of, tells
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped
 from tests.swift.unit.trainers import resumed, train
@@ -166,8 +165,7 @@ def test_nothing_is_given_up_traced_or_audited(directory: Path, tmp_path: Path, 
     assert open_stream(run).__getitems__([59, 0]) == [59, 0]
     saves.begin(60, 15)
     saves.commit()
-    cursor = read_cursor(directory, "run")
-    assert cursor is not None
+    cursor = cursor_of(directory)
     # At the end of the stream too: a start from an older checkpoint may draw any of its samples.
     assert (cursor.consumed, cursor.chunks_before, cursor.state) == (60, 0, None)
     # Nor does a hint say that what lies before the last sample read is not needed to read on.

@@ -17,6 +17,7 @@ from lazyshard_swift.arguments import check_combinations, first_of, is_ordinary,
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.ordinary import spooled
 from tests.stream.streams import produce, raised
+from tests.swift.programs import write
 from tests.swift.unit.runs import checkpoint, let_go_of_cursors, megatron, opened, tells
 
 Calls = list[tuple[list[str], dict[str, Any]]]
@@ -88,8 +89,7 @@ def test_entries_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_spool_is_written_once_and_is_the_same_stream_everywhere(tmp_path: Path, loads: Calls) -> None:
-    file = tmp_path / "a b.txt"
-    file.write_text("one two three")
+    file = write(tmp_path / "a b.txt", "one two three")
     args = arguments_of(output_dir=str(tmp_path / "run" / "v0-20270101-000000"))
     first = spooled(args, str(file))
     assert loads == [([str(file)], LOADING | {"shuffle": True, "interleave_prob": None})]
@@ -110,8 +110,7 @@ def test_spool_is_written_once_and_is_the_same_stream_everywhere(tmp_path: Path,
 
 
 def test_what_determines_the_rows_is_in_the_identity(tmp_path: Path) -> None:
-    file, output = tmp_path / "a.txt", str(tmp_path / "run")
-    file.write_text("one two")
+    file, output = write(tmp_path / "a.txt", "one two"), str(tmp_path / "run")
     found = [spooled(arguments_of(output_dir=output), str(file))]
     for changes in ({"columns": {"a": "text"}}, {"dataset_shuffle": False}, {"sharded_lazy_samples_per_chunk": 1}):
         found.append(spooled(arguments_of(output_dir=output, **changes), str(file)))
@@ -124,8 +123,7 @@ def test_what_determines_the_rows_is_in_the_identity(tmp_path: Path) -> None:
 
 def test_directory_is_known_by_its_visible_files(tmp_path: Path) -> None:
     args, folder = arguments_of(output_dir=str(tmp_path / "run")), tmp_path / "folder"
-    folder.mkdir()
-    (folder / "one.txt").write_text("one")
+    write(folder / "one.txt", "one")
     first = spooled(args, str(folder))
     # A hub's client, and ms-swift, add such files.
     for name in (".cache", "dataset_infos.json_bak"):
@@ -144,16 +142,14 @@ def test_data_that_cannot_be_loaded_are_refused_and_leave_nothing(tmp_path: Path
 
 
 def test_resume_with_other_rows_is_refused_and_with_the_same_ones_continues(tmp_path: Path) -> None:
-    file, stream = tmp_path / "a.txt", produce(tmp_path / "s", 12)
-    file.write_text(" ".join(map(str, range(8))))
+    file, stream = write(tmp_path / "a.txt", " ".join(map(str, range(8)))), produce(tmp_path / "s", 12)
     more: dict[str, Any] = {"output_dir": str(tmp_path / "run"), "finetune": False}
     for names, weights in (([str(file)], None), ([str(stream), str(file)], [0.5, 0.5])):
         given = more | {"dataset": names, "interleave_prob": weights}
         begun = opened(tmp_path, arguments_of, **given)
         given["mcore_model"] = checkpoint(tmp_path / f"checkpoint-{len(names)}", begun.plan.position(4, 4))
         let_go_of_cursors()
-        resumed = opened(tmp_path, arguments_of, **given)
-        assert resumed.plan.consumed == 4
+        assert opened(tmp_path, arguments_of, **given).plan.consumed == 4
         let_go_of_cursors()
         content = file.read_text()
         file.write_text(f"{content} 8")
@@ -164,8 +160,7 @@ def test_resume_with_other_rows_is_refused_and_with_the_same_ones_continues(tmp_
 
 
 def test_another_run_that_is_writing_is_waited_for(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_text("one two three")
+    file = write(tmp_path / "a.txt", "one two three")
     args = arguments_of(output_dir=str(tmp_path / "run"), sharded_lazy_samples_per_chunk=2)
     spool = Path(spooled(args, str(file)))
     # As if that run had been killed after its first chunk.
@@ -194,8 +189,7 @@ def test_another_run_that_is_writing_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_rows_that_ms_swift_has_prepared_are_encoded_as_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_text("one two three")
+    file = write(tmp_path / "a.txt", "one two three")
     stream = opened(tmp_path, arguments_of, dataset=[str(file)], output_dir=str(tmp_path / "run"))
     assert [stream[index]["text"] for index in range(3)] == ["one", "two", "three"]
     assert (len(stream), stream.plan.total) == (3, 3)
@@ -213,8 +207,7 @@ def test_first_samples_of_an_ended_and_of_a_live_stream(tmp_path: Path) -> None:
         told = f"{directory}#{limit} has ended with {limit} samples", ""
         assert stream.plan.end(limit, stream.gate.published()) == told
         let_go_of_cursors()
-    steps = {"num_train_epochs": None, "train_iters": 9}
-    stream = opened(tmp_path, arguments_of, dataset=[f"{live}#5"], **steps)
+    stream = opened(tmp_path, arguments_of, dataset=[f"{live}#5"], num_train_epochs=None, train_iters=9)
     assert (len(stream), stream.plan.total) == (9, None)
     assert stream.gate.allows(3, 4)
     raised(WaitTimeout, stream.gate.allows, 4, 5)

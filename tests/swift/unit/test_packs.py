@@ -60,12 +60,6 @@ def packs_of(lengths: Sequence[int], tokens: int, rows_of_window: int = 0, epoch
     return found
 
 
-def step_of(checkpoint: Path) -> int:
-    position = load_position(checkpoint)
-    assert position is not None
-    return position.step
-
-
 def dealt(found: list[Trained], shape: Shape, steps: list[int]) -> list[list[Pack]]:
     """The packs of each micro batch of all ranks in some steps, in order."""
     batches: list[list[Any]] = []
@@ -87,10 +81,10 @@ def test_each_row_is_in_one_pack_through_any_starts(kind: str, epochs: int, wind
     lengths = [length(number) for number in range(total)]
     made = (packs_of(lengths, TOKENS, window * PER_CHUNK, epoch) for epoch in itertools.count())
     left, expected, trained = next(made), list[list[Pack]](), list[list[Pack]]()
-    begin, ended = None, False
+    begin, position, ended = None, None, False
     shapes = [Shape(choose.randint(1, 3), choose.randint(1, 2), choose.randint(1, 2)) for _ in range(4)]
     for shape, steps in zip(shapes, (2, 3, 2, None), strict=True):
-        begun = 0 if begin is None else step_of(begin)
+        begun = 0 if position is None else position.step
         args = shaped(kind, shape, begin, **options)
         _, found = train(kind, stream, args, shape.dp, kill=None if steps is None else begun + steps)
         batches = dealt(found, shape, sorted(found[0].steps))
@@ -183,8 +177,7 @@ def test_what_cannot_be_packed_is_refused(packing: dict[str, Any], tmp_path: Pat
 
 
 def test_a_live_stream_without_rows_is_waited_for(packing: dict[str, Any], tmp_path: Path) -> None:
-    directory = write(tmp_path / "stream", 0, end=False)
-    assert code_of(raised(WaitTimeout, opened, directory, **packing)) == 75
+    assert code_of(raised(WaitTimeout, opened, write(tmp_path / "stream", 0, end=False), **packing)) == 75
 
 
 def test_rows_that_are_longer_than_sealed_are_left_out_or_raised(packing: dict[str, Any], tmp_path: Path) -> None:
@@ -196,8 +189,7 @@ def test_rows_that_are_longer_than_sealed_are_left_out_or_raised(packing: dict[s
         found = read(opened(writer.directory, **packing, sharded_lazy_shuffle_window=0))
         assert [[row["id"] for row in pack] for pack in list[Any](found)] == [[0], [2]]
         strict = opened(writer.directory, **packing, sharded_lazy_shuffle_window=0, sharded_lazy_on_bad_sample="raise")
-        error = raised(BadSample, read, strict)
-        assert code_of(error) == 5
+        assert code_of(raised(BadSample, read, strict)) == 5
 
 
 def test_the_train_split_alone_is_packed(packing: dict[str, Any], tmp_path: Path) -> None:

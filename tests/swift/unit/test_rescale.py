@@ -204,8 +204,7 @@ def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams
     file.write_bytes(orjson.dumps(values | {"format": 1}))
     assert history.start(Shape(3, 2, 1))
     assert_once(history, 48, 1, 6)
-    parts = history.plans[0].state.parts
-    found = [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in parts]
+    found = [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in history.plans[0].state.parts]
     assert found == [(2, 6, 0, 2), (3, 0, 3, 2)]
 
 
@@ -271,8 +270,7 @@ def test_command_that_is_started_again_leaves_nothing_out_twice(history: History
     for _ in range(3):
         history.start(shape, 1, sharded_lazy_skip=again)
     assert history.start(shape, sharded_lazy_skip=again)
-    out = {*(sample for step in steps[4:6] for sample in step), 40, 41}
-    assert_trained(history, out, shape.step)
+    assert_trained(history, {*(sample for step in steps[4:6] for sample in step), 40, 41}, shape.step)
     # Trained, passed over up to the end of a window, and what is left without the two samples.
     assert [part.skip for part in history.plans[0].state.parts] == [(), (), ((40, 42),)]
 

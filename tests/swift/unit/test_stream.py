@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import Subset
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import ChunkWriter
 from lazyshard.errors import SkipSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
@@ -21,7 +21,7 @@ from lazyshard_swift import rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.stream import StepGate
-from tests.data.options import grouped
+from tests.data.runs import open_rank
 from tests.stream.streams import foreign, produce, raised, refusal_of
 from tests.swift.unit import runs
 from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, tells
@@ -202,14 +202,9 @@ PER_CHUNK = 3
 SETTINGS = [(1, 2, 3, 2), (2, 1, 2, 2), (2, 2, 1, 0), (3, 1, 3, 0), (3, 2, 2, 2), (2, 1, 3, 0), (1, 1, 1, 0)]
 
 
-def gate(
-    directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
-) -> StepGate:
-    place: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "batch_size": batch, "layout": "strided"}
-    dataset = LazyShardedDataset(
-        directory, num_samples=2**50, max_wait=max_wait, **grouped(**place, shuffle_window=window)
-    )
-    return StepGate(dataset, stop_at_end)
+def gate(directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, max_wait: float = 0.0) -> StepGate:
+    order: dict[str, Any] = {"batch_size": batch, "layout": "strided", "shuffle_window": window}
+    return StepGate(open_rank(directory, rank, dp, num_samples=2**50, max_wait=max_wait, **order), stop_at_end=True)
 
 
 def decisions(asked: StepGate, per_step: int, steps: int, first_step: int = 0) -> list[bool | str]:

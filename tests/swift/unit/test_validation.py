@@ -77,8 +77,7 @@ def test_each_stream_of_a_blend_is_split(tmp_path: Path) -> None:
     names = [str(produce(tmp_path / f"s{size}", size, 2)) for size in (20, 40)]
     stream = opened(tmp_path, **RATIO, dataset=names, interleave_prob=[0.5, 0.5], stopping_strategy="first_exhausted")
     assert validated(stream) == of(1, 20) + of(1, 40)
-    drawn = [stream[index]["id"] for index in range(2 * len(of(0, 20)))]
-    assert set(drawn) <= set(of(0, 40))
+    assert {stream[index]["id"] for index in range(2 * len(of(0, 20)))} <= set(of(0, 40))
     state = stream.plan.position(8, 8).blend
     assert isinstance(state, BlendState) and [one.split for one in state.members] == [((7, 3), 0)] * 2
 
@@ -101,8 +100,7 @@ def test_run_with_a_ratio_keeps_every_chunk_and_resumes_with_the_same_ratio(tmp_
                 assert opened(directory, **given, **other, sharded_lazy_shuffle_window=0).plan.consumed == 20
                 continue
             error = raised(ResumeRefused, opened, directory, **given, **other, sharded_lazy_shuffle_window=0)
-            expected = "train of 7:3" if ratio else "None"
-            tells(error, "keep --split_dataset_ratio as it was", expected=expected)
+            tells(error, "keep --split_dataset_ratio as it was", expected="train of 7:3" if ratio else "None")
         del given["finetune"], given["mcore_model"]
 
 
@@ -114,8 +112,7 @@ def test_refused_before_training(tmp_path: Path) -> None:
     refuse(directory, "val_dataset", f"{live} is still being produced", val_dataset=[str(live)])
     refuse(directory, "val_dataset", f"{empty} has 0 samples", val_dataset=[str(empty)])
     retire(live, 1, 3)
-    ended = produce(live, 10, 2)
-    refuse(directory, "val_dataset", "has deleted all chunks below 1", val_dataset=[str(ended)])
+    refuse(directory, "val_dataset", "has deleted all chunks below 1", val_dataset=[str(produce(live, 10, 2))])
 
 
 def test_streams_as_val_dataset(tmp_path: Path) -> None:
@@ -137,9 +134,8 @@ def test_encoded_stream_as_val_dataset(tmp_path: Path) -> None:
     assert [stream.validation[index] for index in range(3)] == [{"input_ids": [n], "length": 1} for n in range(3)]
     assert stream[0]["id"] in range(8)
     made.max_length = 7
-    refuse(
-        produce(tmp_path / "other", 8, 2), "dataset", str(encoded), "max_length", template=made, val_dataset=[encoded]
-    )
+    other = produce(tmp_path / "other", 8, 2)
+    refuse(other, "dataset", str(encoded), "max_length", template=made, val_dataset=[encoded])
 
 
 def test_pipeline_passes_it_on_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,8 +144,7 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
         def train(self: Any) -> None: ...
 
         def _save_checkpoint(self: Any, *rest: Any) -> None:
-            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-            (folder / "trainer_state.json").touch()
+            Path(self.args.output_dir, f"checkpoint-{self.state.global_step}", "trainer_state.json").touch()
 
     vars(module).update(BatchSamplerShard=placed, DataLoaderShard=real.DataLoaderShard)
     vars(module).update(DataLoaderMixin=DataLoaderMixin, SwiftMixin=SwiftMixin)

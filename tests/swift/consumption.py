@@ -113,7 +113,8 @@ def killed_at(training: Training, directory: Path, consumer: str, step: int) -> 
     """
     run, cursor = training.killed_after(step), read_cursor(directory, consumer)
     assert cursor is not None and cursor.state is not None
-    saved = {file.parent: position_of(file.parent) for file in training.output_dir.glob("checkpoint-*/lazyshard.json")}
+    files = training.output_dir.glob("checkpoint-*/lazyshard.json")
+    saved = {file.parent: position_of(file.parent) for file in files}
     (newest,) = (folder for folder, position in saved.items() if consumed_of_first(position) == cursor.consumed)
     return run, newest
 
@@ -123,10 +124,11 @@ def consumed_of_first(position: Position) -> int:
     return position.blend.members[0].consumed if isinstance(position.blend, BlendState) else position.consumed
 
 
-def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int) -> None:
-    """Checks what each start trained up to its checkpoint: the declared order, and together every sample once.
+def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int, epochs: int = 1) -> None:
+    """Checks what each start trained up to its checkpoint: the declared order, and together every sample once an epoch.
 
-    Each start has other ranks or batches than the one before. Fewer than a step may be left over at the stream's end.
+    Each start has other ranks or batches than the one before. Fewer than a step may be left over at the stream's end,
+    and of a micro batch of all ranks at that of an epoch.
     """
     final = position_of(checkpoints[-1]).state
     assert final is not None
@@ -145,5 +147,6 @@ def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], s
         first = position.step
     assert not {where: n for where, n in Counter(trained).items() if n > 1}, "samples that were trained more than once"
     largest = max(part.dp * max(part.draws_per_step, part.batch_size) for part in final.parts)
-    assert {epoch for epoch, _ in trained} == {0}
-    assert samples - largest < len(trained) <= samples
+    found = Counter(epoch for epoch, _ in trained)
+    assert set(found) == set(range(epochs))
+    assert all(samples - largest < number <= samples for number in found.values()), found

@@ -31,7 +31,7 @@ _CREATE: Final = "create the stream with ChunkWriter(..., arrays=True)"
 # What to do with a value, by the names of its type
 _ADVICE: Final = (
     ("ndarray", _CREATE),
-    ("bytes bytearray memoryview", f"{_CREATE} or by `run --embed`, or write base64 text: base64.b64encode(it).decode()"),
+    ("bytes bytearray memoryview", f"{_CREATE} or `run --embed`, or write base64 text: base64.b64encode(it).decode()"),
     ("Image PngImageFile JpegImageFile WebPImageFile", "write the path or the bytes of a file that holds it"),
     ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
     ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),

@@ -33,6 +33,8 @@ from lazyshard.part import ByteArray, Int64Array, UInt64Array
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     from lazyshard.stream.stream import Stream
 
 LARGE_ROW_BYTES: Final = 64 << 10
@@ -45,7 +47,7 @@ _SCAN_BYTES: Final = 1 << 20
 _BLANKS: Final = b" \t\r\n"  # white space in JSON
 LEAST_BYTES: Final = 128 << 10  # the C library keeps smaller blocks already (glibc's M_MMAP_THRESHOLD)
 _PROBE: Final = [np.empty(0, np.uint8)]
-_ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of an array held only by a container, as seen in `take`
+ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of a value that only a list holds, as seen in `take`
 _OPEN_FILES: Final = 8  # maximum number of open files: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, least recently used first
 
@@ -226,9 +228,11 @@ class Chunk(FileOfRows):
         digest = self._digests[8 * row : 8 * row + 8]
         return RowPlace(os.path.abspath(self.path), self.number, row, start, stop - start, digest)
 
-    def read_whole(self) -> bytes:
-        """Reads the whole file without checking its rows: use `spans` and `check` for that."""
-        return self._read(0, self._offsets[-1])
+    def read_whole(self, memory: mmap) -> None:
+        """Reads the whole file into memory without checking its rows: use `spans` and `check` for that."""
+        with memoryview(memory) as whole, whole[: self._offsets[-1]] as view:
+            if (done := self._file.read_into(view, 0)) < len(view):
+                raise self._corrupt(None, f"{len(view)} bytes", f"the end of the file at byte {done}")
 
     def spans(self, rows: Int64Array) -> tuple[UInt64Array, UInt64Array, Int64Array | None]:
         """Returns the start and stop bytes of rows, in any order, and the bits of their digests if there are any."""
@@ -380,7 +384,7 @@ class RowMemory:
         try:
             # At most 24 take at most 3 microseconds. The most recently used is first: it is still in the CPU's caches.
             for _ in range(min(len(buffers), 24)):
-                if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
+                if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == ALONE:
                     return buffers[-1][:size]
                 buffers.rotate(1)
             # Rounded up by at most an eighth, so that rows of nearly the same size fit into each other's buffers.

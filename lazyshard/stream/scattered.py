@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import sys
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,14 +13,17 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError
+from lazyshard.memory import raise_if_short
 from lazyshard.part import Int64Array
-from lazyshard.stream.chunk import LARGE_ROW_BYTES, good_until
+from lazyshard.stream.chunk import ALONE, LARGE_ROW_BYTES, good_until
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
 
 HELD_BYTES: Final = 64 << 20
 """Maximum bytes of chunks that a `ScatteredReader` holds. If a window has more, its rows are read one by one."""
+
+_STEP: Final = 256 << 10  # bytes; memory is a multiple of it, so that chunks of about one size fit into each other's
 
 
 class Held(NamedTuple):
@@ -39,7 +45,8 @@ class ScatteredReader:
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
-        self._held: dict[int, bytes] = {}  # whole chunks; only ever replaced, so no thread changes what another reads
+        # Whole chunks, and maybe more bytes; only ever replaced, so no thread changes what another reads.
+        self._held: dict[int, mmap.mmap] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self._reader, "_held": {}}
@@ -98,18 +105,37 @@ class ScatteredReader:
         rows = [divmod(sample, size) for sample in samples]
         return lines[: good_until(len(lines), lambda at: self._reader.chunk(rows[at][0]).check(lines[at], rows[at][1]))]
 
-    def _hold(self, held: Held, numbers: list[int]) -> dict[int, bytes]:
+    def _hold(self, held: Held, numbers: list[int]) -> dict[int, mmap.mmap]:
         """Holds chunks up to the first bad one; raises if that is the first of all."""
         whole = {number: data for number, data in self._held.items() if number in held.chunks}
-        self._held = whole.copy()  # releases chunks that are no longer needed
+        spare = [data for number, data in self._held.items() if number not in held.chunks]
+        self._held = whole.copy()
         for number in dict.fromkeys(numbers):
             if number not in whole:
                 try:
                     chunk = self._reader.chunk(number)
-                    whole[number] = self._reader.read_from(chunk, chunk.read_whole)
+                    memory = _take(spare, chunk.offset(len(chunk)))
+                    self._reader.read_from(chunk, partial(chunk.read_whole, memory))
+                    whole[number] = memory
                 except ChunkCorrupt:
                     if number == numbers[0]:
                         raise
                     break
         self._held = whole
         return whole
+
+
+def _take(spare: list[mmap.mmap], size: int) -> mmap.mmap:
+    """Returns memory for so many bytes: that of a released chunk if no other thread reads from it.
+
+    To touch new memory costs more than to read a chunk into it. Slices of it are bytes of their own.
+    """
+    for place in range(len(spare)):
+        if size <= len(spare[place]) <= 2 * size + _STEP and sys.getrefcount(spare[place]) == ALONE:
+            return spare.pop(place)
+    del spare[-1:]  # one is released for each that is made, so that there are never more than two windows need
+    try:
+        return mmap.mmap(-1, size + -size % _STEP, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise_if_short(error)
+        raise

@@ -210,8 +210,8 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     expected = [reader.line(sample) for sample in ORDER.tolist()]
     assert held.row_bytes == sum(map(len, expected)) // 7
     reader.chunk(3)
-    pread = Mock(wraps=os.pread)
-    monkeypatch.setattr(os, "pread", pread)
+    pread = Mock(wraps=os.preadv)
+    monkeypatch.setattr(os, "preadv", pread)
     for start in range(6):
         assert rows.lines(held, start, 7) == expected[start:]
     assert pread.call_count == 3
@@ -223,8 +223,9 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     pread.reset_mock()
     rows.lines(prepared(rows, np.array([5, 4])), 0, 2)
     assert pread.call_count == 0
+    memory = set(map(id, rows._held.values()))
     rows.lines(prepared(rows, np.array([4, 14])), 0, 2)
-    assert list(rows._held) == [1, 3]
+    assert list(rows._held) == [1, 3] and {id(held) for held in rows._held.values()} <= memory
     assert pread.call_count == 1
 
 

@@ -401,7 +401,7 @@ def _of_producer(outlook: Outlook) -> str:
     told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
     sentences: dict[str | None, str] = {
         "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it continues where it stopped",
-        "failed": f"has failed {age} ago: {what}",
+        "failed": f"failed {age} ago: {what}",
         "idle": f"was stopped {age} ago: {again} to continue",
         "waiting": f"waits: {head.note}" if head.note else "waits",
     }

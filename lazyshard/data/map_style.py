@@ -282,7 +282,7 @@ class Batches(Iterator[Any]):
         if epochs > 1 and not order.by_epoch:
             raise ValueError("num_samples sets the length of the run, over any number of epochs: omit epochs")
         if own := ", ".join(sorted(_OWN & options.keys())):
-            raise TypeError(f"{own}: the data set sets this in batches(); pass batch_size to the data set")
+            raise TypeError(f"{own}: the data set sets this: pass it batch_size=, order=Order(shuffle_window=N)")
         self._dataset, self._options, self._size = dataset, options, order.batch_size
         self._per_step = order.draws_per_step // order.batch_size
         self._epochs = epochs if order.by_epoch else None
@@ -373,7 +373,7 @@ class Batches(Iterator[Any]):
         if not self._trained and not self.step:
             log.warning("epoch %d has no step: fewer samples are left than in one micro batch of all ranks", self.epoch)
         elif not self._trained:
-            log.warning("epoch %d is trained already: it ended with step %d", self.epoch, self.step)
+            log.warning("epoch %d is trained already: it ended with step %d: set epochs=", self.epoch, self.step)
         elif self._epochs is not None:
             # The last index of each remaining micro batch.
             ends = self._indices[(self._trained + 1) * self._size - 1 :: self._size]

@@ -223,7 +223,7 @@ def _of_chunks(
     yield from _in_one_note(where, lost, f"can {fate}", f"below {retired} are deleted")
     soon = {file: need for file, need in older.items() if retired <= need < free}
     may = f"below {free} may be deleted, by the run's cursor"
-    yield from _in_one_note(where, soon, f"can {fate} once the producer deletes chunks (--retain consumed)", may)
+    yield from _in_one_note(where, soon, f"can {fate} if the producer deletes chunks (--retain consumed)", may)
     for cursor, name in named:
         yield from (Remark("cursor", name, what) for what in _of_cursor(cursor, [saved for saved, _ in files]))
 

@@ -213,7 +213,9 @@ class StreamReader:
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
         head = self.seen.head
-        hint = f"{'check' if head else 'start'} its producer, or wait longer with max_wait"
+        hint = "wait longer with max_wait"
+        if heads.expected_wait(samples, self.seen) is None:
+            hint = f"{'check' if head else 'start'} its producer, or {hint}"
         what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}"
         fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self.seen, time.time())}
         return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)

@@ -151,7 +151,7 @@ class Share:
         names = {*writer_names(self.directory), self.name}
         what = ""
         if declared not in (None, was):
-            what, way = f"it was made for writers={was!r}, not {declared!r}", "leave out writers="
+            what, way = f"it was made for writers={was!r}, not {declared!r}", "leave out writers= (--writers)"
         elif isinstance(was, tuple) and self.name not in was:
             what, way = f"{self.name!r} is none of its writers, {', '.join(was)}", "use one of these names"
         elif isinstance(was, int) and 0 < was < len(names):

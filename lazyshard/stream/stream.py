@@ -53,7 +53,8 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
     try:
         manifest = read_manifest(directory, samples_per_chunk)
     except NotADirectoryError as cause:
-        raise refused(directory, "the directory of a stream", "a file") from cause
+        way = f"; publish its rows: lazyshard-producer run --source {directory} --out DIR --samples-per-chunk 1000"
+        raise refused(directory, "the directory of a stream", "a file", way) from cause
     return NativeStream(directory, manifest) if manifest else _open_foreign(directory, samples_per_chunk)
 
 

@@ -145,7 +145,7 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
     """
     manifest = _manifest(directory)
     if not force and not is_there(directory / END) and (left := list(_not_ended(directory, manifest.writers))):
-        way = "finish them first, or give --force to end the stream without the rows that they have not published"
+        way = "run its command again to finish it, or give --force to end the stream without its unpublished rows"
         who = one_line("; ".join(left))
         raise errors.ProducerFenced(f"{directory}: {who}; {way}", directory=str(directory), holder=who)
     if not is_there(directory / END):

@@ -96,8 +96,8 @@ class FollowedDirectory(Source):
 
     def waits_for(self) -> str:
         """Returns in words what the source waits for."""
-        unfinished = count(len(self._files) + len(self._backlog), "file")
-        return f"new lines in {self.name} ({unfinished} unfinished), or its {self._settings.end_marker}"
+        unfinished, settings = count(len(self._files) + len(self._backlog), "file"), self._settings
+        return f"new lines in {self.name}/{settings.pattern} ({unfinished} unfinished), or its {settings.end_marker}"
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
         """Returns the entry of a position; see `Ledger.entry`."""

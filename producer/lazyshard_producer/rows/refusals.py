@@ -200,6 +200,8 @@ def locate(error: RowInvalid, place: RowOrigin, before: str = "", hint: str | No
     """Returns the error for a refused row with its location: file, line, and byte in the file."""
     text, byte, of_line = _describe(error, place)
     fix = "Fix that line" if of_line else "Fix the row, or the step that refuses it,"
+    if text.endswith("found an array"):
+        fix = "Write each row on a line of its own, as `jq -c '.[]'` does for a file that is one array,"
     hint = hint or f"{fix} and run the same command again{way}; nothing is lost"
     message = f"{before}{text}{'' if text.endswith('?') else '.'} {hint}"
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 HELD_BYTES: Final = 64 << 20
 """Maximum bytes of chunks that a `ScatteredReader` holds. If a window has more, its rows are read one by one."""
 
-_STEP: Final = 256 << 10  # bytes; memory is a multiple of it, so that chunks of about one size fit into each other's
-
 
 class Held(NamedTuple):
     """Samples whose chunks are held, and the places of their rows."""
@@ -131,11 +129,12 @@ def _take(spare: list[mmap.mmap], size: int) -> mmap.mmap:
     To touch new memory costs more than to read a chunk into it. Slices of it are bytes of their own.
     """
     for place in range(len(spare)):
-        if size <= len(spare[place]) <= 2 * size + _STEP and sys.getrefcount(spare[place]) == ALONE:
+        if size <= len(spare[place]) <= 2 * size + mmap.PAGESIZE and sys.getrefcount(spare[place]) == ALONE:
             return spare.pop(place)
     del spare[-1:]  # one is released for each that is made, so that there are never more than two windows need
+    step = max(mmap.PAGESIZE, 1 << (size.bit_length() - 4))  # so that chunks of about one size fit into each other's
     try:
-        return mmap.mmap(-1, size + -size % _STEP, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, size + -size % step, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise_if_short(error)
         raise

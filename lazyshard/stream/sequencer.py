@@ -362,10 +362,8 @@ class Sequencing:
             published = self.sequencer.turn()
             self.ended = self.sequencer.ended
         except ProducerFenced:
-            # Another process has just taken over; if it ends soon, this one is next.
-            self._try_at = time.monotonic() + self._idle_s
             self.close()
-            return self._idle_s
+            return RETRY_S
         except StreamEnded:
             self.close()
             self.ended = True

@@ -253,8 +253,6 @@ class Share:
         self._ended = has_ended(self.directory)
         if (found := read_committed(self.directory)) is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
-            if found.stopped and not self._ended:
-                self._woken.set()
         if done():
             return True
         # A refusal may be older than what was done about it: the sequencer tries again once a second.
@@ -284,7 +282,7 @@ class Share:
             if now - asked >= _ASK_S:
                 asked, reason = now, self._reason()
             self._pause(pause, reason)
-            # In an object store each look is two requests.
+            # In an object store each look is two requests or more.
             pause = min(0.5, 2 * max(pause, 0.1)) if self._remote else min(0.05, 1.5 * pause)
 
     def _check(self, refused: Mapping[str, str], *, for_end: bool) -> None:

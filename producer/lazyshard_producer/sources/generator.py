@@ -183,7 +183,7 @@ class GeneratorSource(Source):
             line = row if isinstance(row, bytes) else EncodedRow(*pack_row(row)) if self._arrays else encode_row(row)
         except RowInvalid as error:
             return error, written
-        exceeds = line_size(line) > self._most
+        exceeds = line_size(line) > self._most + isinstance(line, EncodedRow)
         if exceeds and isinstance(line, bytes):
             exceeds = len(line.rstrip(b"\r\n")) > self._most
         return bad_row(too_long(self._most)) if exceeds else line, written

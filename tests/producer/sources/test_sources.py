@@ -301,11 +301,12 @@ def test_what_the_function_gives(body: str, lines: list[bytes], positions: list[
 
 
 def test_rows_hold_bytes_where_the_stream_holds_arrays(open_generator: Open) -> None:
-    text = "def rows(position):\n yield {'a': b'xyz'}, 1\n yield {'a': b'x' * 101}, 2\n"
-    (row, _), (long, _) = read_all(open_generator(text, arrays=True))
+    text = "def rows(position):\n yield {'a': b'xyz'}, 1\n yield {'a': 'x' * 92}, 2\n yield {'a': b'x' * 80}, 3\n"
+    (row, _), (longest, _), (long, _) = read_all(open_generator(text, arrays=True))
     assert row == EncodedRow(b'{"a":{"$bytes":[3,0,null]}}\n', b"xyz" + bytes(5))
+    assert longest == EncodedRow(b'{"a":"%s"}\n' % (b"x" * 92), b"")
     assert isinstance(long, RowInvalid)
-    assert all(isinstance(line, RowInvalid) for line, _ in read_all(open_generator(text)))
+    assert [isinstance(line, RowInvalid) for line, _ in read_all(open_generator(text))] == [True, False, True]
 
 
 def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:

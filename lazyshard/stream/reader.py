@@ -213,10 +213,9 @@ class StreamReader:
 
     def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
         head = self.seen.head
-        hint = "wait longer with max_wait"
-        if heads.expected_wait(samples, self.seen) is None:
-            hint = f"{'check' if head else 'start'} its producer, or {hint}"
-        what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}"
+        works = heads.expected_wait(samples, self.seen) is not None
+        hint = "" if works else f"{'check' if head else 'start'} its producer, or "
+        what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}wait longer with max_wait"
         fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self.seen, time.time())}
         return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)
 

@@ -109,7 +109,7 @@ class Source(ABC):
         """Waits until there may be more rows, at most `seconds`; returns immediately if the source is not `live`."""
 
     def waits_for(self) -> str:
-        """Returns in words what the source waits for: ``new lines in DIR (12 unfinished)``."""
+        """Returns in words what the source waits for: ``new lines in DIR/*.jsonl (12 files unfinished)``."""
         return ""
 
     @abstractmethod

@@ -121,7 +121,7 @@ def test_growing_files_take_turns_line_by_line(follow: Follow, directory: Path) 
     assert set(follower.take()) == {b"333\n", b"y\n"}
     (directory / "a.jsonl.done").touch()
     assert follower.take() == [b"4"]
-    assert f"{directory} (1 file unfinished)" in follower.source.waits_for()
+    assert f"{directory}/*.jsonl (1 file unfinished)" in follower.source.waits_for()
     # A marked file must not grow.
     append(a, b"5\n")
     error = refusal(follower.take)
